@@ -27,7 +27,7 @@ const BODIES: [&str; 12] = [
         {"queue":"q","payload_base64":"AP8=","not_before":"2030-01-02T03:04:05Z","deadline":"2030-01-03T03:04:05Z"}]"#,
     r#"{"worker":"w","queues":["a","b"],"max_tasks":3,"wait":"30s","lease_duration":"1m","max_bytes":100}"#,
     r#"{"worker":"w","completions":[
-        {"id":"1","lease_token":"q:0:1:1:1","result":{"x":1},"discovered":[{"key":"x"}]}]}"#,
+        {"id":"1","lease_token":"q:0:1:1:1:0","result":{"x":1},"discovered":[{"key":"x"}]}]}"#,
     r#"{"worker":"w","rejections":[{"id":"1","lease_token":"t","reason":"r","retry":false,"delay":"1m"}]}"#,
     r#"{"worker":"w","extensions":[{"id":"1","lease_token":"t","by":"2m"}]}"#,
     r#"{"ids":["a"],"filter":{"queue":"q","kind":"task","since":"2030-01-02T03:04:05Z"},"dry_run":true,"limit":7}"#,

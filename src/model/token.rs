@@ -10,8 +10,8 @@ use super::{LeaseTrace, QueueName, ShardId};
 /// More than most tokens have.
 const USUAL_BYTES: usize = 64;
 
-/// `<queue>:<shard>:<generation>:<grant>:<attempt>`, then `:<trace>` of a sampled task, and perhaps
-/// `:<leased_unix_ms>`; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>:<leased_unix_ms>`, then `:<trace>` of a sampled
+/// task; opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
@@ -62,17 +62,12 @@ impl fmt::Display for LeaseToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{}:{}:{}:{}",
-            self.shard, self.generation, self.grant, self.attempt
+            "{}:{}:{}:{}:{}",
+            self.shard, self.generation, self.grant, self.attempt, self.leased_unix_ms
         )?;
-        if let Some(trace) = &self.trace {
-            write!(f, ":{trace}")?;
-        }
-        // An older taskd knows tokens without it.
-        if self.leased_unix_ms > 0 {
-            write!(f, ":{}", self.leased_unix_ms)
-        } else {
-            Ok(())
+        match &self.trace {
+            Some(trace) => write!(f, ":{trace}"),
+            None => Ok(()),
         }
     }
 }
@@ -88,22 +83,14 @@ impl FromStr for LeaseToken {
         let generation = next()?.parse().map_err(|_| InvalidToken)?;
         let grant = next()?.parse().map_err(|_| InvalidToken)?;
         let attempt = next()?.parse().map_err(|_| InvalidToken)?;
-        let mut rest = parts.peekable();
-        // A trace is no number.
-        let is_trace = rest
-            .peek()
-            .is_some_and(|part| part.bytes().any(|byte| !byte.is_ascii_digit()));
-        let trace = rest
-            .next_if(|_| is_trace)
-            .map(|trace| trace.parse().map(Box::new).map_err(|_| InvalidToken));
-        let leased_unix_ms = rest
-            .next()
-            .map_or(Ok(0), str::parse)
-            .map_err(|_| InvalidToken)?;
-        if rest.next().is_some() {
+        let leased_unix_ms = next()?.parse().map_err(|_| InvalidToken)?;
+        let trace = match parts.next() {
+            Some(trace) => Some(Box::new(trace.parse().map_err(|_| InvalidToken)?)),
+            None => None,
+        };
+        if parts.next().is_some() {
             return Err(InvalidToken);
         }
-        let trace = trace.transpose()?;
         Ok(Self {
             shard: ShardId { queue, number },
             generation,
@@ -121,24 +108,15 @@ mod tests {
 
     #[test]
     fn a_token_survives_its_text_and_anything_else_is_refused() {
-        let plain = "crawl.x:3:1:99:2";
-        let traced =
-            "crawl.x:3:1:99:2:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
-        let timed = ":1764000000000";
-        for good in [
-            plain.to_owned(),
-            traced.to_owned(),
-            format!("{plain}{timed}"),
-            format!("{traced}{timed}"),
-        ] {
+        let untimed = "crawl.x:3:1:99:2:0";
+        let timed = "crawl.x:3:1:99:2:1764000000000";
+        let traced = "crawl.x:3:1:99:2:1764000000000:0af7651916cd43dd8448eb211c80319cb7ad6b716920333101-60a2418202240";
+        for good in [untimed, timed, traced] {
             let token: LeaseToken = good.parse().unwrap();
-            assert_eq!(
-                (token.to_string(), token.text()),
-                (good.clone(), good.clone())
-            );
+            assert_eq!((&*token.to_string(), &*token.text()), (good, good));
             assert_eq!(
                 (token.trace.is_some(), token.leased_unix_ms > 0),
-                (good.contains('-'), good.ends_with(timed))
+                (good == traced, good != untimed)
             );
         }
         for bad in [
@@ -146,12 +124,13 @@ mod tests {
             &format!("{traced}:x"),
             "crawl",
             "crawl:3:1:9",
+            "crawl:3:1:9:9",
             "crawl:3:1:9:9:x",
             "crawl:3:1:9:9:9:9",
-            "cra wl:3:1:9:1",
-            "crawl:-3:1:9:1",
-            "crawl:3:1:x:1",
-            ":3:1:9:1",
+            "cra wl:3:1:9:1:0",
+            "crawl:-3:1:9:1:0",
+            "crawl:3:1:x:1:0",
+            ":3:1:9:1:0",
         ] {
             assert_eq!(bad.parse::<LeaseToken>(), Err(InvalidToken), "{bad:?}");
         }

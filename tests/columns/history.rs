@@ -147,15 +147,11 @@ async fn a_task_shows_what_went_in_and_how_each_attempt_ended() {
     .await;
     let of_a = lease_for(&daemon, "a", "q", "1m").await;
     assert_eq!(daemon.complete("a", &[of_a]).await, ["OK"]);
-    // A token of an older taskd does not say when the lease was given.
+    // A token need not say when the lease was given.
     let mut of_b = lease_for(&daemon, "b", "q", "1m").await;
-    let token = of_b["lease_token"]
-        .as_str()
-        .unwrap()
-        .rsplit_once(':')
-        .unwrap()
-        .0
-        .to_owned();
+    let token = of_b["lease_token"].as_str().unwrap();
+    let (rest, _) = token.rsplit_once(':').unwrap();
+    let token = format!("{rest}:0");
     of_b["lease_token"] = token.into();
     assert_eq!(daemon.complete("b", &[of_b]).await, ["OK"]);
     until("both results are there", async || {
@@ -303,10 +299,7 @@ async fn a_history_can_be_switched_off_and_ends_by_itself() {
     let leased = lease_for(&daemon, "w", "q", "1m").await;
     reject(&daemon, "w", &[leased], "no luck", true).await;
     let leased = lease_for(&daemon, "w", "q", "1m").await;
-    assert_eq!(
-        leased["lease_token"].as_str().unwrap().split(':').count(),
-        5
-    );
+    assert!(leased["lease_token"].as_str().unwrap().ends_with(":0"));
     assert_eq!(daemon.complete("w", &[leased]).await, ["OK"]);
     // The reports of a shard come in their order.
     until("it is completed", async || {

@@ -1104,7 +1104,7 @@ async fn a_look_over_many_queues_asks_them_at_once() {
 async fn made_up_queues_cost_a_bounded_number_of_calls() {
     let service = Service::start(&[]).await;
     let made_up = |n: usize| {
-        let token = format!("made-up-{n}:0:1:1:1").parse().unwrap();
+        let token = format!("made-up-{n}:0:1:1:1:0").parse().unwrap();
         LeasedTask {
             id: TaskId::new(),
             token,

@@ -140,7 +140,7 @@ fn answers_leave_out_what_is_empty() {
 #[test]
 fn a_leased_task_has_its_payload_once_and_as_what_it_was() {
     let leased = |body: TaskBody| {
-        let token = "q:0:1:1:1".parse().unwrap();
+        let token = "q:0:1:1:1:0".parse().unwrap();
         model::LeasedTask {
             id: TaskId::new(),
             token,
