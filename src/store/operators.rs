@@ -7,12 +7,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use uuid::Uuid;
 
-use super::{PublishedTask, Result, Retried, Turn, Unpublished};
+use super::{Result, Retried, Turn, Unpublished};
 use crate::{
     config::EventQueues,
     model::{
         Act, Attempt, Change, ChangeKind, ChangingTask, DeadLetter, FailedAttempt, Job, KeyHash,
-        LetterId, LetterKind, LetterPage, LetterPages, OwnedTask, PausedQueue, Priority, QueueName,
+        LetterId, LetterKind, LetterPage, LetterPages, PausedQueue, Priority, QueueName,
         StoredLetter, StoredStatus, TaskAct, TaskCursor, TaskId,
     },
 };
@@ -244,9 +244,6 @@ pub trait Operators: Send + Sync {
     /// Answers how many.
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64>;
 
-    /// The queues of the stored tasks among `ids`, in any order.
-    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
-
     /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier
     /// one of its kind, and the acts about these. Answers per id, in order.
     ///
@@ -328,10 +325,6 @@ pub trait Operators: Send + Sync {
     /// Writes the right count of a queue, also where there is none. Other changes of tasks wait
     /// meanwhile, or are seen.
     async fn correct_count(&self, queue: &QueueName) -> Result<()>;
-
-    /// The published, unfinished tasks among `ids`, in any order. `generation` is the topic's.
-    async fn published_among(&self, generation: &str, ids: &[TaskId])
-    -> Result<Vec<PublishedTask>>;
 
     /// A page of all tasks behind `after`: the unfinished ones that are neither on the bus nor in
     /// the outbox. Answers where the next page begins.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use async_trait::async_trait;
 
-use super::{Result, Turn, Unpublished};
+use super::{PublishedTask, Result, Turn, Unpublished};
 use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// The bytes of tasks at which a page of the outbox ends: a thousand rows may weigh a gigabyte.
@@ -242,4 +242,18 @@ pub trait Outbox: Send + Sync {
     /// From now on every unfinished task of such a shard that is not in the outbox counts as
     /// published at the offset, or at its own one if that is later.
     async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()>;
+
+    /// The published, unfinished tasks among `ids`, in any order. `generation` is the topic's.
+    async fn published_among(&self, generation: &str, ids: &[TaskId])
+    -> Result<Vec<PublishedTask>>;
+
+    /// The tasks on the bus among the next `limit` unfinished ones of a stretch. Those are among
+    /// them that wait in their batch, and are not published yet.
+    ///
+    /// A page may be empty and have a next one. Queues whose count of unfinished tasks is zero are
+    /// left out.
+    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage>;
+
+    /// The greatest id of a stored task.
+    async fn last_id(&self) -> Result<Option<TaskId>>;
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Inserted, NewRow, Place, QueueCount, Result, Settled, Settlement, StateFor, Stored, Stretch,
-    TaskDetail, TaskState, WalkedPage,
+    Inserted, NewRow, Place, QueueCount, Result, Settled, Settlement, StateFor, Stored, TaskDetail,
+    TaskState,
 };
 use crate::model::{
-    ChangingTask, KeyHash, Priority, QueueName, ShardId, StoredStatus, TaskCursor, TaskFilter,
-    TaskId, TaskResult, TaskRow, WorkerName,
+    ChangingTask, KeyHash, OwnedTask, Priority, QueueName, ShardId, StoredStatus, TaskCursor,
+    TaskFilter, TaskId, TaskResult, TaskRow, WorkerName,
 };
 
 /// A page to read.
@@ -110,16 +110,6 @@ pub trait Tasks: Send + Sync {
     /// The unfinished tasks among `ids`, each once, in any order.
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
 
-    /// The tasks on the bus among the next `limit` unfinished ones of a stretch. Those are among
-    /// them that wait in their batch, and are not published yet.
-    ///
-    /// A page may be empty and have a next one. Queues whose count of unfinished tasks is zero are
-    /// left out.
-    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage>;
-
-    /// The greatest id of a stored task.
-    async fn last_id(&self) -> Result<Option<TaskId>>;
-
     /// The stored tasks among `ids`, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
 
@@ -179,4 +169,7 @@ pub trait Tasks: Send + Sync {
         again_unix_ms: i64,
         limit: u32,
     ) -> Result<DueDeadlines>;
+
+    /// The queues of the stored tasks among `ids`, in any order.
+    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 }

@@ -9,8 +9,8 @@ use crate::{
         WorkerName, validate,
     },
     store::{
-        NewRow, Operators as _, Outbox as _, Published, Rebuilt, Settlement, Store, Stretch,
-        TaskSearch, Tasks as _, Turn, TurnedAway, Unpublished, Walked,
+        NewRow, Operators as _, Outbox as _, Published, Rebuilt, Settlement, Stretch, TaskSearch,
+        Tasks as _, Turn, TurnedAway, Unpublished, Walked,
     },
 };
 

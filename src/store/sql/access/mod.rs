@@ -30,21 +30,23 @@ impl<DB: Backend> Access for SqlStore<DB> {
         token: &AccessToken,
         act: &Act,
     ) -> Result<AddedToken> {
-        let add = self.sql.run(
-            "add_token",
-            (hash, token.clone(), act.clone()),
-            |session, (hash, token, act)| Box::pin(tokens::add(session, hash, token, act)),
-        );
-        add.await
+        self.sql
+            .run(
+                "add_token",
+                (hash, token.clone(), act.clone()),
+                |session, (hash, token, act)| Box::pin(tokens::add(session, hash, token, act)),
+            )
+            .await
     }
 
     async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool> {
-        let revoke = self.sql.run(
-            "revoke_token",
-            (name.to_owned(), act.clone()),
-            |session, (name, act)| Box::pin(tokens::revoke(session, name, act)),
-        );
-        revoke.await
+        self.sql
+            .run(
+                "revoke_token",
+                (name.to_owned(), act.clone()),
+                |session, (name, act)| Box::pin(tokens::revoke(session, name, act)),
+            )
+            .await
     }
 
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>> {

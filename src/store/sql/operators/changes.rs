@@ -14,37 +14,21 @@ use std::{
 use crate::{
     config::EventQueues,
     model::{
-        Act, Change, ChangeKind, ChangingTask, KeyHash, OwnedTask, Priority, QueueName, Requeue,
-        ShardId, StoredStatus, TaskAct, TaskId, Update,
+        Act, Change, ChangeKind, ChangingTask, KeyHash, Priority, QueueName, Requeue, ShardId,
+        StoredStatus, TaskAct, TaskId, Update,
     },
     store::{
         ChangeEnd, Decided, EndedChange, KeptChange, KeptChanges, KeptPages, Result, Turn, Wanted,
         sql::{
             access::tokens,
-            backend::Backend,
             outbox::{entries, shards},
             rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
-            runner::Runner,
             session::Session,
             statement::{Statement, lists},
-            tasks::{again, counts::Counts, pending},
+            tasks::{again, pending, steps::Steps},
         },
     },
 };
-
-pub(crate) async fn queues_of<DB: Backend>(
-    sql: &Runner<DB>,
-    ids: &[TaskId],
-) -> Result<Vec<OwnedTask>> {
-    let mut owned = Vec::with_capacity(ids.len());
-    for ids in lists(ids) {
-        let found = Statement::new("SELECT id, queue FROM tasks WHERE id IN ").list(ids);
-        for (id, queue) in sql.read::<(Vec<u8>, String)>("queues_of", found).await? {
-            owned.push((task_id(&id)?, queue_name(&queue)?));
-        }
-    }
-    Ok(owned)
-}
 
 columns! {
     struct TargetColumns {
@@ -126,9 +110,10 @@ pub(crate) async fn want<S: Session>(
     events: &Arc<EventQueues>,
 ) -> Result<Vec<Wanted>> {
     let mut targets = targets(session, &ids.iter().copied().collect()).await?;
-    let (mut reopened, mut counts) = (BTreeSet::new(), Counts::with_events(events));
+    let mut steps = Steps::new(events);
+    let mut reopened = BTreeSet::new();
     if let Change::Update(update) = change {
-        reopened = store_update(session, &mut targets, update, now_ms, &mut counts).await?;
+        reopened = store_update(session, &mut targets, update, now_ms, &mut steps).await?;
     }
     // Of a requeue SQL keeps the end of the reservation.
     let (kind, at_unix_ms) = match change {
@@ -169,7 +154,7 @@ pub(crate) async fn want<S: Session>(
         .map(|(_, act)| act.clone())
         .collect();
     tokens::keep_all(session, &acts).await?;
-    counts.store(session).await?;
+    steps.store(session).await?;
     let wanted = |id: &TaskId| match (targets.get(id), kept.get(id)) {
         (None, _) => Wanted::Unknown,
         _ if reopened.contains(id) => Wanted::Reopened,
@@ -186,7 +171,7 @@ async fn store_update<S: Session>(
     targets: &mut HashMap<TaskId, Target>,
     update: &Update,
     now_ms: i64,
-    counts: &mut Counts,
+    steps: &mut Steps,
 ) -> Result<BTreeSet<TaskId>> {
     let may_reopen = |target: &Target| {
         target.status == StoredStatus::Completed
@@ -221,7 +206,7 @@ async fn store_update<S: Session>(
         }
     }
     let ids = Vec::from_iter(reopened.iter().copied());
-    again::reopen(session, &ids, now_ms, counts).await?;
+    again::reopen(session, &ids, now_ms, steps).await?;
     Ok(reopened)
 }
 
@@ -320,14 +305,13 @@ pub(crate) async fn end<S: Session>(
             .collect(),
     )
     .await?;
-    let (mut cancelled, mut completed, mut reopened) =
-        (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
-    let (mut over, mut outdated, mut moved, mut counts) = (
-        Vec::new(),
-        Vec::new(),
-        Vec::new(),
-        Counts::with_events(events),
-    );
+    let mut cancelled = BTreeSet::new();
+    let mut completed = BTreeSet::new();
+    let mut reopened = BTreeSet::new();
+    let mut over = Vec::new();
+    let mut outdated = Vec::new();
+    let mut moved = Vec::new();
+    let mut steps = Steps::new(events);
     for EndedChange { id, turn, end } in ended {
         let target = targets.get_mut(id);
         let unfinished = target.filter(|target| !target.status.is_final());
@@ -339,7 +323,7 @@ pub(crate) async fn end<S: Session>(
                     .get(&target.task.shard)
                     .is_some_and(|present| present <= generation);
                 if target.task.epoch == *epoch && is_present {
-                    counts.moved(
+                    steps.moved(
                         *id,
                         &target.task.shard.queue,
                         target.status,
@@ -357,7 +341,7 @@ pub(crate) async fn end<S: Session>(
                     outdated.push((*id, entries::new_turn(), at_unix_ms));
                 }
                 if target.completed >= target.task.replicas {
-                    counts.moved(
+                    steps.moved(
                         *id,
                         &target.task.shard.queue,
                         target.status,
@@ -382,12 +366,12 @@ pub(crate) async fn end<S: Session>(
     }
     store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
     let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
-    again::reopen(session, &reopened, at_unix_ms, &mut counts).await?;
+    again::reopen(session, &reopened, at_unix_ms, &mut steps).await?;
     pending::remove(session, &cancelled).await?;
     pending::remove_turns(session, &over).await?;
     pending::keep(session, ChangeKind::Update, &outdated).await?;
     pending::postpone(session, ChangeKind::Reservation, &moved).await?;
-    counts.store(session).await?;
+    steps.store(session).await?;
     let end = |ended: &EndedChange| {
         let target = targets.get(&ended.id);
         let is_freed =

@@ -26,7 +26,7 @@ use crate::{
             runner::Runner,
             session::Session,
             statement::{Statement, Value, lists},
-            tasks::{again, counts::Counts},
+            tasks::{again, steps::Steps},
         },
     },
 };
@@ -199,17 +199,15 @@ pub(crate) async fn retry<S: Session>(
     now_ms: i64,
     events: &Arc<EventQueues>,
 ) -> Result<Vec<Retried>> {
-    let (mut counts, ids) = (
-        Counts::with_events(events),
-        acts.keys().copied().collect::<Vec<_>>(),
-    );
-    let mut retried = again::retry(session, &ids, now_ms, &mut counts).await?;
+    let mut steps = Steps::new(events);
+    let ids: Vec<TaskId> = acts.keys().copied().collect();
+    let mut retried = again::retry(session, &ids, now_ms, &mut steps).await?;
     let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
     let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
     retried.extend(sent_before(session, &others).await?);
     let done: Vec<Act> = done.into_iter().map(|(_, act)| act.clone()).collect();
     tokens::keep_all(session, &done).await?;
-    counts.store(session).await?;
+    steps.store(session).await?;
     Ok(retried)
 }
 

@@ -1,11 +1,15 @@
 //! Dead letters as their readers see them.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
 use crate::{
+    config::EventQueues,
     model::{
         DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask,
         StoredLetter, TaskRow,
@@ -22,6 +26,7 @@ use crate::{
             tasks::{
                 letters::{NewLetter, add},
                 retention::{self, Which},
+                steps::Steps,
             },
         },
     },
@@ -121,14 +126,18 @@ pub(crate) async fn letter_kinds<DB: Backend>(
     Ok(kinds)
 }
 
-pub(crate) async fn purge<DB: Backend>(sql: &Runner<DB>, ids: &[LetterId]) -> Result<u64> {
+pub(crate) async fn purge<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[LetterId],
+    events: Arc<EventQueues>,
+) -> Result<u64> {
     // The second number is that of an earlier attempt, whose COMMIT may have had no answer.
     let purge = sql.run(
         "purge",
-        (ids.to_vec(), AtomicU64::new(0)),
-        |session, (ids, before)| {
+        (ids.to_vec(), AtomicU64::new(0), events),
+        |session, (ids, before, events)| {
             Box::pin(async move {
-                let removed = purge_in(session, ids).await?;
+                let removed = purge_in(session, ids, events).await?;
                 Ok(before.fetch_max(removed, Ordering::Relaxed).max(removed))
             })
         },
@@ -140,23 +149,32 @@ pub(crate) async fn remove_old_letters<DB: Backend>(
     sql: &Runner<DB>,
     age: Duration,
     limit: u32,
+    events: Arc<EventQueues>,
 ) -> Result<u64> {
     const NAME: &str = "remove_old_letters";
     let ids = sql.ids(NAME, old::<DB::Connection>(age, limit)).await?;
     if ids.is_empty() {
         return Ok(0);
     }
-    sql.run(NAME, ids, |session, ids| Box::pin(purge_in(session, ids)))
-        .await
+    sql.run(NAME, (ids, events), |session, (ids, events)| {
+        Box::pin(purge_in(session, ids, events))
+    })
+    .await
 }
 
 /// Removes letters. A dead task goes with its letter, and its key stays. Answers how many.
-async fn purge_in<S: Session>(session: &mut S, ids: &[LetterId]) -> Result<u64> {
-    let mut removed = retention::remove(session, ids, Which::Dead).await?;
+async fn purge_in<S: Session>(
+    session: &mut S,
+    ids: &[LetterId],
+    events: &Arc<EventQueues>,
+) -> Result<u64> {
+    let mut steps = Steps::new(events);
+    let mut removed = retention::remove(session, ids, Which::Dead, &mut steps).await?;
     for ids in lists(ids) {
         let others = "DELETE FROM letters WHERE kind <> 1 AND id IN ";
         removed += session.execute(Statement::new(others).list(ids)).await?;
     }
+    steps.store(session).await?;
     Ok(removed)
 }
 

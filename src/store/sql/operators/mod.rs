@@ -18,13 +18,12 @@ use crate::{
     config::EventQueues,
     model::{
         Act, Change, DeadLetter, FailedAttempt, Job, LetterId, LetterKind, LetterPage, LetterPages,
-        OwnedTask, PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
+        PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
     },
     store::{
         AddedJob, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
-        OffBusCounts, Operators, Pausing, PublishedTask, Result, Retried, TurnedAwayCounts, Wanted,
-        WrongCount,
-        sql::{SqlStore, access::tokens, backend::Backend, meta, tasks::reads},
+        OffBusCounts, Operators, Pausing, Result, Retried, TurnedAwayCounts, Wanted, WrongCount,
+        sql::{SqlStore, access::tokens, backend::Backend, meta},
     },
 };
 
@@ -32,12 +31,11 @@ use crate::{
 impl<DB: Backend> Operators for SqlStore<DB> {
     async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
         let input = (job.clone(), most_of_token, act.clone());
-        let add = self
-            .sql
+        self.sql
             .run("add_job", input, |session, (job, most_of_token, act)| {
                 Box::pin(jobs::add(session, job, *most_of_token, act))
-            });
-        add.await
+            })
+            .await
     }
 
     async fn job(&self, id: Uuid) -> Result<Option<Job>> {
@@ -79,12 +77,11 @@ impl<DB: Backend> Operators for SqlStore<DB> {
             .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
             .collect();
         let input = (acts, now_unix_ms, self.event_queues());
-        let retry = self
-            .sql
+        self.sql
             .run("retry", input, |session, (acts, now, events)| {
                 Box::pin(jobs::retry(session, acts, *now, events))
-            });
-        retry.await
+            })
+            .await
     }
 
     async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
@@ -104,15 +101,11 @@ impl<DB: Backend> Operators for SqlStore<DB> {
     }
 
     async fn purge(&self, ids: &[LetterId]) -> Result<u64> {
-        letters::purge(&self.sql, ids).await
+        letters::purge(&self.sql, ids, self.event_queues()).await
     }
 
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64> {
-        letters::remove_old_letters(&self.sql, age, limit).await
-    }
-
-    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>> {
-        changes::queues_of(&self.sql, ids).await
+        letters::remove_old_letters(&self.sql, age, limit, self.event_queues()).await
     }
 
     async fn want(
@@ -129,21 +122,22 @@ impl<DB: Backend> Operators for SqlStore<DB> {
             acts.to_vec(),
             self.event_queues(),
         );
-        let want = self.sql.run(
-            "want_change",
-            input,
-            |session, (ids, change, at_unix_ms, acts, events)| {
-                Box::pin(changes::want(
-                    session,
-                    ids,
-                    change,
-                    *at_unix_ms,
-                    acts,
-                    events,
-                ))
-            },
-        );
-        want.await
+        self.sql
+            .run(
+                "want_change",
+                input,
+                |session, (ids, change, at_unix_ms, acts, events)| {
+                    Box::pin(changes::want(
+                        session,
+                        ids,
+                        change,
+                        *at_unix_ms,
+                        acts,
+                        events,
+                    ))
+                },
+            )
+            .await
     }
 
     async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
@@ -156,14 +150,15 @@ impl<DB: Backend> Operators for SqlStore<DB> {
 
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
         let input = (ended.to_vec(), at_unix_ms, self.event_queues());
-        let end = self.sql.run(
-            "end_changes",
-            input,
-            |session, (ended, at_unix_ms, events)| {
-                Box::pin(changes::end(session, ended, *at_unix_ms, events))
-            },
-        );
-        end.await
+        self.sql
+            .run(
+                "end_changes",
+                input,
+                |session, (ended, at_unix_ms, events)| {
+                    Box::pin(changes::end(session, ended, *at_unix_ms, events))
+                },
+            )
+            .await
     }
 
     async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
@@ -199,21 +194,19 @@ impl<DB: Backend> Operators for SqlStore<DB> {
     }
 
     async fn remove_events(&self, numbers: &[i64]) -> Result<()> {
-        let remove = self
-            .sql
+        self.sql
             .run("remove_events", numbers.to_vec(), |session, numbers| {
                 Box::pin(events::remove(session, numbers))
-            });
-        remove.await
+            })
+            .await
     }
 
     async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()> {
-        let add = self
-            .sql
+        self.sql
             .run("add_turned_away", counts.clone(), |session, counts| {
                 Box::pin(books::add(session, counts))
-            });
-        add.await
+            })
+            .await
     }
 
     async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts> {
@@ -233,21 +226,23 @@ impl<DB: Backend> Operators for SqlStore<DB> {
     }
 
     async fn pause(&self, paused: &PausedQueue, act: &Act) -> Result<Pausing> {
-        let pause = self.sql.run(
-            "pause",
-            (paused.clone(), act.clone()),
-            |session, (paused, act)| Box::pin(pauses::pause(session, paused, act)),
-        );
-        pause.await
+        self.sql
+            .run(
+                "pause",
+                (paused.clone(), act.clone()),
+                |session, (paused, act)| Box::pin(pauses::pause(session, paused, act)),
+            )
+            .await
     }
 
     async fn resume(&self, queue: &QueueName, act: &Act) -> Result<Pausing> {
-        let resume = self.sql.run(
-            "resume",
-            (queue.clone(), act.clone()),
-            |session, (queue, act)| Box::pin(pauses::resume(session, queue, act)),
-        );
-        resume.await
+        self.sql
+            .run(
+                "resume",
+                (queue.clone(), act.clone()),
+                |session, (queue, act)| Box::pin(pauses::resume(session, queue, act)),
+            )
+            .await
     }
 
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {
@@ -255,20 +250,11 @@ impl<DB: Backend> Operators for SqlStore<DB> {
     }
 
     async fn correct_count(&self, queue: &QueueName) -> Result<()> {
-        let correct = self
-            .sql
+        self.sql
             .run("correct_count", queue.clone(), |session, queue| {
                 Box::pin(check::correct(session, queue))
-            });
-        correct.await
-    }
-
-    async fn published_among(
-        &self,
-        generation: &str,
-        ids: &[TaskId],
-    ) -> Result<Vec<PublishedTask>> {
-        reads::published_among(&self.sql, generation, ids).await
+            })
+            .await
     }
 
     async fn stranded(

@@ -4,6 +4,7 @@ pub(crate) mod batches;
 pub(crate) mod entries;
 pub(crate) mod pages;
 pub(crate) mod place;
+pub(crate) mod published;
 pub(crate) mod rebuild;
 pub(crate) mod shards;
 pub(crate) mod walk;
@@ -15,8 +16,8 @@ use async_trait::async_trait;
 use crate::{
     model::{QueueName, ShardId, TaskId},
     store::{
-        BroughtForward, Opening, Outbox, OutboxRow, Published, RebuildPage, Rebuilding, Rebuilt,
-        Result, StoredShard, Turn, Unpublished, Walked,
+        BroughtForward, Opening, Outbox, OutboxRow, Published, PublishedTask, RebuildPage,
+        Rebuilding, Rebuilt, Result, StoredShard, Stretch, Turn, Unpublished, Walked, WalkedPage,
         sql::{SqlStore, backend::Backend},
     },
 };
@@ -24,32 +25,33 @@ use crate::{
 #[async_trait]
 impl<DB: Backend> Outbox for SqlStore<DB> {
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()> {
-        let mark = self.sql.run(
-            "mark_published",
-            (generation.to_owned(), published.to_vec()),
-            |session, input| Box::pin(entries::mark_published(session, &input.0, &input.1)),
-        );
-        mark.await
+        self.sql
+            .run(
+                "mark_published",
+                (generation.to_owned(), published.to_vec()),
+                |session, input| Box::pin(entries::mark_published(session, &input.0, &input.1)),
+            )
+            .await
     }
 
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()> {
-        let unpublish = self
-            .sql
+        self.sql
             .run("unpublish", (ids.to_vec(), why), |session, (ids, why)| {
                 Box::pin(entries::unpublish(session, ids, *why, 0))
-            });
-        unpublish.await
+            })
+            .await
     }
 
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()> {
-        let put_off = self.sql.run(
-            "put_off",
-            (ids.to_vec(), until_unix_ms),
-            |session, (ids, until)| {
-                Box::pin(entries::unpublish(session, ids, Unpublished::Fresh, *until))
-            },
-        );
-        put_off.await
+        self.sql
+            .run(
+                "put_off",
+                (ids.to_vec(), until_unix_ms),
+                |session, (ids, until)| {
+                    Box::pin(entries::unpublish(session, ids, Unpublished::Fresh, *until))
+                },
+            )
+            .await
     }
 
     async fn due(
@@ -97,30 +99,29 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
     }
 
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>> {
-        let open = self
-            .sql
+        self.sql
             .run("open_shards", shards.to_vec(), |session, shards| {
                 Box::pin(shards::open(session, shards))
-            });
-        open.await
+            })
+            .await
     }
 
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool> {
-        let close = self.sql.run(
-            "close_shard",
-            (shard.clone(), generation),
-            |session, (shard, generation)| Box::pin(shards::close(session, shard, *generation)),
-        );
-        close.await
+        self.sql
+            .run(
+                "close_shard",
+                (shard.clone(), generation),
+                |session, (shard, generation)| Box::pin(shards::close(session, shard, *generation)),
+            )
+            .await
     }
 
     async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>> {
-        let begin = self
-            .sql
+        self.sql
             .run("begin_rebuild", lost.to_vec(), |session, lost| {
                 Box::pin(rebuild::begin(session, lost))
-            });
-        begin.await
+            })
+            .await
     }
 
     async fn rebuilding(&self) -> Result<Rebuilding> {
@@ -138,11 +139,26 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
 
     async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()> {
         let input = (generation.to_owned(), rebuilt.to_vec());
-        let end = self
-            .sql
+        self.sql
             .run("end_rebuild", input, |session, (generation, rebuilt)| {
                 Box::pin(rebuild::end(session, generation, rebuilt))
-            });
-        end.await
+            })
+            .await
+    }
+
+    async fn published_among(
+        &self,
+        generation: &str,
+        ids: &[TaskId],
+    ) -> Result<Vec<PublishedTask>> {
+        published::published_among(&self.sql, generation, ids).await
+    }
+
+    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage> {
+        published::on_bus(&self.sql, stretch, limit).await
+    }
+
+    async fn last_id(&self) -> Result<Option<TaskId>> {
+        walk::last_id(&self.sql).await
     }
 }

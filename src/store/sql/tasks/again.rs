@@ -12,7 +12,7 @@ use crate::{
             rows::{number, queue_name, status, task_id, worker_name},
             session::Session,
             statement::{Statement, lists},
-            tasks::{counts::Counts, pending},
+            tasks::{pending, steps::Steps},
         },
     },
 };
@@ -26,13 +26,13 @@ pub(crate) async fn retry<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     now_ms: i64,
-    counts: &mut Counts,
+    steps: &mut Steps,
 ) -> Result<Vec<Retried>> {
     let mut retried = Vec::new();
     for ids in lists(ids) {
         let ended = ended_tasks(session, ids, "(2, 3)").await?;
         let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
-        retried.extend(begin_again(session, ended, now_ms, counts).await?);
+        retried.extend(begin_again(session, ended, now_ms, steps).await?);
         if !ids.is_empty() {
             session
                 .execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids))
@@ -48,7 +48,7 @@ async fn begin_again<S: Session>(
     session: &mut S,
     ended: Vec<EndedTask>,
     now_ms: i64,
-    counts: &mut Counts,
+    steps: &mut Steps,
 ) -> Result<Vec<Retried>> {
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
     let mut late = late_workers(session, &ids).await?;
@@ -76,7 +76,7 @@ async fn begin_again<S: Session>(
             _ => &mut due,
         }
         .push(id);
-        counts.moved(id, &queue, before, status);
+        steps.moved(id, &queue, before, status);
         retried.push(Retried { id, status });
     }
     if !done.is_empty() {
@@ -105,11 +105,11 @@ pub(crate) async fn reopen<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     now_ms: i64,
-    counts: &mut Counts,
+    steps: &mut Steps,
 ) -> Result<()> {
     for ids in lists(ids) {
         let ended = ended_tasks(session, ids, "(0, 1)").await?;
-        begin_again(session, ended, now_ms, counts).await?;
+        begin_again(session, ended, now_ms, steps).await?;
     }
     Ok(())
 }

@@ -1,61 +1,47 @@
 //! The number of tasks per queue and status.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
+use super::steps::{StatusChange, Step};
 use crate::{
-    config::EventQueues,
-    model::{QueueName, StoredStatus, TaskId, TaskRow},
+    model::{QueueName, StoredStatus},
     store::{
         Result,
         sql::{
             session::Session,
             statement::{Statement, pieces},
-            tasks::events::Happened,
         },
     },
 };
 
-/// The changes of a transaction in `queue_counts`, and their events.
-pub(crate) struct Counts {
-    changes: BTreeMap<(QueueName, StoredStatus), i64>,
-    pub(crate) events: Happened,
-}
+/// The changes of a transaction in `queue_counts`.
+#[derive(Default)]
+pub(crate) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
 
 impl Counts {
-    /// Of a transaction that keeps events of these queues.
-    pub(crate) fn with_events(queues: &Arc<EventQueues>) -> Self {
-        Self {
-            changes: BTreeMap::new(),
-            events: Happened::in_queues(queues),
+    fn count(&mut self, queue: &QueueName, status: StoredStatus, change: i64) {
+        *self.0.entry((queue.clone(), status)).or_default() += change;
+    }
+}
+
+impl Step for Counts {
+    fn hear(&mut self, change: &StatusChange<'_>) {
+        match change {
+            StatusChange::Added(task) => self.count(&task.queue, StoredStatus::Unfinished, 1),
+            StatusChange::Moved {
+                queue, from, to, ..
+            } => {
+                self.count(queue, *from, -1);
+                self.count(queue, *to, 1);
+            }
+            // The counts are of all tasks that ever were.
+            StatusChange::Removed { .. } => {}
         }
     }
 
-    pub(crate) fn added(&mut self, task: &TaskRow) {
-        *self
-            .changes
-            .entry((task.queue.clone(), StoredStatus::Unfinished))
-            .or_default() += 1;
-        self.events.created(task);
-    }
-
-    pub(crate) fn moved(
-        &mut self,
-        id: TaskId,
-        queue: &QueueName,
-        from: StoredStatus,
-        to: StoredStatus,
-    ) {
-        *self.changes.entry((queue.clone(), from)).or_default() -= 1;
-        *self.changes.entry((queue.clone(), to)).or_default() += 1;
-        self.events.moved(queue, id);
-    }
-
-    /// Writes the events and the changes: the last step of a transaction, so that it holds the few
-    /// rows of the latter briefly.
-    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
-        self.events.store(session).await?;
+    async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         let changed: Vec<_> = self
-            .changes
+            .0
             .into_iter()
             .filter(|(_, change)| *change != 0)
             .collect();

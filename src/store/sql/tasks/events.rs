@@ -19,6 +19,7 @@ use crate::{
             rows::{columns, number, queue_name, status, task_id},
             session::Session,
             statement::{Statement, lists, pieces},
+            tasks::steps::{StatusChange, Step},
         },
     },
     wire,
@@ -29,7 +30,7 @@ const ROW_BYTES: usize = 64 << 10;
 
 /// The events of a transaction.
 #[derive(Default)]
-pub(crate) struct Happened {
+pub(crate) struct Events {
     queues: Arc<EventQueues>,
     created: Vec<EventRecord>,
     /// Tasks that got another status, each once.
@@ -38,7 +39,7 @@ pub(crate) struct Happened {
     credited: HashMap<TaskId, (String, u32)>,
 }
 
-impl Happened {
+impl Events {
     pub(crate) fn in_queues(queues: &Arc<EventQueues>) -> Self {
         Self {
             queues: Arc::clone(queues),
@@ -46,10 +47,20 @@ impl Happened {
         }
     }
 
-    pub(crate) fn created(&mut self, task: &TaskRow) {
-        if !self.queues.is_on(&task.queue) {
-            return;
+    /// A worker got the last credit of a task: the event of the completion names it.
+    pub(crate) fn completed_by(
+        &mut self,
+        id: TaskId,
+        queue: &QueueName,
+        worker: &str,
+        attempt: u32,
+    ) {
+        if self.queues.is_on(queue) {
+            self.credited.insert(id, (worker.to_owned(), attempt));
         }
+    }
+
+    fn created(&mut self, task: &TaskRow) {
         self.created.push(EventRecord {
             key: task.key.clone(),
             status: waiting(task.not_before_unix_ms, task.created_unix_ms),
@@ -57,25 +68,21 @@ impl Happened {
             ..EventRecord::new(task.id, task.queue.clone())
         });
     }
+}
 
-    pub(crate) fn moved(&mut self, queue: &QueueName, id: TaskId) {
-        if self.queues.is_on(queue) {
-            self.moved.push(id);
+impl Step for Events {
+    fn hear(&mut self, change: &StatusChange<'_>) {
+        match change {
+            StatusChange::Added(task) if self.queues.is_on(&task.queue) => self.created(task),
+            StatusChange::Moved { id, queue, .. } if self.queues.is_on(queue) => {
+                self.moved.push(*id);
+            }
+            _ => {}
         }
     }
 
-    /// True if the queue's events are kept.
-    pub(crate) fn are_kept_of(&self, queue: &QueueName) -> bool {
-        self.queues.is_on(queue)
-    }
-
-    /// A worker got a credit.
-    pub(crate) fn credited(&mut self, id: TaskId, worker: &str, attempt: u32) {
-        self.credited.insert(id, (worker.to_owned(), attempt));
-    }
-
     /// Keeps the events. The tasks are as they will be by now.
-    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
+    async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         let Self {
             created: mut events,
             mut moved,

@@ -22,11 +22,11 @@ use crate::{
             session::{Recent, Session},
             statement::{Statement, Value, lists, pieces},
             tasks::{
-                counts::Counts,
                 idempotency,
                 keys::owners_by_memory,
                 pending,
                 retention::{Removed, removed},
+                steps::Steps,
             },
         },
     },
@@ -82,7 +82,7 @@ pub(crate) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
     batch: Turn,
-    counts: &mut Counts,
+    steps: &mut Steps,
     old_keys: &OldKeys,
 ) -> Result<Vec<Inserted>> {
     let keys = idempotency::take(session, rows).await?;
@@ -94,7 +94,7 @@ pub(crate) async fn insert<S: Session>(
             .is_some_and(|owner| owner.fresh)
     };
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
-    new.iter().for_each(|row| counts.added(&row.task));
+    new.iter().for_each(|row| steps.added(&row.task));
     pending::keep_deadlines(session, &new).await?;
     let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) =
         new.into_iter().partition(|row| is_batched(row));

@@ -15,21 +15,22 @@ pub(crate) mod reads;
 pub(crate) mod retention;
 pub(crate) mod search;
 pub(crate) mod settle;
+pub(crate) mod steps;
 
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 
 use crate::{
-    model::{KeyHash, QueueName, StoredStatus, TaskId, TaskResult, TaskRow, WorkerName},
+    model::{KeyHash, OwnedTask, QueueName, StoredStatus, TaskId, TaskResult, TaskRow, WorkerName},
     store::{
         DueDeadlines, Inserted, ListedTask, NewRow, Place, QueueCount, Result, Settled, Settlement,
-        StateFor, Stored, Stretch, TaskDetail, TaskPage, TaskSearch, TaskState, Tasks, WalkedPage,
+        StateFor, Stored, TaskDetail, TaskPage, TaskSearch, TaskState, Tasks,
         sql::{
             SqlStore,
             backend::Backend,
-            outbox::{batches, place, walk},
-            tasks::counts::Counts,
+            outbox::{batches, place},
+            tasks::{retention::Which, steps::Steps},
         },
     },
 };
@@ -48,11 +49,12 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
                 Box::pin(async move {
                     // Each attempt has a number of its own, which tells what it inserted from what
                     // another did.
-                    let (batch, mut counts) = (batches::new_batch(), Counts::with_events(events));
+                    let batch = batches::new_batch();
+                    let mut steps = Steps::new(events);
                     let rows: Vec<&NewRow> = rows.iter().collect();
                     let answers =
-                        insert::insert(session, &rows, batch, &mut counts, old_keys).await?;
-                    counts.store(session).await?;
+                        insert::insert(session, &rows, batch, &mut steps, old_keys).await?;
+                    steps.store(session).await?;
                     Ok(Stored { answers, batch })
                 })
             });
@@ -88,11 +90,19 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
         if ids.is_empty() {
             return Ok(0);
         }
-        let remove = self
-            .sql
-            .run("remove_finished", (ids, age), |session, (ids, age)| {
-                Box::pin(retention::remove(session, ids, retention::Which::Old(*age)))
-            });
+        let remove = self.sql.run(
+            "remove_finished",
+            (ids, age, self.event_queues()),
+            |session, (ids, age, events)| {
+                Box::pin(async move {
+                    let mut steps = Steps::new(events);
+                    let removed =
+                        retention::remove(session, ids, Which::Old(*age), &mut steps).await?;
+                    steps.store(session).await?;
+                    Ok(removed)
+                })
+            },
+        );
         remove.await
     }
 
@@ -106,14 +116,6 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
 
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>> {
         reads::unfinished_among(&self.sql, ids).await
-    }
-
-    async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage> {
-        reads::on_bus(&self.sql, stretch, limit).await
-    }
-
-    async fn last_id(&self) -> Result<Option<TaskId>> {
-        walk::last_id(&self.sql).await
     }
 
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
@@ -174,13 +176,18 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
         again_unix_ms: i64,
         limit: u32,
     ) -> Result<DueDeadlines> {
-        let due = self.sql.run(
-            "due_deadlines",
-            (now_unix_ms, again_unix_ms, limit),
-            |session, (now_ms, again_ms, limit)| {
-                Box::pin(deadlines::due(session, *now_ms, *again_ms, *limit))
-            },
-        );
-        due.await
+        self.sql
+            .run(
+                "due_deadlines",
+                (now_unix_ms, again_unix_ms, limit),
+                |session, (now_ms, again_ms, limit)| {
+                    Box::pin(deadlines::due(session, *now_ms, *again_ms, *limit))
+                },
+            )
+            .await
+    }
+
+    async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>> {
+        reads::queues_of(&self.sql, ids).await
     }
 }

@@ -11,7 +11,7 @@ use crate::{
             rows::{columns, key_hash, number, queue_name, status, task_id, worker_name},
             session::Session,
             statement::{Statement, Value, lists, pieces},
-            tasks::counts::Counts,
+            tasks::steps::Steps,
         },
     },
 };
@@ -190,7 +190,7 @@ impl Progress {
 pub(crate) async fn store<S: Session>(
     session: &mut S,
     tasks: &BTreeMap<TaskId, Progress>,
-    counts: &mut Counts,
+    steps: &mut Steps,
 ) -> Result<()> {
     let changed: Vec<_> = tasks.iter().filter(|(_, task)| task.changed).collect();
     let mut alike: BTreeMap<Change<'_>, Vec<Value<'_>>> = BTreeMap::new();
@@ -216,7 +216,7 @@ pub(crate) async fn store<S: Session>(
         .filter(|(_, task)| task.status != task.stored)
         .collect();
     for (id, task) in &ended {
-        counts.moved(**id, &task.queue, task.stored, task.status);
+        steps.moved(**id, &task.queue, task.stored, task.status);
     }
     // A task on the bus or in a batch has no row there.
     let ended: Vec<TaskId> = ended

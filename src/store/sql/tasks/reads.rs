@@ -1,25 +1,17 @@
 //! Queries about tasks and their results.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     model::{
-        Encoding, LeaseNumber, Offset, Priority, QueueName, ShardId, TaskId, TaskResult, TaskRow,
-        WorkerName,
+        Encoding, LeaseNumber, OwnedTask, Priority, QueueName, ShardId, TaskId, TaskResult,
+        TaskRow, WorkerName,
     },
     store::{
-        PublishedTask, QueueCount, Result, StateFor, Stretch, TaskDetail, TaskState, Turn,
-        WalkedPage,
+        QueueCount, Result, StateFor, TaskDetail, TaskState,
         sql::{
             backend::Backend,
             dialect::Dialect,
-            outbox::{
-                batches, shards,
-                walk::{QUEUES, Walk},
-            },
             queue_counts::{self, CountColumns},
             rows::{
                 TASK_COLUMNS, TaskColumns, TaskDetailColumns, number, queue_name, status, task_id,
@@ -149,50 +141,6 @@ pub(crate) async fn unfinished_among<DB: Backend>(
     Ok(unfinished)
 }
 
-pub(crate) async fn on_bus<DB: Backend>(
-    sql: &Runner<DB>,
-    stretch: Stretch<'_>,
-    limit: u32,
-) -> Result<WalkedPage> {
-    const NAME: &str = "walk_on_bus";
-    let Stretch { queue, after, upto } = stretch;
-    let queues = match queue {
-        Some(queue) => vec![(queue.clone(), 0)],
-        None => {
-            let first = after.map_or("", |after| after.queue.as_str());
-            let found = queue_counts::queues_from::<DB::Connection>(first, QUEUES + 1);
-            let found: Vec<CountColumns> = sql.read(NAME, found).await?;
-            let counted =
-                |(queue, _, count): CountColumns| Ok((queue_name(&queue)?, count.max(0) as u64));
-            found.into_iter().map(counted).collect::<Result<_>>()?
-        }
-    };
-    let walk = Walk {
-        name: NAME,
-        queues: &queues,
-        after,
-        upto: &upto,
-    };
-    let page = walk
-        .page::<_, WalkedColumns>(sql, WALKED, limit as usize, |row| (&row.0, &row.1))
-        .await?;
-    let mut tasks = BTreeMap::<ShardId, Vec<TaskId>>::new();
-    for of_queue in page.rows.chunk_by(|row, next| row.0 == next.0) {
-        let queue = queue_name(&of_queue[0].0)?;
-        for (_, id, _, shard) in of_queue.iter().filter(|row| row.2 != 0) {
-            let shard = ShardId {
-                queue: queue.clone(),
-                number: number(*shard)?,
-            };
-            tasks.entry(shard).or_default().push(task_id(id)?);
-        }
-    }
-    Ok(WalkedPage {
-        tasks,
-        next: page.next,
-    })
-}
-
 pub(crate) async fn lately_final<DB: Backend>(
     sql: &Runner<DB>,
     ids: &[TaskId],
@@ -207,6 +155,20 @@ pub(crate) async fn lately_final<DB: Backend>(
         lately.extend(sql.ids("lately_final", statement).await?);
     }
     Ok(lately)
+}
+
+pub(crate) async fn queues_of<DB: Backend>(
+    sql: &Runner<DB>,
+    ids: &[TaskId],
+) -> Result<Vec<OwnedTask>> {
+    let mut owned = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT id, queue FROM tasks WHERE id IN ").list(ids);
+        for (id, queue) in sql.read::<(Vec<u8>, String)>("queues_of", found).await? {
+            owned.push((task_id(&id)?, queue_name(&queue)?));
+        }
+    }
+    Ok(owned)
 }
 
 pub(crate) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Result<Vec<TaskRow>> {
@@ -288,83 +250,4 @@ pub(crate) async fn unfinished<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<(Que
         .await?;
     let count = |columns| QueueCount::try_from(columns).map(|count| (count.queue, count.count));
     unfinished.into_iter().map(count).collect()
-}
-
-/// Id, queue, shard, batch, and the place of the task itself.
-type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
-
-/// The index of unfinished tasks on SQLite has these columns.
-const WALKED: &str = "queue, id, on_bus, shard";
-type WalkedColumns = (String, Vec<u8>, i64, i64);
-
-const PUBLISHED_NAME: &str = "published";
-const PUBLISHED: &str = "id, queue, shard, insertion, pub_generation, pub_major, pub_minor";
-
-/// The condition that a task is on the bus and waits in no batch.
-fn is_published<DB: Backend>() -> String {
-    let by_key = DB::Connection::BY_PRIMARY_KEY;
-    // No EXISTS, which MariaDB might turn into a join that reads all batches.
-    let of_batch = format!("(SELECT generation FROM batches {by_key} WHERE batch = insertion)");
-    format!("on_bus = 1 AND (pub_generation <> '' OR COALESCE({of_batch}, 'none') <> '')")
-}
-
-pub(crate) async fn published_among<DB: Backend>(
-    sql: &Runner<DB>,
-    generation: &str,
-    ids: &[TaskId],
-) -> Result<Vec<PublishedTask>> {
-    let mut found = Vec::new();
-    for ids in lists(ids) {
-        let (by_key, is_published) = (DB::Connection::BY_PRIMARY_KEY, is_published::<DB>());
-        let some =
-            format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {is_published} AND id IN ");
-        let some = Statement::new(some).list(ids);
-        found.extend(sql.read(PUBLISHED_NAME, some).await?);
-    }
-    with_places(sql, generation, found).await
-}
-
-async fn with_places<DB: Backend>(
-    sql: &Runner<DB>,
-    generation: &str,
-    page: Vec<PublishedColumns>,
-) -> Result<Vec<PublishedTask>> {
-    const NAME: &str = PUBLISHED_NAME;
-    let batches: BTreeSet<Turn> = page
-        .iter()
-        .map(|columns| Turn(columns.3))
-        .filter(|turn| turn.is_batch())
-        .collect();
-    let batches = batches::places_of(sql, NAME, generation, &Vec::from_iter(batches)).await?;
-    let published = |(id, queue, shard, batch, at, major, minor): PublishedColumns| {
-        let shard = ShardId {
-            queue: queue_name(&queue)?,
-            number: number(shard)?,
-        };
-        let own = Offset {
-            major: number(major)?,
-            minor: number(minor)?,
-        };
-        let own = (at == generation).then_some(own);
-        let of_batch = batches
-            .get(&Turn(batch))
-            .and_then(|places| places.get(&shard.number))
-            .copied();
-        Ok(PublishedTask {
-            id: task_id(&id)?,
-            shard,
-            offset: own.max(of_batch),
-        })
-    };
-    let mut page = page
-        .into_iter()
-        .map(published)
-        .collect::<Result<Vec<_>>>()?;
-    let of_page: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
-    let rebuilt = shards::rebuilt_places(sql, NAME, generation, &of_page).await?;
-    // A task that came back may have several places. The latest one holds: the task stands at or
-    // before it.
-    page.iter_mut()
-        .for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));
-    Ok(page)
 }

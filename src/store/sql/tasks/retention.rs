@@ -9,6 +9,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use super::steps::Steps;
 use crate::{
     model::{KeyHash, StoredStatus, TaskId, millis},
     store::{
@@ -112,6 +113,7 @@ pub(crate) async fn remove<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     which: Which,
+    steps: &mut Steps,
 ) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -147,6 +149,9 @@ pub(crate) async fn remove<S: Session>(
             session
                 .execute(keep.sql(&S::replace("key_hash", &["task_id", "status"])))
                 .await?;
+        }
+        for (_, id, status) in &moved {
+            steps.removed(*id, *status);
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
         // Before their tasks, by whose rows SQLite finds them.

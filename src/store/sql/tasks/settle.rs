@@ -11,10 +11,10 @@ use crate::{
             session::Session,
             statement::{Statement, Value, pieces},
             tasks::{
-                counts::Counts,
                 insert::{self, OldKeys},
                 letters::{self, NewLetter},
                 progress::{self, Progress},
+                steps::Steps,
             },
         },
     },
@@ -50,6 +50,17 @@ impl Settlement {
     }
 }
 
+/// A transaction that settles reports: what they change, until all of it is stored.
+struct Settling<'a> {
+    /// The tasks of the reports, locked.
+    tasks: BTreeMap<TaskId, Progress>,
+    results: Vec<NewResult<'a>>,
+    letters: Vec<NewLetter>,
+    /// The events and the counts.
+    steps: Steps,
+}
+
+/// Settles reports in one transaction. Their discovered tasks become this batch.
 pub(crate) async fn settle<S: Session>(
     session: &mut S,
     reports: &[Settlement],
@@ -57,125 +68,126 @@ pub(crate) async fn settle<S: Session>(
     old_keys: &OldKeys,
     events: &Arc<EventQueues>,
 ) -> Result<Vec<Settled>> {
-    let mut tasks =
-        progress::lock(session, reports.iter().map(|report| *report.id()).collect()).await?;
-    let (mut results, mut letters) = (Vec::new(), Vec::new());
-    let mut counts = Counts::with_events(events);
-    let decide = |report| decide(report, &mut tasks, &mut results, &mut letters, &mut counts);
-    let mut settled: Vec<Settled> = reports.iter().map(decide).collect();
-
-    // In the order of the primary key, so that neighbours share the pages that a statement touches.
-    results.sort_unstable_by_key(|result| (result.number, result.task, result.worker));
-    store_results(session, &results).await?;
-    progress::store(session, &tasks, &mut counts).await?;
+    let ids = reports.iter().map(|report| *report.id()).collect();
+    let mut settling = Settling {
+        tasks: progress::lock(session, ids).await?,
+        results: Vec::new(),
+        letters: Vec::new(),
+        steps: Steps::new(events),
+    };
+    let mut settled = Vec::with_capacity(reports.len());
+    for report in reports {
+        settled.push(settling.decide(report));
+    }
+    let Settling {
+        tasks,
+        mut results,
+        letters,
+        mut steps,
+    } = settling;
+    store_results(session, &mut results).await?;
+    progress::store(session, &tasks, &mut steps).await?;
     letters::add(session, &letters).await?;
-    store_discovered(session, reports, batch, &mut settled, &mut counts, old_keys).await?;
-    counts.store(session).await?;
+    store_discovered(session, reports, batch, &mut settled, &mut steps, old_keys).await?;
+    steps.store(session).await?;
     Ok(settled)
 }
 
-/// Decides what a report changes in its task.
-fn decide<'a>(
-    report: &'a Settlement,
-    tasks: &mut BTreeMap<TaskId, Progress>,
-    results: &mut Vec<NewResult<'a>>,
-    letters: &mut Vec<NewLetter>,
-    counts: &mut Counts,
-) -> Settled {
-    let Some(task) = tasks.get_mut(report.id()) else {
-        return Settled {
-            unknown: true,
-            ..Settled::default()
-        };
-    };
-    let (repeated, surplus) = match report {
-        Settlement::Completed {
-            id,
-            worker,
-            lease,
-            result,
-            encoding,
-            attempt,
-            leased_unix_ms,
-            at_unix_ms,
-            ..
-        } => {
-            let repeated = !task.workers.insert(worker.clone());
-            let surplus = !repeated && task.status.is_final();
-            if !repeated {
-                let (lease, encoding, attempt, at_ms) = (*lease, *encoding, *attempt, *at_unix_ms);
-                let leased_ms = began(*leased_unix_ms, at_ms).unwrap_or(0);
-                let (number, task, worker) = (task.number, id, &worker[..]);
-                results.push(NewResult {
-                    task,
-                    number,
-                    worker,
-                    lease,
-                    result,
-                    encoding,
-                    attempt,
-                    leased_ms,
-                    at_ms,
-                    surplus,
-                });
-            }
-            if !repeated && !surplus {
-                task.credit(*attempt, *at_unix_ms);
-                // The event of a completion names the worker of the last credit.
-                if task.status.is_final() && counts.events.are_kept_of(&task.queue) {
-                    counts.events.credited(*id, worker, *attempt);
-                }
-            }
-            (repeated, surplus)
-        }
-        // The task was sent again since.
-        Settlement::Died {
-            epoch: Some(epoch), ..
-        } if *epoch < task.epoch => {
+impl<'a> Settling<'a> {
+    /// Decides what a report changes in its task.
+    fn decide(&mut self, report: &'a Settlement) -> Settled {
+        let Some(task) = self.tasks.get_mut(report.id()) else {
             return Settled {
                 unknown: true,
                 ..Settled::default()
             };
-        }
-        Settlement::Died {
-            id,
-            reason,
-            attempts,
-            history,
-            at_unix_ms,
-            ..
-        } => {
-            let repeated = task.status == StoredStatus::Dead;
-            if !task.status.is_final() {
-                task.die(reason, *attempts, *at_unix_ms);
-                let letter = DeadLetter {
-                    task_id: Some(*id),
-                    queue: task.queue.as_str().to_owned(),
-                    at_unix_ms: *at_unix_ms,
-                    history: history.clone(),
-                    ..Default::default()
-                };
-                letters.push(NewLetter::from(&letter));
+        };
+        let (repeated, surplus) = match report {
+            Settlement::Completed {
+                id,
+                worker,
+                lease,
+                result,
+                encoding,
+                attempt,
+                leased_unix_ms,
+                at_unix_ms,
+                ..
+            } => {
+                let repeated = !task.workers.insert(worker.clone());
+                let surplus = !repeated && task.status.is_final();
+                if !repeated {
+                    self.results.push(NewResult {
+                        task: id,
+                        number: task.number,
+                        worker,
+                        lease: *lease,
+                        result,
+                        encoding: *encoding,
+                        attempt: *attempt,
+                        leased_ms: began(*leased_unix_ms, *at_unix_ms).unwrap_or(0),
+                        at_ms: *at_unix_ms,
+                        surplus,
+                    });
+                }
+                if !repeated && !surplus {
+                    task.credit(*attempt, *at_unix_ms);
+                    if task.status.is_final() {
+                        self.steps.completed_by(*id, &task.queue, worker, *attempt);
+                    }
+                }
+                (repeated, surplus)
             }
-            (repeated, false)
+            // The task was sent again since.
+            Settlement::Died {
+                epoch: Some(epoch), ..
+            } if *epoch < task.epoch => {
+                return Settled {
+                    unknown: true,
+                    ..Settled::default()
+                };
+            }
+            Settlement::Died {
+                id,
+                reason,
+                attempts,
+                history,
+                at_unix_ms,
+                ..
+            } => {
+                let repeated = task.status == StoredStatus::Dead;
+                if !task.status.is_final() {
+                    task.die(reason, *attempts, *at_unix_ms);
+                    let letter = DeadLetter {
+                        task_id: Some(*id),
+                        queue: task.queue.as_str().to_owned(),
+                        at_unix_ms: *at_unix_ms,
+                        history: history.clone(),
+                        ..Default::default()
+                    };
+                    self.letters.push(NewLetter::from(&letter));
+                }
+                (repeated, false)
+            }
+        };
+        let about = SettledTask {
+            queue: task.queue.clone(),
+            priority: task.priority,
+        };
+        Settled {
+            repeated,
+            surplus,
+            status: Some(task.status),
+            key: task.freed_key(),
+            task: Some(about),
+            ..Settled::default()
         }
-    };
-    let about = SettledTask {
-        queue: task.queue.clone(),
-        priority: task.priority,
-    };
-    let (status, key) = (Some(task.status), task.freed_key());
-    Settled {
-        repeated,
-        surplus,
-        status,
-        key,
-        task: Some(about),
-        ..Settled::default()
     }
 }
 
-async fn store_results<S: Session>(session: &mut S, results: &[NewResult<'_>]) -> Result<()> {
+async fn store_results<S: Session>(session: &mut S, results: &mut [NewResult<'_>]) -> Result<()> {
+    // In the order of the primary key, so that neighbours share the pages that a statement touches.
+    results.sort_unstable_by_key(|result| (result.number, result.task, result.worker));
     for piece in pieces(results, |result| result.result.len()) {
         let insert = Statement::new(S::INSERT).sql(
             " INTO results (task_id, worker, lease_generation, lease_grant, attempt, leased_ms, completed_ms, surplus, \
@@ -247,7 +259,7 @@ async fn store_discovered<S: Session>(
     reports: &[Settlement],
     batch: Turn,
     settled: &mut [Settled],
-    counts: &mut Counts,
+    steps: &mut Steps,
     old_keys: &OldKeys,
 ) -> Result<()> {
     let taken = |settled: &Settled| !settled.repeated && !settled.unknown;
@@ -256,7 +268,7 @@ async fn store_discovered<S: Session>(
         .filter(|(_, settled)| taken(settled))
         .flat_map(|(report, _)| report.discovered())
         .collect();
-    let mut answers = insert::insert(session, &rows, batch, counts, old_keys)
+    let mut answers = insert::insert(session, &rows, batch, steps, old_keys)
         .await?
         .into_iter();
     for (report, settled) in reports
