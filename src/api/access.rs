@@ -27,7 +27,7 @@ use crate::{
     },
     pipelines::admission::Occupancy,
     runtime::{Clock, Supervisor},
-    store::{self, Store},
+    store,
 };
 
 /// How often a process asks whether the tokens changed.
@@ -193,7 +193,7 @@ impl Known {
 
 /// The reader of the tokens, and how far it has read.
 pub struct TokenSync {
-    store: Arc<dyn Store>,
+    store: Arc<dyn store::Access>,
     /// Knows the scopes of the tokens.
     occupancy: Occupancy,
     known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
@@ -207,7 +207,7 @@ pub struct TokenSync {
 impl TokenSync {
     /// Reads for the first time.
     pub async fn start(
-        store: Arc<dyn Store>,
+        store: Arc<dyn store::Access>,
         occupancy: Occupancy,
         clock: Clock,
     ) -> store::Result<Self> {

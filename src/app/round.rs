@@ -211,7 +211,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         Auth::None => None,
         Auth::Tokens => {
             let tokens = || async {
-                TokenSync::start(Arc::clone(store), occupancy.clone(), clock.clone())
+                TokenSync::start(store.clone(), occupancy.clone(), clock.clone())
                     .await
                     .map_err(unreadable)
             };
@@ -234,12 +234,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     let shortcut = shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
         publisher: Publisher::new(
-            Arc::clone(store),
+            store.clone(),
             Arc::clone(&bus),
             clock.clone(),
             Arc::clone(settings),
         ),
-        letters: DeadLetters::new(Arc::clone(store), Arc::clone(&bus), clock.clone()),
+        letters: DeadLetters::new(store.clone(), Arc::clone(&bus), clock.clone()),
         settings: Arc::clone(settings),
         store: Arc::clone(store),
         clock: clock.clone(),

@@ -159,7 +159,7 @@ async fn tasks_of_a_shard_that_another_process_has_just_opened_are_not_missing()
     .await;
 
     let published = Published::new(
-        Arc::clone(&fixture.store),
+        fixture.store.clone(),
         compares.queue.shards.clone(),
         compares.bus.clone(),
     );

@@ -215,7 +215,7 @@ async fn tasks_of_the_same_process_are_never_on_the_bus() {
 
     // SQL knows that they are out, and would miss them.
     let published = Published::new(
-        Arc::clone(&f.store),
+        f.store.clone(),
         f.process.queue.shards.clone(),
         f.bus.clone(),
     );

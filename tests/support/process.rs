@@ -124,7 +124,7 @@ impl Process {
 
     pub(crate) fn publisher(&self, settings: &Arc<Settings>) -> Publisher {
         Publisher::new(
-            Arc::clone(&self.store),
+            self.store.clone(),
             Arc::clone(&self.bus),
             self.clock.clone(),
             Arc::clone(settings),
@@ -143,7 +143,7 @@ impl Process {
 
     fn context(&self, settings: &Arc<Settings>) -> Context {
         let letters = DeadLetters::new(
-            Arc::clone(&self.store),
+            self.store.clone(),
             Arc::clone(&self.bus),
             self.clock.clone(),
         );

@@ -59,7 +59,7 @@ pub struct Checker {
 
 impl Checker {
     pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>, pace: Pace) -> Self {
-        let published = Published::new(Arc::clone(&store), queue.clone(), bus);
+        let published = Published::new(store.clone(), queue.clone(), bus);
         Self {
             store,
             queue,

@@ -11,7 +11,7 @@ use crate::{
     bus::{Bus, Topic},
     model::{Offset, ShardId, TaskId},
     queue::{self, Failing, Shards},
-    store::{PublishedTask, Store, Stretch, Walked},
+    store::{Outbox, PublishedTask, Stretch, Walked},
 };
 
 /// Tasks of one shard in one call.
@@ -20,7 +20,7 @@ const AT_ONCE: usize = 1000;
 /// The servers that are compared. Cheap to clone.
 #[derive(Clone)]
 pub struct Published {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     queue: Shards,
     bus: Arc<dyn Bus>,
 }
@@ -72,7 +72,7 @@ impl Failed<'_> {
 }
 
 impl Published {
-    pub fn new(store: Arc<dyn Store>, queue: Shards, bus: Arc<dyn Bus>) -> Self {
+    pub fn new(store: Arc<dyn Outbox>, queue: Shards, bus: Arc<dyn Bus>) -> Self {
         Self { store, queue, bus }
     }
 

@@ -8,7 +8,7 @@ use crate::{
     model::{KeyHash, TaskId},
     pipelines::context::Context,
     runtime::Supervisor,
-    store::Store,
+    store::Tasks,
 };
 
 /// How often SQL is asked whether it has the tasks that were stored last.
@@ -29,7 +29,7 @@ pub(super) fn start(context: &Context, supervisor: &Supervisor) {
 
 /// Drops the filter when SQL lacks the tasks that were stored last. Also learns whether another
 /// process dropped it.
-pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
+pub async fn check(store: &dyn Tasks, filter: &Filter) -> Result<(), Failure> {
     let last = filter.last_stored().await?;
     if missing(store, &last).await? == 0 {
         return Ok(());
@@ -48,7 +48,7 @@ pub async fn check(store: &dyn Store, filter: &Filter) -> Result<(), Failure> {
 }
 
 /// The number of these tasks that SQL neither has nor had.
-async fn missing(store: &dyn Store, last: &LastStored) -> Result<usize, Failure> {
+async fn missing(store: &dyn Tasks, last: &LastStored) -> Result<usize, Failure> {
     let keys: Vec<KeyHash> = last.tasks.iter().map(|(key, _)| *key).collect();
     let owners = store
         .key_owners(&keys)

@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     bus::Bus,
     runtime::{Loop, Supervisor, tick_after},
-    store::{self, Published, Store},
+    store::{self, Outbox, Published},
 };
 
 /// Tasks that are marked at once, about.
@@ -29,7 +29,7 @@ const LAST_WITHIN: Duration = Duration::from_secs(2);
 pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
 
 /// Starts the loop that marks.
-pub(super) fn start(store: Arc<dyn Store>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
+pub(super) fn start(store: Arc<dyn Outbox>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
     let (sender, receiver) = mpsc::channel(WAITING);
     let of = (store, bus, Arc::new(Mutex::new(receiver)));
     supervisor.spawn_loop(
@@ -52,7 +52,7 @@ impl ToMark {
 
 /// Marks batches until the stop, and then those of publishers that end.
 async fn mark(
-    store: &dyn Store,
+    store: &dyn Outbox,
     bus: &dyn Bus,
     receiver: &mut mpsc::Receiver<Vec<Published>>,
     cx: Loop,
@@ -82,7 +82,7 @@ fn tasks_of(published: &[Published]) -> usize {
     published.iter().map(|some| some.tasks.len()).sum()
 }
 
-async fn mark_all(store: &dyn Store, generation: &str, batches: Vec<Vec<Published>>) {
+async fn mark_all(store: &dyn Outbox, generation: &str, batches: Vec<Vec<Published>>) {
     let mut marked = store.mark_published(generation, &batches.concat()).await;
     if marked.as_ref().is_err_and(store::Error::is_refusal) {
         // One task is no reason to publish the others again.

@@ -47,12 +47,9 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
     fallback::start(context, supervisor);
     context.start_marking(supervisor);
     let tally = Tally::new(context.occupancy.clone());
-    tally.keep(&context.store, supervisor);
-    let to_mark = mark_published::start(
-        Arc::clone(&context.store),
-        Arc::clone(&context.bus),
-        supervisor,
-    );
+    tally.keep(context.store.clone(), supervisor);
+    let to_mark =
+        mark_published::start(context.store.clone(), Arc::clone(&context.bus), supervisor);
     let enrichment = Enrichment::new(&context.settings);
     results::start(
         context,

@@ -12,7 +12,7 @@ use crate::{
     dedup::{Filter, bits},
     model::{KeyHash, QueueName, StoredStatus, TaskId, TaskRow},
     pipelines::context::Context,
-    store::{Inserted, Settled, Settlement, Store},
+    store::{Inserted, Settled, Settlement, Tasks},
 };
 
 /// So few tasks do not ask the filter while keys are new: SQL decides about them as fast.
@@ -116,7 +116,7 @@ pub(super) fn add_answers(
 
 async fn owners(
     filter: &Filter,
-    store: &dyn Store,
+    store: &dyn Tasks,
     queues: &Queues,
     rows: &[&TaskRow],
 ) -> Vec<Option<Owner>> {
@@ -154,7 +154,7 @@ async fn owners(
 /// SQL's answer about the numbers whose bits are set. A bit may be wrong, and names no task.
 async fn owners_of_numbers(
     filter: &Filter,
-    store: &dyn Store,
+    store: &dyn Tasks,
     rows: &[&TaskRow],
     places: &[usize],
 ) -> HashMap<KeyHash, Owner> {

@@ -12,7 +12,7 @@ use crate::{
     model::QueueName,
     pipelines::admission::Occupancy,
     runtime::Supervisor,
-    store::{self, Store, TurnedAway, TurnedAwayCounts},
+    store::{self, Operators, TurnedAway, TurnedAwayCounts},
 };
 
 /// How often the counts go to SQL.
@@ -51,8 +51,8 @@ impl Tally {
     }
 
     /// Starts the loop that adds the counts to SQL.
-    pub(super) fn keep(&self, store: &Arc<dyn Store>, supervisor: &Supervisor) {
-        let of = (self.clone(), Arc::clone(store));
+    pub(super) fn keep(&self, store: Arc<dyn Operators>, supervisor: &Supervisor) {
+        let of = (self.clone(), store);
         supervisor.spawn_loop(
             "discovery/turned-away",
             of,
@@ -63,7 +63,7 @@ impl Tally {
         );
     }
 
-    async fn store(&self, store: &dyn Store) -> store::Result<()> {
+    async fn store(&self, store: &dyn Operators) -> store::Result<()> {
         let counts = mem::take(&mut *self.counts.lock());
         if counts.is_empty() {
             return Ok(());

@@ -9,7 +9,7 @@ use crate::{
     bus::{self, Bus, Record, Topic},
     model::{DeadLetter, MAX_RECORD_BYTES},
     runtime::Clock,
-    store::{self, Store},
+    store::{self, Operators},
     telemetry::metrics,
     wire,
 };
@@ -39,14 +39,14 @@ const SOON: Duration = Duration::from_secs(5);
 /// Keeps letters in SQL and sends them to `dead-letters`, with all that inserts a task again.
 #[derive(Clone)]
 pub struct DeadLetters {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Operators>,
     bus: Arc<dyn Bus>,
     topic: Arc<Reporting>,
     clock: Clock,
 }
 
 impl DeadLetters {
-    pub fn new(store: Arc<dyn Store>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+    pub fn new(store: Arc<dyn Operators>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
         Self {
             store,
             bus,

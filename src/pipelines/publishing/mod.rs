@@ -20,7 +20,7 @@ use crate::{
     config::Settings,
     model::{Offset, TaskId, TaskRow, millis},
     runtime::{Clock, LoopError},
-    store::{self, Published, Store, Turn},
+    store::{self, Outbox, Published, Turn},
     telemetry::traces,
     wire,
 };
@@ -74,7 +74,7 @@ pub struct Outcome {
 /// Publishes stored tasks and marks them as published.
 #[derive(Clone)]
 pub struct Publisher {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     bus: Arc<dyn Bus>,
     clock: Clock,
     settings: Arc<Settings>,
@@ -82,7 +82,7 @@ pub struct Publisher {
 
 impl Publisher {
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<dyn Outbox>,
         bus: Arc<dyn Bus>,
         clock: Clock,
         settings: Arc<Settings>,

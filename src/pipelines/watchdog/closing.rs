@@ -24,7 +24,7 @@ use crate::{
     pipelines::context::Context,
     queue::{self, Failing, Upkeep},
     runtime::Loop,
-    store::Store,
+    store::Outbox,
 };
 
 /// Looks at a shard in the time after which it is closed, within the bounds below.
@@ -34,7 +34,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Clone)]
 pub(super) struct Closing {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     queue: Upkeep,
     filter: Filter,
     after: Duration,

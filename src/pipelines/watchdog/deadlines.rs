@@ -18,7 +18,7 @@ use crate::{
     model::millis,
     pipelines::{changing::Changing, context::Context},
     runtime::{Clock, LastSaid, Loop},
-    store::Store,
+    store::Tasks,
     telemetry::metrics::{self, Watched},
 };
 
@@ -31,7 +31,7 @@ const PAGE: u32 = 500;
 
 #[derive(Clone)]
 pub(super) struct Deadlines {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Tasks>,
     changing: Changing,
     clock: Clock,
     lead: Lead,

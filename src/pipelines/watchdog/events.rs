@@ -27,7 +27,7 @@ use crate::{
     model::{EventRecord, TaskId},
     pipelines::context::Context,
     runtime::Loop,
-    store::{KeptEvents, Store},
+    store::{KeptEvents, Operators},
     telemetry::metrics,
     wire,
 };
@@ -42,7 +42,7 @@ const OFF: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
 pub(super) struct Events {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Operators>,
     bus: Arc<dyn Bus>,
     idle: Duration,
     lead: Lead,

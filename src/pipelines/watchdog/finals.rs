@@ -19,7 +19,7 @@ use crate::{
     pipelines::{changing::Changing, context::Context},
     queue::{self, Failing, Upkeep},
     runtime::Loop,
-    store::Store,
+    store::Tasks,
     telemetry::metrics::{self, Watched},
 };
 
@@ -28,7 +28,7 @@ const LOOK_AGE: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct Finals {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Tasks>,
     queue: Upkeep,
     settings: Arc<Settings>,
     lost_reports: LostReports,

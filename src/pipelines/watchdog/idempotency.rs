@@ -7,7 +7,7 @@ use std::{
 
 use super::{error::Error, lead::Lead};
 use crate::{
-    config::Queues, pipelines::context::Context, runtime::Loop, store::Store, telemetry::metrics,
+    config::Queues, pipelines::context::Context, runtime::Loop, store::Tasks, telemetry::metrics,
 };
 
 /// Keys that one transaction removes: few, so that nobody waits long for it.
@@ -19,7 +19,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
 pub(super) struct Idempotency {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Tasks>,
     /// The wait after a page that was not full.
     pause: Duration,
     lead: Lead,

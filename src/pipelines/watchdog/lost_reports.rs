@@ -18,7 +18,7 @@ use crate::{
     pipelines::context::Context,
     queue::Upkeep,
     runtime::Clock,
-    store::Store,
+    store::Tasks,
 };
 
 /// How long a task that was done again is not looked at. A report that SQL refuses is not lost, and
@@ -32,7 +32,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 pub(super) struct LostReports {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Tasks>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     clock: Clock,

@@ -29,7 +29,7 @@ use crate::{
     pipelines::context::Context,
     queue::Upkeep,
     runtime::Loop,
-    store::Store,
+    store::Outbox,
 };
 
 /// How long discovery may take to read `task-results` to its end, and how often that is asked.
@@ -38,7 +38,7 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
 pub(super) struct LostShards {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     rebuild: Rebuild,

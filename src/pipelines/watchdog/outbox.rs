@@ -17,7 +17,7 @@ use crate::{
     pipelines::{admission::Gates, context::Context, publishing},
     queue::Failing,
     runtime::{Clock, Loop},
-    store::{PAGE_BYTES, Store, Turn, Unpublished},
+    store::{self, PAGE_BYTES, Turn, Unpublished},
     telemetry::metrics::{self, Republished},
 };
 
@@ -33,7 +33,7 @@ const IDLE: Duration = Duration::from_millis(200);
 
 #[derive(Clone)]
 pub(super) struct Outbox {
-    store: Arc<dyn Store>,
+    store: Arc<dyn store::Outbox>,
     bus: Arc<dyn Bus>,
     gates: Gates,
     clock: Clock,

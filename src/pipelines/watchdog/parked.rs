@@ -20,7 +20,7 @@ use crate::{
     },
     queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
-    store::{OutboxRow, Store, Turn},
+    store::{Outbox, OutboxRow, Turn},
     telemetry::metrics::{self, Republished},
 };
 
@@ -39,7 +39,7 @@ const REFUSED_OFTEN: u32 = 3;
 
 #[derive(Clone)]
 pub(super) struct Parked {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     gates: Gates,

@@ -28,7 +28,7 @@ use crate::{
     },
     queue::Upkeep,
     runtime::Loop,
-    store::{RebuildPage, Rebuilding, Rebuilt, Store, Unpublished, Walked},
+    store::{Outbox, RebuildPage, Rebuilding, Rebuilt, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
 
@@ -44,7 +44,7 @@ const DOUBT_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct Rebuild {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     publisher: Publisher,

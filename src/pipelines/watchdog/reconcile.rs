@@ -16,7 +16,7 @@ use crate::{
     },
     queue::{Failing, Upkeep},
     runtime::{Clock, Loop},
-    store::{Store, Stretch, Turn, Unpublished, Walked},
+    store::{Outbox, Stretch, Turn, Unpublished, Walked},
     telemetry::metrics::{self, Watched},
 };
 
@@ -38,7 +38,7 @@ const AT_ONCE: usize = 1000;
 
 #[derive(Clone)]
 pub(super) struct Reconcile {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Outbox>,
     published: Published,
     queue: Upkeep,
     every: Duration,
@@ -69,7 +69,7 @@ impl Reconcile {
             ..
         } = context.clone();
         let lost_shards = LostShards::new(context, moves_shards);
-        let published = Published::new(Arc::clone(&store), queue.shards, bus);
+        let published = Published::new(store.clone(), queue.shards, bus);
         let every = settings.watchdog.reconcile_every;
         let young = settings.watchdog.republish_after.min(YOUNG);
         let queue = queue.upkeep;

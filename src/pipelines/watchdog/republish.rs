@@ -11,13 +11,13 @@ use crate::{
         publishing::{DeadLetters, Last, Publisher},
     },
     runtime::Clock,
-    store::{Settlement, Store, Turn},
+    store::{Settlement, Tasks, Turn},
     telemetry::metrics::{self, Republished, Watched},
 };
 
 #[derive(Clone)]
 pub(super) struct Republish {
-    store: Arc<dyn Store>,
+    store: Arc<dyn Tasks>,
     publisher: Publisher,
     letters: DeadLetters,
     filter: Filter,
