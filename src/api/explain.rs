@@ -60,7 +60,7 @@ impl Facts {
             worker: worker.map(|worker| self.worker(worker, place)),
             now_unix_ms: self.now_unix_ms,
             task: view(
-                self.detail.clone(),
+                self.detail.clone().into(),
                 record.map(ExplainedRecord::inspected),
                 self.now_unix_ms,
             ),

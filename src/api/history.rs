@@ -71,7 +71,7 @@ impl Reader {
         let payload_encoding = detail.task.payload_encoding;
         let traceparent = detail.task.context().into_owned();
         let backoff = detail.task.backoff.map(Into::into);
-        let task = view(detail, record, self.now_unix_ms());
+        let task = view(detail.into(), record, self.now_unix_ms());
         Ok(TaskFile {
             task,
             payload,

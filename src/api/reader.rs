@@ -15,7 +15,7 @@ use crate::{
     pipelines::admission::Gates,
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
-    store::{Store, TaskDetail},
+    store::{ListedTask, Store},
 };
 
 /// The servers that know about tasks. Cheap to clone.
@@ -156,35 +156,25 @@ fn entry_of<'a>(
     })
 }
 
-pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
-    let status = status(
-        detail.status,
-        detail.task.not_before_unix_ms,
-        record,
-        now_unix_ms,
-    );
-    let row = detail.task;
+/// A task as its reader sees it, by SQL and its record in Redis.
+pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     TaskView {
+        status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
         // By this, the time in their ids, tasks are listed and chosen.
-        created_unix_ms: row.id.created_unix_ms(),
-        id: row.id,
-        queue: row.queue,
-        key: row.key,
-        status,
-        replicas: row.replicas,
-        completed: record.map_or(detail.completed, |record| {
-            record.credited.max(detail.completed)
-        }),
+        created_unix_ms: task.id.created_unix_ms(),
+        id: task.id,
+        queue: task.shard.queue,
+        key: task.key,
+        replicas: task.replicas,
+        completed: record.map_or(task.completed, |record| record.credited.max(task.completed)),
         leased: record.map_or(0, |record| record.held),
-        attempts: record.map_or(detail.attempts, |record| {
-            record.failures.max(detail.attempts)
-        }),
-        priority: row.priority,
-        updated_unix_ms: detail.updated_unix_ms,
-        not_before_unix_ms: (row.not_before_unix_ms > 0).then_some(row.not_before_unix_ms),
-        deadline_unix_ms: (row.deadline_unix_ms > 0 && detail.epoch == 0)
-            .then_some(row.deadline_unix_ms),
-        reason: detail.reason,
+        attempts: record.map_or(task.attempts, |record| record.failures.max(task.attempts)),
+        priority: task.priority,
+        updated_unix_ms: task.updated_unix_ms,
+        not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
+        deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0)
+            .then_some(task.deadline_unix_ms),
+        reason: task.reason,
     }
 }
 
@@ -192,7 +182,7 @@ pub(super) fn view(detail: TaskDetail, record: Option<Inspected>, now_unix_ms: i
 ///
 /// A task is final when SQL has its end, and with it the results, the letter and the reason. Until
 /// then one whose record is final counts as assigned, as watchers are told.
-pub(super) fn status(
+fn status(
     stored: StoredStatus,
     not_before_unix_ms: i64,
     record: Option<Inspected>,

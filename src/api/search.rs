@@ -16,10 +16,10 @@ use super::{
     error::Error,
     handle::{Api, span},
     query::{LISTED, MOST_LISTED, bounded},
-    reader::{Reader, status},
+    reader::{Reader, view},
 };
 use crate::{
-    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskId, TaskList, TaskPages, TaskView},
+    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskId, TaskList, TaskPages},
     queue::{self, Inspected},
     store::{ListedTask, TaskSearch},
 };
@@ -188,26 +188,5 @@ impl Reader {
                 .map(|record| (id, record))
         };
         Ok(tasks.into_iter().zip(records).filter_map(of_task).collect())
-    }
-}
-
-pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
-    TaskView {
-        status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
-        // By this, the time in their ids, tasks are listed and chosen.
-        created_unix_ms: task.id.created_unix_ms(),
-        id: task.id,
-        queue: task.shard.queue,
-        key: task.key,
-        replicas: task.replicas,
-        completed: record.map_or(task.completed, |record| record.credited.max(task.completed)),
-        leased: record.map_or(0, |record| record.held),
-        attempts: record.map_or(task.attempts, |record| record.failures.max(task.attempts)),
-        priority: task.priority,
-        updated_unix_ms: task.updated_unix_ms,
-        not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
-        deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0)
-            .then_some(task.deadline_unix_ms),
-        reason: task.reason,
     }
 }

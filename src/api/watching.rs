@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     error::Error,
-    reader::Reader,
-    search::{Known, view},
+    reader::{Reader, view},
+    search::Known,
 };
 use crate::{
     model::{TaskEvent, TaskId},

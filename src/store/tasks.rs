@@ -56,6 +56,30 @@ pub struct ListedTask {
     pub epoch: u32,
 }
 
+impl From<TaskDetail> for ListedTask {
+    fn from(detail: TaskDetail) -> Self {
+        let task = detail.task;
+        Self {
+            id: task.id,
+            shard: ShardId {
+                queue: task.queue,
+                number: task.partition,
+            },
+            key: task.key,
+            status: detail.status,
+            replicas: task.replicas,
+            completed: detail.completed,
+            attempts: detail.attempts,
+            priority: task.priority,
+            updated_unix_ms: detail.updated_unix_ms,
+            not_before_unix_ms: task.not_before_unix_ms,
+            deadline_unix_ms: task.deadline_unix_ms,
+            reason: detail.reason,
+            epoch: detail.epoch,
+        }
+    }
+}
+
 /// An unfinished task whose deadline has passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overdue {

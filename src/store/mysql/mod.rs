@@ -338,16 +338,12 @@ impl Dialect for MySqlConnection {
         format!(" ON DUPLICATE KEY UPDATE {column} = {column}")
     }
 
-    fn replace(_key: &str, columns: &[&str]) -> String {
-        let set: Vec<String> = columns
-            .iter()
-            .map(|column| format!("{column} = VALUES({column})"))
-            .collect();
-        format!(" ON DUPLICATE KEY UPDATE {}", set.join(", "))
+    fn on_conflict(_key: &str) -> String {
+        " ON DUPLICATE KEY UPDATE".into()
     }
 
-    fn add(_key: &str, column: &str) -> String {
-        format!(" ON DUPLICATE KEY UPDATE {column} = {column} + VALUES({column})")
+    fn new_value(column: &str) -> String {
+        format!("VALUES({column})")
     }
 
     fn by_index(index: &str) -> String {

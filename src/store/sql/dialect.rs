@@ -57,11 +57,26 @@ pub trait Dialect {
     /// SELECT of key, task and last status of the keys in `seen`, up to the list of keys.
     const SEEN_KEYS: &'static str;
 
+    /// The beginning of an INSERT suffix that changes the row where `key` exists.
+    fn on_conflict(key: &str) -> String;
+
+    /// The value of a column that such an INSERT brings.
+    fn new_value(column: &str) -> String;
+
     /// INSERT suffix that sets `columns` to the new values where `key` exists.
-    fn replace(key: &str, columns: &[&str]) -> String;
+    fn replace(key: &str, columns: &[&str]) -> String {
+        let set: Vec<String> = columns
+            .iter()
+            .map(|column| format!("{column} = {}", Self::new_value(column)))
+            .collect();
+        format!("{} {}", Self::on_conflict(key), set.join(", "))
+    }
 
     /// INSERT suffix that adds to the number in `column` where `key` exists.
-    fn add(key: &str, column: &str) -> String;
+    fn add(key: &str, column: &str) -> String {
+        let new = Self::new_value(column);
+        format!("{} {column} = {column} + {new}", Self::on_conflict(key))
+    }
 
     /// Table suffix: use this index or fail. No statement here may scan a table, whatever the
     /// planner believes.

@@ -37,6 +37,7 @@ mod meta;
 mod migrate;
 mod operators;
 mod outbox;
+mod pages;
 #[cfg(test)]
 pub(super) mod plans;
 mod queue_counts;

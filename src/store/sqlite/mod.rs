@@ -214,16 +214,12 @@ impl Dialect for Connection {
         " ON CONFLICT DO NOTHING".into()
     }
 
-    fn replace(key: &str, columns: &[&str]) -> String {
-        let set: Vec<String> = columns
-            .iter()
-            .map(|column| format!("{column} = excluded.{column}"))
-            .collect();
-        format!(" ON CONFLICT ({key}) DO UPDATE SET {}", set.join(", "))
+    fn on_conflict(key: &str) -> String {
+        format!(" ON CONFLICT ({key}) DO UPDATE SET")
     }
 
-    fn add(key: &str, column: &str) -> String {
-        format!(" ON CONFLICT ({key}) DO UPDATE SET {column} = {column} + excluded.{column}")
+    fn new_value(column: &str) -> String {
+        format!("excluded.{column}")
     }
 
     fn by_index(index: &str) -> String {

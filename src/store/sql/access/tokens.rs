@@ -14,7 +14,7 @@ use crate::{
         ACTS_STAY, AddedToken, MOST_TOKENS, Result,
         sql::{
             backend::Backend,
-            meta,
+            meta, pages,
             rows::{corrupt, number},
             runner::Runner,
             session::Session,
@@ -46,11 +46,8 @@ pub(crate) async fn acts<DB: Backend>(
     before: Option<Uuid>,
     limit: u32,
 ) -> Result<Vec<Act>> {
-    let before = before.unwrap_or(Uuid::max());
-    let acts = Statement::new(
-        "SELECT id, who, what, target FROM acts WHERE id < ? ORDER BY id DESC LIMIT ?",
-    );
-    sql.read("acts", acts.bind(&before).bind(limit))
+    let acts = Statement::new("SELECT id, who, what, target FROM acts ");
+    sql.read("acts", pages::latest(acts, before, limit))
         .await?
         .into_iter()
         .map(act)

@@ -22,6 +22,7 @@ use crate::{
         sql::{
             access::tokens,
             outbox::{entries, shards},
+            pages,
             rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
             session::Session,
             statement::{Statement, lists},
@@ -224,13 +225,13 @@ columns! {
     }
 }
 
-pub(crate) async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Result<KeptChanges> {
+pub(crate) async fn kept<S: Session>(session: &mut S, asked: &KeptPages) -> Result<KeptChanges> {
     let KeptPages {
         kind,
         upto_unix_ms,
         after,
         limit,
-    } = pages;
+    } = asked;
     let (at_ms, id) = after.unwrap_or((i64::MIN, TaskId::FIRST));
     let page =
         Statement::new("SELECT task_id, turn, at_ms, queue, shard, replicas, priority, epoch, status FROM changes ")
@@ -248,13 +249,12 @@ pub(crate) async fn kept<S: Session>(session: &mut S, pages: &KeptPages) -> Resu
             .bind(&id)
             .bind(*limit);
     let page: Vec<KeptColumns> = session.fetch(page).await?;
-    let mut kept = KeptChanges::default();
-    if page.len() == *limit as usize {
-        kept.next = page
-            .last()
-            .map(|last| Ok::<_, crate::store::Error>((last.at_ms, task_id(&last.task_id)?)))
-            .transpose()?;
-    }
+    let mut kept = KeptChanges {
+        changes: Vec::with_capacity(page.len()),
+        next: pages::next(&page, *limit as usize, |last| {
+            Ok((last.at_ms, task_id(&last.task_id)?))
+        })?,
+    };
     let mut over = Vec::new();
     for columns in page {
         let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));

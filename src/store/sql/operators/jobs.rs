@@ -22,6 +22,7 @@ use crate::{
             access::tokens,
             backend::Backend,
             dialect::Dialect,
+            pages,
             rows::{columns, corrupt, number, status, task_id},
             runner::Runner,
             session::Session,
@@ -49,10 +50,7 @@ pub(crate) async fn jobs<DB: Backend>(
     before: Option<Uuid>,
     limit: u32,
 ) -> Result<Vec<Job>> {
-    let before = before.unwrap_or(Uuid::max());
-    let page = select("WHERE id < ? ORDER BY id DESC LIMIT ?")
-        .bind(&before)
-        .bind(limit);
+    let page = pages::latest(select(""), before, limit);
     Ok(readable(sql.read("jobs", page).await?))
 }
 

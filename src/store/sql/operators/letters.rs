@@ -19,6 +19,7 @@ use crate::{
         sql::{
             backend::Backend,
             dialect::Dialect,
+            pages,
             rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, task_id},
             runner::Runner,
             session::Session,
@@ -46,23 +47,21 @@ pub(crate) async fn keep_letters<DB: Backend>(
 
 pub(crate) async fn letters<DB: Backend>(
     sql: &Runner<DB>,
-    pages: &LetterPages,
+    asked: &LetterPages,
 ) -> Result<LetterPage> {
-    let rows: Vec<BriefColumns> = sql.read("letters", listed::<DB::Connection>(pages)).await?;
-    let is_full = rows.len() == pages.limit as usize;
+    let rows: Vec<BriefColumns> = sql.read("letters", listed::<DB::Connection>(asked)).await?;
     let mut letters = rows
         .into_iter()
         .map(BriefColumns::into_letter)
         .collect::<Result<Vec<_>>>()?;
-    let last = letters.last().map(|last| LetterCursor {
-        at_unix_ms: last.letter.at_unix_ms,
-        id: last.id,
-    });
-    letters.retain(|letter| letter.letter.reason.starts_with(&pages.filter.reason));
-    Ok(LetterPage {
-        letters,
-        next: last.filter(|_| is_full),
-    })
+    let next = pages::next(&letters, asked.limit as usize, |last| {
+        Ok(LetterCursor {
+            at_unix_ms: last.letter.at_unix_ms,
+            id: last.id,
+        })
+    })?;
+    letters.retain(|letter| letter.letter.reason.starts_with(&asked.filter.reason));
+    Ok(LetterPage { letters, next })
 }
 
 pub(crate) async fn letter<DB: Backend>(

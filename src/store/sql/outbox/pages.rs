@@ -12,6 +12,7 @@ use crate::{
                 batches::{self, Batch},
                 entries::{self, Listed},
             },
+            pages,
             rows::{number, queue_name, task_id},
             runner::Runner,
             statement::lists,
@@ -61,9 +62,7 @@ pub(crate) async fn bring_forward<DB: Backend>(
         .into_iter()
         .map(entries::later_row)
         .collect::<Result<Vec<_>>>()?;
-    let next = (page.len() == limit)
-        .then(|| page.last().map(|row| (row.due_unix_ms, row.task)))
-        .flatten();
+    let next = pages::next(&page, limit, |last| Ok((last.due_unix_ms, last.task)))?;
     let fresh = page
         .iter()
         .filter(|row| row.unpublished == Unpublished::Fresh)
@@ -163,9 +162,7 @@ pub(crate) async fn remove_batches<DB: Backend>(
         .filter(|number| !needed.contains(number))
         .collect();
     remove_empty(sql, &settled).await?;
-    Ok((page.len() == limit as usize)
-        .then(|| page.last().map(|batch| batch.number))
-        .flatten())
+    pages::next(&page, limit as usize, |last| Ok(last.number))
 }
 
 /// A page. Removes its outbox rows whose task is final or does not exist any more.
