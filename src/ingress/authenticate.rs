@@ -2,7 +2,7 @@
 
 use axum::http::{Extensions, HeaderMap, header};
 
-use super::{budget::Share, standing::Standing};
+use super::{net::budget::Share, net::standing::Standing};
 use crate::{
     api::{Api, Error},
     model::{Caller, Client, Role},

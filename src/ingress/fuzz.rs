@@ -9,9 +9,9 @@ use proptest::{collection::vec, prelude::*, sample::Index};
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    budget::Budget,
     json,
-    lines::{Line, Lines},
+    net::budget::Budget,
+    net::lines::{Line, Lines},
     tally::Tally,
 };
 use crate::{

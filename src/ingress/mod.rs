@@ -1,46 +1,34 @@
 //! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and
 //! writes the answer.
 //!
-//! `listener` accepts clients, `tls` encrypts, `connection` serves one of them, `authenticate` asks
-//! for its token; `standing` knows whose connection it is; `socket` and `delivery` see an answer
-//! off. `body`, `budget`, `tally` and `staying` limit what a request may take.
+//! `net` is the network below them, and `operations` lists what they serve. `authenticate` asks a
+//! caller for its token, `tally` limits the parts of a request.
 
 mod authenticate;
-mod body;
-mod budget;
-mod connection;
-mod delivery;
-mod descriptors;
 #[cfg(test)]
 mod fuzz;
 pub mod grpc;
 pub mod http;
 pub mod json;
-pub mod lines;
-mod listener;
 mod measure;
-mod messages;
+pub mod net;
 mod operation;
 mod operations;
 mod refused;
-mod socket;
-mod standing;
-mod staying;
 mod tally;
-mod tls;
 mod traced;
 
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
-pub use budget::Budget;
-pub use descriptors::raise_limit;
 pub use http::Waiting;
-pub use listener::{CannotListen, bind};
+pub use net::budget::Budget;
+pub use net::descriptors::raise_limit;
+pub use net::listener::{CannotListen, bind};
+pub use net::tls::{Tls, TlsError};
 pub use operation::{Operation, Route};
 pub use operations::all as operations;
-pub use tls::{Tls, TlsError};
 
 use crate::{
     api::Api,

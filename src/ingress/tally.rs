@@ -1,7 +1,7 @@
 //! Counts the parts of a request before they are built: a few bytes of JSON or protobuf become
 //! hundreds in memory.
 
-use super::budget::{NoRoom, Share};
+use super::net::budget::{NoRoom, Share};
 use crate::{config::Settings, model::TaskFilter};
 
 /// The most discovered tasks in all completions of a call.

@@ -27,7 +27,7 @@ use crate::{
     config::{Settings, Time},
     ingress::{
         json,
-        lines::{Line, Lines},
+        net::lines::{Line, Lines},
     },
     model::{MAX_REPLICAS, NewBackoff, NewTask, TaskRules, now_unix_ms, validate},
     wire::{

@@ -174,8 +174,8 @@ mod tests {
     use crate::{
         config::Settings,
         ingress::{
-            budget::Budget,
             fuzz::{hostile, within},
+            net::budget::Budget,
             operations,
         },
     };

@@ -16,9 +16,9 @@ use super::{
 use crate::{
     ingress::{
         Budget, Tls,
-        body::Counted,
-        connection::{Answering, Handlers, Stay},
-        listener::{self, Door},
+        net::body::Counted,
+        net::connection::{Answering, Handlers, Stay},
+        net::listener::{self, Door},
     },
     model::Protocol,
 };

@@ -6,9 +6,9 @@ use hyper::{Request, Response};
 use tonic::{Status, body::Body, service::Routes};
 
 use crate::ingress::{
-    body::Counted,
-    connection::Handlers as _,
-    staying::{OfConnection, OfProcess},
+    net::body::Counted,
+    net::connection::Handlers as _,
+    net::staying::{OfConnection, OfProcess},
 };
 
 /// True for the call of a probe, which asks once.

@@ -15,7 +15,10 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::{
     api::{OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
-    ingress::{State, budget::Share, delivery::Loading},
+    ingress::{
+        State,
+        net::{budget::Share, delivery::Loading},
+    },
     model::Caller,
     wire::{grpc_codec, pb},
 };

@@ -4,7 +4,7 @@ use prost::Message as _;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
-    super::{budget::Share, delivery::Deliveries},
+    super::{net::budget::Share, net::delivery::Deliveries},
     Service, open, results,
     stream::{self, Frames},
 };

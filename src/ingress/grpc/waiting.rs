@@ -7,7 +7,7 @@ use tonic::{Response, Status};
 
 use super::{Service, results};
 use crate::{
-    ingress::budget::{Share, WAITING_TASK},
+    ingress::net::budget::{Share, WAITING_TASK},
     model::{Caller, NewTask},
     wire::pb,
 };

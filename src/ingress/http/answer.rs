@@ -14,13 +14,13 @@ use serde::Serialize;
 use super::{
     super::{
         Budget,
-        budget::{NoRoom, Share},
-        delivery::Deliveries,
         json::{
             self,
             large::{Entry, list as large_list},
             work,
         },
+        net::budget::{NoRoom, Share},
+        net::delivery::Deliveries,
         tally::Excess,
     },
     call::Call,

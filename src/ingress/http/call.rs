@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use super::{
-    super::{State, budget::Share, json::Unread, tally::Tally},
+    super::{State, json::Unread, net::budget::Share, tally::Tally},
     problem::Problem,
     request::{JSON, json_body},
 };

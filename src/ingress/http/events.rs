@@ -13,8 +13,8 @@ use serde::Deserialize;
 
 use super::{
     super::{
-        budget::WAITING_TASK,
         json::{self, events::End, insert::NewTasks, large::Entry},
+        net::budget::WAITING_TASK,
     },
     answer::{Answer, LARGE, list, one_page, streamed, within_budget},
     call::Call,

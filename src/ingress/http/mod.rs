@@ -40,11 +40,12 @@ use self::{
 use super::{
     State,
     authenticate::authenticate,
-    connection::{Answering, Stay},
-    descriptors, json,
-    listener::{self, Door, strangers_stay},
-    measure, operations, refused,
-    standing::IsValid,
+    json, measure,
+    net::connection::{Answering, Stay},
+    net::descriptors,
+    net::listener::{self, Door, strangers_stay},
+    net::standing::IsValid,
+    operations, refused,
 };
 use crate::{
     api::Api,

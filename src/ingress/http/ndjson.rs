@@ -33,10 +33,10 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         State,
-        body::Cut,
-        budget::Share,
         json::insert,
-        lines::{Line, Lines},
+        net::body::Cut,
+        net::budget::Share,
+        net::lines::{Line, Lines},
         tally::{Excess, Tally},
         traced,
     },
@@ -488,7 +488,7 @@ mod tests {
     use tokio::sync::mpsc;
     use tokio_stream::wrappers::ReceiverStream;
 
-    use super::{super::super::budget::Budget, *};
+    use super::{super::super::net::budget::Budget, *};
 
     #[tokio::test]
     async fn a_part_that_has_no_line_is_heard_all_the_same() {

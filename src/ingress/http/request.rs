@@ -14,8 +14,8 @@ use serde::Deserialize;
 use super::{
     super::{
         State,
-        body::{Cut, Pace},
-        lines::without_mark,
+        net::body::{Cut, Pace},
+        net::lines::without_mark,
     },
     problem::Problem,
 };

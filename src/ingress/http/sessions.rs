@@ -4,7 +4,7 @@ use axum::{Json, response::IntoResponse};
 use http_body::Body as _;
 
 use super::{
-    super::{delivery::Deliveries, json},
+    super::{json, net::delivery::Deliveries},
     answer::{Answer, LARGE, one_page, streamed},
     call::Call,
 };

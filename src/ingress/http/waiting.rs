@@ -14,10 +14,9 @@ use tokio::{net::TcpListener, sync::watch};
 
 use super::{
     super::{
-        Budget, Tls,
-        connection::{Answering, Stay},
-        grpc,
-        listener::{self, Door},
+        Budget, Tls, grpc,
+        net::connection::{Answering, Stay},
+        net::listener::{self, Door},
     },
     problem::Problem,
     request::pace,

@@ -275,7 +275,7 @@ pub fn list<T: Serialize>(
 mod testing {
     use super::{
         super::{
-            budget::{Budget, Share},
+            net::budget::{Budget, Share},
             tally::Tally,
         },
         *,

@@ -29,7 +29,7 @@ use crate::queue::Delivery;
 
 /// The leases that a response carries to its worker. A drop on the way gives them back.
 #[derive(Clone, Default)]
-pub(super) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
+pub(in crate::ingress) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
 
 impl From<Vec<Delivery>> for Deliveries {
     fn from(deliveries: Vec<Delivery>) -> Self {
@@ -49,9 +49,9 @@ impl Deliveries {
 
 /// The leases and the room of one message of a stream.
 #[derive(Default)]
-pub(super) struct Cargo {
-    pub(super) deliveries: Vec<Delivery>,
-    pub(super) rooms: Vec<Box<dyn Any + Send>>,
+pub(in crate::ingress) struct Cargo {
+    pub(in crate::ingress) deliveries: Vec<Delivery>,
+    pub(in crate::ingress) rooms: Vec<Box<dyn Any + Send>>,
 }
 
 impl Cargo {
@@ -63,10 +63,14 @@ impl Cargo {
 /// The cargo of the messages that a stream has just given to its encoder. It goes with the next
 /// piece of the body.
 #[derive(Clone, Default)]
-pub(super) struct Loading(Arc<Mutex<Cargo>>);
+pub(in crate::ingress) struct Loading(Arc<Mutex<Cargo>>);
 
 impl Loading {
-    pub(super) fn load(&self, deliveries: Vec<Delivery>, room: Option<Box<dyn Any + Send>>) {
+    pub(in crate::ingress) fn load(
+        &self,
+        deliveries: Vec<Delivery>,
+        room: Option<Box<dyn Any + Send>>,
+    ) {
         let mut cargo = self.0.lock();
         cargo.deliveries.extend(deliveries);
         cargo.rooms.extend(room);
@@ -80,7 +84,7 @@ impl Loading {
 /// The state of one connection: deliveries that wait for a flush, answers that wait for their
 /// reader, requests in hand.
 #[derive(Default)]
-pub(super) struct Record {
+pub(in crate::ingress) struct Record {
     written: Mutex<Vec<Delivery>>,
     /// The number of unwritten answers with deliveries.
     carried: AtomicUsize,
@@ -93,9 +97,9 @@ pub(super) struct Record {
 
 /// The time after which a client that takes nothing of its answer has gone. It is shorter than the
 /// default lease, so the client costs no attempt.
-pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(in crate::ingress) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
 /// The time between two looks at a client: has it begun, and does it take its answers?
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(5);
+pub(in crate::ingress) const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// The time in which a client should read all that waits of an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// The bytes of a large answer that a client reads between two looks, however much of it is left.
@@ -153,17 +157,17 @@ impl Unread {
 
 impl Record {
     /// Takes the deliveries whose answers went to the socket since the last call.
-    pub(super) fn take_written(&self) -> Vec<Delivery> {
+    pub(in crate::ingress) fn take_written(&self) -> Vec<Delivery> {
         std::mem::take(&mut *self.written.lock())
     }
 
     /// True while an answer with deliveries is on its way.
-    pub(super) fn is_carrying(&self) -> bool {
+    pub(in crate::ingress) fn is_carrying(&self) -> bool {
         self.carried.load(Ordering::Acquire) > 0
     }
 
     /// True when the client takes too little of an answer.
-    pub(super) fn has_unread(&self) -> bool {
+    pub(in crate::ingress) fn has_unread(&self) -> bool {
         self.unread()
             .values()
             .any(|answer| answer.since.elapsed() >= WRITE_TIMEOUT)
@@ -175,7 +179,7 @@ impl Record {
 
     /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request
     /// that `is_awaited`.
-    pub(super) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
+    pub(in crate::ingress) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
         self.in_hand.send_if_modified(|count| {
             *count += counts;
@@ -188,14 +192,14 @@ impl Record {
     }
 
     /// Waits until no awaited request is in hand.
-    pub(super) async fn idle(&self) {
+    pub(in crate::ingress) async fn idle(&self) {
         // The sender is in `self`, so the wait does not fail.
         drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
     }
 }
 
 /// A request in hand.
-pub(super) struct InHand {
+pub(in crate::ingress) struct InHand {
     record: Arc<Record>,
     /// 1 for an awaited request, 0 for any other.
     counts: usize,
@@ -213,7 +217,7 @@ impl Drop for InHand {
 
 /// Gives the response a body that notices when it has left. Until then the answer holds the
 /// handler's room, or that of its request.
-pub(super) fn ship<B: Body<Data = Bytes> + Unpin>(
+pub(in crate::ingress) fn ship<B: Body<Data = Bytes> + Unpin>(
     mut response: Response<B>,
     in_hand: InHand,
     request: Share,
@@ -317,7 +321,7 @@ impl Shipment {
 }
 
 /// A body that counts its written pieces.
-pub(super) struct Shipped<B: Body> {
+pub(in crate::ingress) struct Shipped<B: Body> {
     inner: B,
     shipment: Arc<Shipment>,
     /// Of a stream.
@@ -377,7 +381,7 @@ impl<B: Body> Drop for Shipped<B> {
 }
 
 /// Bytes on the way to the socket. The HTTP library drops them when they are written or lost.
-pub(super) struct Piece {
+pub(in crate::ingress) struct Piece {
     bytes: Bytes,
     shipment: Arc<Shipment>,
     /// Of the messages of a stream that are in it.

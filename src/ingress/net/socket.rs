@@ -30,13 +30,13 @@ const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
 
 /// A stream whose flushes confirm deliveries, and whose writes time out.
-pub(super) struct Socket {
+pub(in crate::ingress) struct Socket {
     stream: Pin<Box<TimeoutWriter<TcpStream>>>,
     record: Arc<Record>,
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, record: Arc<Record>) -> Self {
+    pub(in crate::ingress) fn new(stream: TcpStream, record: Arc<Record>) -> Self {
         let options = SockRef::from(&stream);
         let keepalive = TcpKeepalive::new()
             .with_time(SILENCE)

@@ -13,7 +13,7 @@ const SMALL: usize = 64 << 10;
 ///
 /// The gRPC library allocates the whole message when it has read the length, and the length may
 /// announce bytes that never come.
-pub(super) struct Messages {
+pub(in crate::ingress) struct Messages {
     /// The gRPC library refuses a longer message, and allocates nothing for it.
     most: usize,
     prefix: [u8; PREFIX],
@@ -27,7 +27,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) fn new(most: usize) -> Self {
+    pub(in crate::ingress) fn new(most: usize) -> Self {
         Self {
             most,
             prefix: [0; PREFIX],
@@ -40,13 +40,13 @@ impl Messages {
     }
 
     /// True between messages.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(in crate::ingress) fn is_whole(&self) -> bool {
         self.missing == 0 && self.prefix_bytes == 0
     }
 
     /// Takes the next bytes of the body. Answers the first ones that may be handed on;
     /// [`Self::next`] has the others.
-    pub(super) fn take(&mut self, mut bytes: Bytes) -> Option<Bytes> {
+    pub(in crate::ingress) fn take(&mut self, mut bytes: Bytes) -> Option<Bytes> {
         let mut followed = 0;
         let mut ready = 0;
         while followed < bytes.len() {
@@ -70,16 +70,16 @@ impl Messages {
     }
 
     /// The next bytes to hand on.
-    pub(super) fn next(&mut self) -> Option<Bytes> {
+    pub(in crate::ingress) fn next(&mut self) -> Option<Bytes> {
         self.ready.pop_front()
     }
 
     /// Hands on what is left at the end of the body: a message that broke off.
-    pub(super) fn end(&mut self) {
+    pub(in crate::ingress) fn end(&mut self) {
         self.ready.append(&mut self.held_back);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::ingress) fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.held_back.is_empty()
     }
 

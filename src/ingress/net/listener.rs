@@ -64,25 +64,25 @@ pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, C
 
 /// How long a connection may stay without an accepted call; `None`: until it has to make way.
 /// Without tokens there is nothing that a client could show.
-pub(super) fn strangers_stay(settings: &Settings) -> Option<Duration> {
+pub(in crate::ingress) fn strangers_stay(settings: &Settings) -> Option<Duration> {
     (settings.auth == Auth::Tokens).then_some(STRANGERS_STAY)
 }
 
 /// A listener's rules.
-pub(super) struct Door<H> {
+pub(in crate::ingress) struct Door<H> {
     /// The listener's name in the log.
-    pub(super) name: &'static str,
-    pub(super) answering: Answering<H>,
-    pub(super) max_connections: usize,
+    pub(in crate::ingress) name: &'static str,
+    pub(in crate::ingress) answering: Answering<H>,
+    pub(in crate::ingress) max_connections: usize,
     /// How long a connection may stay without an accepted call; `None`: until it has to make way.
-    pub(super) strangers_stay: Option<Duration>,
-    pub(super) is_valid: IsValid,
+    pub(in crate::ingress) strangers_stay: Option<Duration>,
+    pub(in crate::ingress) is_valid: IsValid,
     /// Answers clients beyond the limit; `None`: taskd hangs up on them.
-    pub(super) without_room: Option<H>,
+    pub(in crate::ingress) without_room: Option<H>,
 }
 
 /// Serves until the stop, then answers the requests in hand.
-pub(super) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
+pub(in crate::ingress) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
     let connections = Connections::new(door.max_connections, door.is_valid.clone());
     let tasks = TaskTracker::new();
     let mut turned_away = VecDeque::new();

@@ -83,7 +83,7 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
     }
 
     /// When the line began whose end has not come.
-    pub(super) fn begun(&self) -> Arc<Mutex<Option<Instant>>> {
+    pub(in crate::ingress) fn begun(&self) -> Arc<Mutex<Option<Instant>>> {
         Arc::clone(&self.lines.decoder().begun)
     }
 
@@ -95,7 +95,7 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
 
 /// Drops the byte order mark with which some editors begin a file: it is no part of a key, nor of
 /// JSON.
-pub(super) fn without_mark(text: &mut Bytes) {
+pub(in crate::ingress) fn without_mark(text: &mut Bytes) {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if text.starts_with(MARK) {
         text.advance(MARK.len());

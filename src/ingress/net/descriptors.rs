@@ -21,7 +21,7 @@ pub fn raise_limit() {
 }
 
 /// The most connections of each of the two listeners.
-pub(super) fn for_each_listener(settings: &Settings) -> usize {
+pub(in crate::ingress) fn for_each_listener(settings: &Settings) -> usize {
     let wanted = settings.limits.max_connections;
     let Ok((limit, _hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
         return wanted;

@@ -10,7 +10,7 @@ const OF_PROCESS: usize = 1000;
 
 /// The open calls of one connection. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct OfConnection(Arc<Semaphore>);
+pub(in crate::ingress) struct OfConnection(Arc<Semaphore>);
 
 impl Default for OfConnection {
     fn default() -> Self {
@@ -19,7 +19,7 @@ impl Default for OfConnection {
 }
 
 /// The open calls of the process.
-pub(super) struct OfProcess(Arc<Semaphore>);
+pub(in crate::ingress) struct OfProcess(Arc<Semaphore>);
 
 impl Default for OfProcess {
     fn default() -> Self {
@@ -28,7 +28,7 @@ impl Default for OfProcess {
 }
 
 /// The place of an open call. Its drop frees it.
-pub(super) struct Place {
+pub(in crate::ingress) struct Place {
     _of_connection: OwnedSemaphorePermit,
     _of_process: Option<OwnedSemaphorePermit>,
 }
@@ -36,7 +36,11 @@ pub(super) struct Place {
 impl OfProcess {
     /// Admits a call, or says why not. A probe takes no place of the process: streams must not make
     /// it fail.
-    pub(super) fn admit(&self, connection: &OfConnection, is_probe: bool) -> Result<Place, String> {
+    pub(in crate::ingress) fn admit(
+        &self,
+        connection: &OfConnection,
+        is_probe: bool,
+    ) -> Result<Place, String> {
         let take = |places: &Arc<Semaphore>, most, of| {
             let place = Arc::clone(places).try_acquire_owned();
             place

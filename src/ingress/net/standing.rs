@@ -20,11 +20,11 @@ use crate::model::{Access, NoShare, Share, Shares};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// True while the token of this access is valid.
-pub(super) type IsValid = Arc<dyn Fn(&Access) -> bool + Send + Sync>;
+pub(in crate::ingress) type IsValid = Arc<dyn Fn(&Access) -> bool + Send + Sync>;
 
 /// The connections of one listener. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Connections(Arc<Inner>);
+pub(in crate::ingress) struct Connections(Arc<Inner>);
 
 struct Inner {
     places: Shares,
@@ -46,7 +46,7 @@ struct Lists {
 
 /// What a connection has shown so far. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Standing(Arc<OfConnection>);
+pub(in crate::ingress) struct Standing(Arc<OfConnection>);
 
 struct OfConnection {
     /// `None` for a connection beyond the limit.
@@ -67,10 +67,10 @@ struct State {
 
 /// The place of a connection. Its drop frees the place, even if a request of the connection is
 /// still in hand.
-pub(super) struct Place(Standing);
+pub(in crate::ingress) struct Place(Standing);
 
 impl Connections {
-    pub(super) fn new(most: usize, is_valid: IsValid) -> Self {
+    pub(in crate::ingress) fn new(most: usize, is_valid: IsValid) -> Self {
         Self(Arc::new(Inner {
             places: Shares::new(most),
             is_valid,
@@ -82,7 +82,7 @@ impl Connections {
     /// is no stranger.
     ///
     /// Answers whether another connection made way.
-    pub(super) fn admit(&self) -> Option<(Place, bool)> {
+    pub(in crate::ingress) fn admit(&self) -> Option<(Place, bool)> {
         if let Ok(place) = self.0.places.take(&Access::Open, 1) {
             return Some((self.add(place), false));
         }
@@ -161,7 +161,7 @@ impl Connections {
     }
 
     /// When the oldest stranger came that was not told to end.
-    pub(super) fn oldest_stranger(&self) -> Option<Instant> {
+    pub(in crate::ingress) fn oldest_stranger(&self) -> Option<Instant> {
         self.0
             .lists
             .lock()
@@ -172,7 +172,7 @@ impl Connections {
     }
 
     /// Tells strangers to end that have been here for `stay`.
-    pub(super) fn end_strangers(&self, stay: Duration) {
+    pub(in crate::ingress) fn end_strangers(&self, stay: Duration) {
         let mut lists = self.0.lists.lock();
         while let Some(oldest) = lists.strangers.first_entry()
             && oldest.get().0.since.elapsed() >= stay
@@ -220,13 +220,13 @@ impl Standing {
     }
 
     /// The standing of a connection beyond the limit.
-    pub(super) fn without_place() -> Self {
+    pub(in crate::ingress) fn without_place() -> Self {
         Self::new(None, 0, None)
     }
 
     /// Notes an accepted call. An error says that its token holds half of all connections: the call
     /// is refused, and a connection without any other accepted call ends.
-    pub(super) fn called_by(&self, access: &Access) -> Result<(), NoShare> {
+    pub(in crate::ingress) fn called_by(&self, access: &Access) -> Result<(), NoShare> {
         let mut state = self.0.state.lock();
         if let Some(before) = &state.access
             && before.restricted() == access.restricted()
@@ -254,18 +254,18 @@ impl Standing {
     }
 
     /// Waits until the connection has to end, after the answers to the requests in hand.
-    pub(super) async fn is_ending(&self) {
+    pub(in crate::ingress) async fn is_ending(&self) {
         self.0.ending.cancelled().await;
     }
 
     /// Waits until another connection has the place of this one.
-    pub(super) async fn makes_way(&self) {
+    pub(in crate::ingress) async fn makes_way(&self) {
         self.0.make_way.cancelled().await;
     }
 }
 
 impl Place {
-    pub(super) fn standing(&self) -> &Standing {
+    pub(in crate::ingress) fn standing(&self) -> &Standing {
         &self.0
     }
 }

@@ -25,11 +25,11 @@ use super::{
 /// body is.
 const MESSAGE_TIME: Duration = Duration::from_secs(120);
 
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(in crate::ingress) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The reason why taskd does not read the rest of a body.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Cut {
+pub(in crate::ingress) enum Cut {
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     #[error("this process is stopping; send the request again")]
@@ -46,11 +46,11 @@ pub(super) enum Cut {
 
 /// The time that a body may take.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(in crate::ingress) struct Pace {
     /// The longest time between two parts.
-    pub(super) silence: Duration,
+    pub(in crate::ingress) silence: Duration,
     /// The longest time for the whole body.
-    pub(super) whole: Duration,
+    pub(in crate::ingress) whole: Duration,
 }
 
 /// The rest of a body that a handler did not read.
@@ -58,11 +58,11 @@ pub(super) struct Pace {
 /// HTTP/2 resets a stream whose end the server did not read, and some clients then miss their
 /// answer.
 #[derive(Clone, Default)]
-pub(super) struct Unread(Arc<Mutex<Option<Incoming>>>);
+pub(in crate::ingress) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
 impl Unread {
     /// Reads to the end, if the end is near.
-    pub(super) async fn drain(self) {
+    pub(in crate::ingress) async fn drain(self) {
         const BYTES: usize = 64 << 10;
         const WAIT: Duration = Duration::from_secs(1);
         let Some(mut body) = self.0.lock().take() else {
@@ -82,7 +82,7 @@ impl Unread {
 }
 
 /// The body of a request whose parts count against the budget.
-pub(super) struct Counted {
+pub(in crate::ingress) struct Counted {
     /// `None` only during the drop.
     inner: Option<Incoming>,
     unread: Unread,
@@ -119,7 +119,7 @@ impl Counted {
         clippy::too_many_arguments,
         reason = "each bounds the body in a way of its own, and one place makes it"
     )]
-    pub(super) fn new(
+    pub(in crate::ingress) fn new(
         inner: Incoming,
         unread: Unread,
         share: Share,

@@ -16,7 +16,7 @@ const UNIT: usize = 1 << 10;
 /// The size up to which requests may use all of the budget.
 const SMALL: usize = 64 << 10;
 /// The memory of an insert that waits, for each of its tasks, about.
-pub(super) const WAITING_TASK: usize = 512;
+pub(in crate::ingress) const WAITING_TASK: usize = 512;
 /// The part of the budget that larger requests leave: a worker's report gets through beside large
 /// uploads.
 const KEPT_FOR_SMALL: usize = 8;
@@ -53,7 +53,7 @@ impl Budget {
     }
 
     /// An empty share, for a new request. [`Share::belongs_to`] says whose it is.
-    pub(super) fn share(&self) -> Share {
+    pub(in crate::ingress) fn share(&self) -> Share {
         self.share_of(&Access::Open)
     }
 
@@ -69,13 +69,17 @@ impl Budget {
     }
 
     /// The most bytes that an answer counts as.
-    pub(super) fn most_of_answer(&self) -> usize {
+    pub(in crate::ingress) fn most_of_answer(&self) -> usize {
         self.bytes / MOST_OF_ANSWER
     }
 
     /// Room for an answer, until it is written. A very large answer counts as a quarter of the
     /// budget: otherwise it would never find room.
-    pub(super) fn answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
+    pub(in crate::ingress) fn answer(
+        &self,
+        access: &Access,
+        bytes: usize,
+    ) -> Result<Share, NoRoom> {
         let share = self.share_of(access);
         share.grow(bytes.min(self.most_of_answer()))?;
         Ok(share)
@@ -83,19 +87,23 @@ impl Budget {
 
     /// Room for an answer that must get through beside large requests. A part of a large answer
     /// does not count.
-    pub(super) fn small_answer(&self, access: &Access, bytes: usize) -> Result<Share, NoRoom> {
+    pub(in crate::ingress) fn small_answer(
+        &self,
+        access: &Access,
+        bytes: usize,
+    ) -> Result<Share, NoRoom> {
         self.answer(access, bytes.min(SMALL))
     }
 
     /// The taken bytes.
-    pub(super) fn held(&self) -> usize {
+    pub(in crate::ingress) fn held(&self) -> usize {
         self.shares.held() * UNIT
     }
 }
 
 /// One request's part of the budget. The drop of the last clone gives it back.
 #[derive(Clone, Debug)]
-pub(super) struct Share {
+pub(in crate::ingress) struct Share {
     budget: Budget,
     held: Arc<Mutex<Held>>,
 }
@@ -109,7 +117,7 @@ struct Held {
 impl Share {
     /// Counts the request as one of this caller. The connection makes the share before it knows who
     /// calls, and nothing is read of a body before that is known.
-    pub(super) fn belongs_to(&self, access: &Access) {
+    pub(in crate::ingress) fn belongs_to(&self, access: &Access) {
         let mut held = self.held.lock();
         let mut units = self.budget.shares.empty(access);
         if units.grow(held.units.units()).is_ok() {
@@ -118,7 +126,7 @@ impl Share {
     }
 
     /// Takes room for more bytes.
-    pub(super) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
+    pub(in crate::ingress) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
         let mut held = self.held.lock();
         let total = held.bytes + bytes;
         let more = total.div_ceil(UNIT).saturating_sub(held.units.units());
@@ -142,14 +150,14 @@ impl Share {
     }
 
     /// Changes the share to that of an answer of `bytes` bytes.
-    pub(super) fn become_answer(&self, bytes: usize) {
+    pub(in crate::ingress) fn become_answer(&self, bytes: usize) {
         let held = self.held.lock().bytes;
         self.change(held, bytes);
     }
 
     /// Holds `to` bytes in place of `from`; answers the bytes that it holds. An answer that finds
     /// no room goes out all the same: its operation has happened.
-    pub(super) fn change(&self, from: usize, to: usize) -> usize {
+    pub(in crate::ingress) fn change(&self, from: usize, to: usize) -> usize {
         match to.checked_sub(from) {
             Some(more) if self.grow(more).is_err() => return from,
             Some(_) => {}
@@ -159,7 +167,7 @@ impl Share {
     }
 
     /// The bytes for which this request alone would find room.
-    pub(super) fn left(&self) -> usize {
+    pub(in crate::ingress) fn left(&self) -> usize {
         let held = self.held.lock();
         let units = self.budget.bytes / UNIT;
         let most = (units - units / KEPT_FOR_SMALL).min(held.units.most()) * UNIT;
@@ -167,7 +175,7 @@ impl Share {
     }
 
     /// Moves what it holds into a share of its own. A stream does so for each of its messages.
-    pub(super) fn part(&self) -> Self {
+    pub(in crate::ingress) fn part(&self) -> Self {
         let mut held = self.held.lock();
         let part = Held {
             bytes: std::mem::take(&mut held.bytes),
@@ -180,7 +188,7 @@ impl Share {
     }
 
     /// Gives room back. A request may be answered part by part.
-    pub(super) fn shrink(&self, bytes: usize) {
+    pub(in crate::ingress) fn shrink(&self, bytes: usize) {
         let mut held = self.held.lock();
         held.bytes = held.bytes.saturating_sub(bytes);
         let less = held.units.units().saturating_sub(held.bytes.div_ceil(UNIT));

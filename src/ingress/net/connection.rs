@@ -62,7 +62,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a request may stay open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stay {
+pub(in crate::ingress) enum Stay {
     /// Until its answer.
     No,
     /// As long as its client likes. It may send little in all, and holds room of the budget only
@@ -74,7 +74,7 @@ pub(super) enum Stay {
 }
 
 /// The handlers of a listener's requests. Cheap to clone.
-pub(super) trait Handlers: Clone + Send + Sync + 'static {
+pub(in crate::ingress) trait Handlers: Clone + Send + Sync + 'static {
     type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static;
 
     fn answer(self, request: Request<Counted>)
@@ -92,24 +92,24 @@ impl Handlers for Router {
 
 /// A listener's way to answer requests. Cheap to clone.
 #[derive(Clone)]
-pub(super) struct Answering<H> {
-    pub(super) protocol: Protocol,
-    pub(super) tls: Option<Tls>,
-    pub(super) handlers: H,
-    pub(super) budget: Budget,
+pub(in crate::ingress) struct Answering<H> {
+    pub(in crate::ingress) protocol: Protocol,
+    pub(in crate::ingress) tls: Option<Tls>,
+    pub(in crate::ingress) handlers: H,
+    pub(in crate::ingress) budget: Budget,
     /// The pace of a request's body; `None`: any.
-    pub(super) pace: fn(&request::Parts) -> Option<Pace>,
-    pub(super) stay: fn(&request::Parts) -> Stay,
+    pub(in crate::ingress) pace: fn(&request::Parts) -> Option<Pace>,
+    pub(in crate::ingress) stay: fn(&request::Parts) -> Stay,
     /// The largest message of gRPC; `None`: bodies have no messages.
-    pub(super) max_message: Option<usize>,
+    pub(in crate::ingress) max_message: Option<usize>,
     /// Makes the error that a handler finds in a cut body.
-    pub(super) wrap: fn(Cut) -> BoxError,
-    pub(super) stop: CancellationToken,
+    pub(in crate::ingress) wrap: fn(Cut) -> BoxError,
+    pub(in crate::ingress) stop: CancellationToken,
 }
 
 /// Serves a client until it goes, or has been silent for `patience`. After a stop, or if its
 /// standing says that it has to end, it answers the requests in hand.
-pub(super) async fn serve(
+pub(in crate::ingress) async fn serve(
     stream: TcpStream,
     answering: Answering<impl Handlers>,
     standing: Standing,

@@ -138,7 +138,7 @@ impl Tls {
         Ok(())
     }
 
-    pub(super) fn acceptor(&self, protocol: Protocol) -> TlsAcceptor {
+    pub(in crate::ingress) fn acceptor(&self, protocol: Protocol) -> TlsAcceptor {
         let loaded = self.loaded.read();
         match protocol {
             Protocol::Http => loaded.http.clone(),
