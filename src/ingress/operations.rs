@@ -12,7 +12,8 @@ use super::{
     operation::Operation,
 };
 use crate::model::{
-    Act, Explanation, InsertAnswer, ItemAnswer, Job, LetterKind, Pending, QueueView,
+    Act, Explanation, FsckPage, InsertAnswer, ItemAnswer, Job, LetterKind, LettersChanged, Pending,
+    QueueView,
     Role::{Admin, Insert, Read, Work},
     SessionClosed, SessionOpened, TaskEvent, TaskId, TaskList, TasksReported,
 };
@@ -117,7 +118,7 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Operator/Fsck")
             .says("While an answer has a `cursor`, send the request again with it.")
             .takes::<json::fsck::Request>()
-            .answers::<json::fsck::Page<'_>>(),
+            .answers::<FsckPage>(),
         of_workers("getTasks", "Lease tasks to a worker")
             .post("/v1/tasks:get", get_tasks)
             .grpc("taskd.v1.Tasks/GetTasks")
@@ -246,12 +247,12 @@ pub fn all() -> Vec<Operation> {
             .post("/v1/dead-letters:retry", letters::retry_letters)
             .grpc("taskd.v1.Operator/RetryDeadLetters")
             .takes::<json::letters::Change>()
-            .answers::<json::letters::Changed<'_>>(),
+            .answers::<LettersChanged>(),
         of_operators("purgeDeadLetters", Admin, "Remove dead letters")
             .post("/v1/dead-letters:purge", letters::purge_letters)
             .grpc("taskd.v1.Operator/PurgeDeadLetters")
             .takes::<json::letters::Change>()
-            .answers::<json::letters::Changed<'_>>(),
+            .answers::<LettersChanged>(),
         Operation::new("process", "getMetrics", Some(Read), "Get the metrics of this process, as Prometheus reads them")
             .get("/metrics", reading::get_metrics)
             .for_all_queues()

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{ShardId, TaskId};
+use super::{QueueName, ShardId, TaskId};
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal: $mend:literal,)*) => {
@@ -74,15 +75,43 @@ impl Serialize for FindKind {
     }
 }
 
-/// A difference.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+// A difference.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[schemars(rename = "FsckFind")]
 pub struct Find {
+    #[schemars(with = "String")]
     pub kind: FindKind,
+    #[schemars(with = "QueueName")]
     pub queue: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub shard: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskId>,
     pub says: String,
+    // By which step a repair mends it.
+    repair: &'static str,
     pub mended: bool,
+}
+
+impl Find {
+    pub fn new(
+        kind: FindKind,
+        queue: String,
+        shard: Option<u32>,
+        task: Option<TaskId>,
+        says: String,
+        mended: bool,
+    ) -> Self {
+        Self {
+            kind,
+            queue,
+            shard,
+            task,
+            says,
+            repair: kind.mend(),
+            mended,
+        }
+    }
 }
 
 /// A request to check a part of what there is.
@@ -96,22 +125,44 @@ pub struct Fsck {
     pub cursor: String,
 }
 
-/// The finds of a part.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The differences that a part of the check found.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct FsckPage {
     pub finds: Vec<Find>,
-    /// Finds beyond those, which an answer has no room for. They are mended like the others.
+    // They are mended like the others.
+    /// Finds beyond those, which an answer has no room for.
     pub more: u64,
-    /// Suspected tasks that this part could not look at again: the shard is too large, or too much
-    /// is wrong.
+    // The shard is too large, or too much is wrong.
+    /// Suspected tasks that this part could not look at again.
     pub unchecked: u64,
-    /// The shards that Redis cannot serve, and the reasons. Some of their tasks, or all, are not
-    /// checked.
+    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked.
+    #[serde(serialize_with = "unchecked_shards")]
+    #[schemars(with = "Vec<UncheckedShard<'_>>")]
     pub unchecked_shards: BTreeMap<ShardId, String>,
-    /// The shards that this part checked to their end, and the published tasks that it compared
-    /// with Redis.
+    // The shards that this part checked to their end, and the published tasks that it compared
+    // with Redis.
     pub shards: u64,
     pub tasks: u64,
-    /// Where the next part begins; absent: this was the last one.
+    // Where the next part begins; absent: this was the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
+}
+
+#[derive(JsonSchema, Serialize)]
+struct UncheckedShard<'a> {
+    queue: &'a QueueName,
+    shard: u32,
+    /// The reason.
+    says: &'a str,
+}
+
+fn unchecked_shards<S: Serializer>(
+    shards: &BTreeMap<ShardId, String>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(shards.iter().map(|(shard, says)| UncheckedShard {
+        queue: &shard.queue,
+        shard: shard.number,
+        says,
+    }))
 }

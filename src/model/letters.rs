@@ -3,6 +3,8 @@
 use std::{fmt, str::FromStr};
 
 use bytes::Bytes;
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
@@ -163,6 +165,12 @@ impl fmt::Display for LetterCursor {
     }
 }
 
+impl Serialize for LetterCursor {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 impl FromStr for LetterCursor {
     type Err = String;
 
@@ -230,14 +238,37 @@ pub struct ChangeLetters {
     pub yes: bool,
 }
 
-/// The outcome of a call that changes letters.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// The counts of a change of letters.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct LettersChanged {
     pub matched: u64,
     pub changed: u64,
-    /// The letters that stay, each with the reason.
+    // The letters that stay, each with the reason.
+    #[serde(serialize_with = "not_changed")]
+    #[schemars(with = "Vec<LetterNotChanged<'_>>")]
     pub failed: Vec<(LetterId, String)>,
+    #[serde(rename = "cursor", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub next: Option<LetterCursor>,
+}
+
+/// A letter that was not changed.
+#[derive(JsonSchema, Serialize)]
+struct LetterNotChanged<'a> {
+    #[schemars(with = "String")]
+    id: LetterId,
+    error: &'a str,
+}
+
+fn not_changed<S: Serializer>(
+    failed: &[(LetterId, String)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(
+        failed
+            .iter()
+            .map(|(id, error)| LetterNotChanged { id: *id, error }),
+    )
 }
 
 #[cfg(test)]

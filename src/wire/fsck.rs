@@ -60,6 +60,7 @@ impl From<Find> for pb::FsckFind {
             task,
             says,
             mended,
+            ..
         } = find;
         Self {
             kind: kind.as_str().to_owned(),

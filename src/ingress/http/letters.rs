@@ -26,11 +26,11 @@ pub(in crate::ingress) async fn get_letter(Id(id): Id, call: Call) -> Answer {
 pub(in crate::ingress) async fn retry_letters(mut call: Call) -> Answer {
     let change = call.counted(json::letters::change).await?;
     let changed = call.state.api.retry_letters(&call.caller, change).await?;
-    Ok(Json(json::letters::Changed::from(&changed)).into_response())
+    Ok(Json(changed).into_response())
 }
 
 pub(in crate::ingress) async fn purge_letters(mut call: Call) -> Answer {
     let change = call.counted(json::letters::change).await?;
     let changed = call.state.api.purge_letters(&call.caller, change).await?;
-    Ok(Json(json::letters::Changed::from(&changed)).into_response())
+    Ok(Json(changed).into_response())
 }

@@ -101,7 +101,7 @@ pub(in crate::ingress) async fn get_dump(call: Call) -> Answer {
 pub(in crate::ingress) async fn fsck(mut call: Call) -> Answer {
     let request = call.json(json::fsck::request).await?;
     let page = call.state.api.fsck(&call.caller, request).await?;
-    within(&call, &json::fsck::Page::from(&page))
+    within(&call, &page)
 }
 
 pub(in crate::ingress) async fn get_acts(call: Call) -> Answer {

@@ -1,4 +1,4 @@
-//! Requests to check and to dump, and the finds.
+//! Requests to check and to dump, and the dump.
 
 use bytes::Bytes;
 use schemars::JsonSchema;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Unread, object, query};
-use crate::model::{self, FindKind, QueueName, ShardId, TaskId};
+use crate::model::{self, QueueName};
 
 /// The part that is to be checked.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -72,100 +72,6 @@ impl<'a> Dump<'a> {
                 .into_iter()
                 .map(|(shard, holds)| DumpedShard { shard, holds })
                 .collect(),
-        }
-    }
-}
-
-/// The differences that a part of the check found.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "FsckPage")]
-pub(in crate::ingress) struct Page<'a> {
-    finds: Vec<Find<'a>>,
-    /// Finds beyond those, which an answer has no room for.
-    more: u64,
-    /// Suspected tasks that this part could not look at again.
-    unchecked: u64,
-    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked.
-    unchecked_shards: Vec<UncheckedShard<'a>>,
-    shards: u64,
-    tasks: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cursor: Option<&'a str>,
-}
-
-#[derive(JsonSchema, Serialize)]
-struct UncheckedShard<'a> {
-    #[schemars(with = "QueueName")]
-    queue: &'a str,
-    shard: u32,
-    /// The reason.
-    says: &'a str,
-}
-
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "FsckFind")]
-struct Find<'a> {
-    #[schemars(with = "String")]
-    kind: FindKind,
-    #[schemars(with = "QueueName")]
-    queue: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    shard: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(with = "Option<TaskId>")]
-    task: Option<String>,
-    says: &'a str,
-    repair: &'static str,
-    mended: bool,
-}
-
-impl<'a> From<&'a model::FsckPage> for Page<'a> {
-    fn from(page: &'a model::FsckPage) -> Self {
-        let model::FsckPage {
-            finds,
-            more,
-            unchecked,
-            unchecked_shards,
-            shards,
-            tasks,
-            cursor,
-        } = page;
-        let unchecked_shard = |(shard, says): (&'a ShardId, &'a String)| UncheckedShard {
-            queue: shard.queue.as_str(),
-            shard: shard.number,
-            says,
-        };
-        Self {
-            finds: finds.iter().map(Into::into).collect(),
-            more: *more,
-            unchecked: *unchecked,
-            unchecked_shards: unchecked_shards.iter().map(unchecked_shard).collect(),
-            shards: *shards,
-            tasks: *tasks,
-            cursor: cursor.as_deref(),
-        }
-    }
-}
-
-impl<'a> From<&'a model::Find> for Find<'a> {
-    fn from(find: &'a model::Find) -> Self {
-        let model::Find {
-            kind,
-            queue,
-            shard,
-            task,
-            says,
-            mended,
-        } = find;
-        let task = task.map(|id| id.to_string());
-        Self {
-            kind: *kind,
-            queue,
-            shard: *shard,
-            task,
-            says,
-            repair: kind.mend(),
-            mended: *mended,
         }
     }
 }

@@ -11,8 +11,8 @@ use super::{
     super::tally::Tally, AtMost, Nested, Unread, object, query, text::Instant, value::Payload,
 };
 use crate::model::{
-    self, ChangeLetters, ChosenLetters, Key, LetterFilter, LetterKind, LetterPages, LettersChanged,
-    Priority, QueueName, StoredLetter, TaskId, to_rfc_3339,
+    self, ChangeLetters, ChosenLetters, Key, LetterFilter, LetterKind, LetterPages, Priority,
+    QueueName, StoredLetter, TaskId, to_rfc_3339,
 };
 
 /// The most letters that a call names by id.
@@ -282,49 +282,6 @@ impl<'a> From<&'a StoredLetter> for Letter<'a> {
             max_attempts: task.max_attempts,
         });
         shown
-    }
-}
-
-/// A letter that was not changed.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "LetterNotChanged")]
-struct Failure<'a> {
-    id: String,
-    error: &'a str,
-}
-
-/// The counts of a change of letters.
-#[derive(JsonSchema, Serialize)]
-#[schemars(rename = "LettersChanged")]
-pub(in crate::ingress) struct Changed<'a> {
-    matched: u64,
-    changed: u64,
-    failed: Vec<Failure<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cursor: Option<String>,
-}
-
-impl<'a> From<&'a LettersChanged> for Changed<'a> {
-    fn from(changed: &'a LettersChanged) -> Self {
-        let LettersChanged {
-            matched,
-            changed: count,
-            failed,
-            next,
-        } = changed;
-        let failed = failed
-            .iter()
-            .map(|(id, error)| Failure {
-                id: id.to_string(),
-                error,
-            })
-            .collect();
-        Self {
-            matched: *matched,
-            changed: *count,
-            failed,
-            cursor: next.map(|at| at.to_string()),
-        }
     }
 }
 

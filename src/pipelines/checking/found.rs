@@ -55,6 +55,7 @@ mod tests {
     use super::*;
 
     fn find(n: usize) -> Find {
+<<<<<<< HEAD
         let kind = FindKind::LostPayload;
         let queue = "q".to_owned();
         Find {
@@ -65,6 +66,10 @@ mod tests {
             says: n.to_string(),
             mended: false,
         }
+=======
+        let (kind, queue) = (FindKind::LostPayload, "q".to_owned());
+        Find::new(kind, queue, Some(0), None, n.to_string(), false)
+>>>>>>> e2199846 (ingress: answer finds and changed letters from model)
     }
 
     #[test]

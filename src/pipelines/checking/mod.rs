@@ -99,6 +99,7 @@ impl Checker {
                 "SQL keeps a count of {} unfinished tasks, and has {counted}",
                 wrong.kept
             );
+<<<<<<< HEAD
             let kind = FindKind::WrongQueueCount;
             let queue = wrong.queue.as_str().to_owned();
             found.add(Find {
@@ -109,6 +110,10 @@ impl Checker {
                 says,
                 mended: mends,
             });
+=======
+            let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
+            found.add(Find::new(kind, queue, None, None, says, mends));
+>>>>>>> e2199846 (ingress: answer finds and changed letters from model)
         }
         Ok(found)
     }
@@ -130,14 +135,14 @@ impl Checker {
                 self.store.unpublish(&ids, Unpublished::Missing).await?;
             }
             for (queue, id) in page {
-                found.add(Find {
-                    kind: FindKind::StrandedTask,
-                    queue: queue.as_str().to_owned(),
-                    shard: None,
-                    task: Some(id),
-                    says: "it is unfinished, and neither on the bus nor in the outbox".to_owned(),
-                    mended: mends,
-                });
+                found.add(Find::new(
+                    FindKind::StrandedTask,
+                    queue.as_str().to_owned(),
+                    None,
+                    Some(id),
+                    "it is unfinished, and neither on the bus nor in the outbox".to_owned(),
+                    mends,
+                ));
                 *counts.entry(queue).or_default() += 1;
             }
             let Some(next) = next else { return Ok(counts) };

@@ -174,6 +174,7 @@ fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find>
             task,
             says,
             mended,
+            ..
         } = find;
         let kind = kind.as_str();
         let shard = shard.map(|shard| format!(":{shard}")).unwrap_or_default();
