@@ -159,7 +159,7 @@ impl Authentication {
 /// The tokens, as SQL had them a moment ago.
 #[derive(Clone)]
 pub struct Tokens {
-    known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    known: Arc<RwLock<HashMap<SecretHash, Arc<KnownToken>>>>,
     /// Says that a token is no longer what it was.
     lost: Arc<watch::Sender<()>>,
     clock: Clock,
@@ -174,12 +174,12 @@ struct UnknownTokens {
     looks: DefaultDirectRateLimiter,
 }
 
-struct Known {
+struct KnownToken {
     token: Arc<AccessToken>,
     limiter: Option<DefaultDirectRateLimiter>,
 }
 
-impl Known {
+impl KnownToken {
     fn new(token: AccessToken) -> Self {
         let limiter = token
             .calls_per_second
@@ -196,7 +196,7 @@ pub struct TokenSync {
     store: Arc<dyn store::Access>,
     /// Knows the scopes of the tokens.
     occupancy: Occupancy,
-    known: Arc<RwLock<HashMap<SecretHash, Arc<Known>>>>,
+    known: Arc<RwLock<HashMap<SecretHash, Arc<KnownToken>>>>,
     lost: Arc<watch::Sender<()>>,
     clock: Clock,
     read: Option<(u64, Instant)>,
@@ -278,7 +278,10 @@ impl TokenSync {
             // A token that stays keeps the count of its calls.
             let same = before.remove(&hash).filter(|known| *known.token == token);
             has_lost |= same.is_none();
-            known.insert(hash, same.unwrap_or_else(|| Arc::new(Known::new(token))));
+            known.insert(
+                hash,
+                same.unwrap_or_else(|| Arc::new(KnownToken::new(token))),
+            );
         }
         has_lost |= !before.is_empty();
         drop(known);
@@ -345,7 +348,7 @@ impl Tokens {
         Ok(Access::ByToken(hash, Arc::clone(token)))
     }
 
-    fn valid(&self, hash: &SecretHash) -> Result<Arc<Known>, Denied> {
+    fn valid(&self, hash: &SecretHash) -> Result<Arc<KnownToken>, Denied> {
         let known = self
             .known
             .read()
@@ -465,7 +468,7 @@ pub(super) fn as_worker(caller: &Caller, worker: &mut String) -> Result<(), Deni
     Ok(())
 }
 
-pub(super) fn may_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Denied> {
+pub(super) fn authorize_get(caller: &Caller, request: &mut GetTasks) -> Result<(), Denied> {
     as_worker(caller, &mut request.worker)?;
     request
         .queues
@@ -483,7 +486,7 @@ pub(super) fn is_one_worker(caller: &Caller) -> bool {
 
 /// Checks that the caller may open such a session. A takeover ends all sessions of a worker, of any
 /// queue.
-pub(super) fn may_open(caller: &Caller, open: &mut OpenSession) -> Result<(), Denied> {
+pub(super) fn authorize_open(caller: &Caller, open: &mut OpenSession) -> Result<(), Denied> {
     as_worker(caller, &mut open.worker)?;
     open.queues
         .iter()
@@ -496,7 +499,7 @@ pub(super) fn may_open(caller: &Caller, open: &mut OpenSession) -> Result<(), De
 }
 
 /// Checks a report's worker, and answers each item of a queue that the caller does not reach.
-pub(super) fn may_report<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
+pub(super) fn authorize_reports<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
     as_worker(caller, &mut batch.worker)?;
     if caller.access.reaches_everything() {
         return Ok(());

@@ -14,7 +14,7 @@ use crate::{
         Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
         WorkerView, deadline_passed, to_rfc_3339,
     },
-    queue::{self, Bar, ExplainedRecord, Pause, RecordStatus},
+    queue::{self, ExplainedRecord, Ineligibility, Pause, RecordStatus},
     store::Place,
 };
 
@@ -376,16 +376,16 @@ impl Facts {
             return view(WorkerReason::MayGet, says, None);
         };
         let (reason, says, until) = match bar {
-            Bar::Final => (
+            Ineligibility::Final => (
                 WorkerReason::Finished,
                 "its end is decided".to_owned(),
                 None,
             ),
-            Bar::Completed => {
+            Ineligibility::Completed => {
                 let says = format!("{worker} has completed it, and no worker does a task twice");
                 (WorkerReason::CompletedIt, says, None)
             }
-            Bar::Holds => {
+            Ineligibility::Holds => {
                 let until = own_lease.and_then(|lease| lease.expires_unix_ms);
                 (
                     WorkerReason::HoldsIt,
@@ -393,13 +393,13 @@ impl Facts {
                     until,
                 )
             }
-            Bar::Refused => {
+            Ineligibility::Refused => {
                 let says = format!(
                     "{worker} has failed it as often as one worker may, or an operator took it from {worker}"
                 );
                 (WorkerReason::RefusedIt, says, None)
             }
-            Bar::Reserved => {
+            Ineligibility::Reserved => {
                 let (other, until) = record.reserved.clone().unwrap_or_default();
                 let says = format!("an operator has reserved it for worker {other}");
                 (
@@ -408,22 +408,22 @@ impl Facts {
                     Some(until).filter(|until| (1..queue::NEVER).contains(until)),
                 )
             }
-            Bar::Scheduled => (
+            Ineligibility::Scheduled => (
                 WorkerReason::NotDue,
                 "its time has not come".to_owned(),
                 first_due,
             ),
-            Bar::Rests => (
+            Ineligibility::Rests => (
                 WorkerReason::InBackoff,
                 format!("{worker} gave it back a moment ago, and others come first"),
                 None,
             ),
-            Bar::Backoff => (
+            Ineligibility::Backoff => (
                 WorkerReason::InBackoff,
                 "it waits for its next attempt".to_owned(),
                 first_due,
             ),
-            Bar::Leased => {
+            Ineligibility::Leased => {
                 let says = format!("{}, and no replica is left", self.holders());
                 (
                     WorkerReason::LeasedByOthers,
@@ -436,8 +436,8 @@ impl Facts {
     }
 }
 
-fn lease(held: &queue::Held) -> LeaseView {
-    let queue::Held {
+fn lease(held: &queue::TaskLease) -> LeaseView {
+    let queue::TaskLease {
         worker,
         expires_unix_ms,
         is_delivered,

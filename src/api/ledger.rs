@@ -3,7 +3,7 @@
 //! SQL, the bus and Redis are asked one after the other, so tasks that move meanwhile may be
 //! counted twice or not at all. A difference counts only where nothing moves: no record waits on
 //! the bus, no report in a shard, and a second look, a second later, finds the same numbers
-//! (`look.rs`).
+//! (`books_snapshot.rs`).
 
 use std::{
     collections::BTreeMap,
@@ -14,12 +14,12 @@ use std::{
 use tokio::sync::Mutex;
 
 use super::{
+    books_snapshot::{BooksSnapshot, Counts, SHARED_FOR, TakeSnapshot, Unread, decide},
     error::Error,
-    look::{Counts, Look, Looks, SHARED_FOR, Unread, decide},
 };
 use crate::{
     bus::{Bus, Topic},
-    model::{Books, BooksState, BusBacklog, Held, QueueBooks, QueueName, StoredStatus},
+    model::{Books, BooksState, BusBacklog, QueueBooks, QueueName, StoredStatus, UnfinishedTasks},
     queue::{Holding, Shards, keys::LANES},
     runtime::Clock,
     store::{OffBusCounts, QueueCount, Store, TurnedAway, TurnedAwayCounts, Unpublished},
@@ -47,7 +47,7 @@ struct Sources {
 
 #[derive(Default)]
 struct Seen {
-    last: Option<Arc<Look>>,
+    last: Option<Arc<BooksSnapshot>>,
     off_bus: Option<OffBus>,
 }
 
@@ -95,7 +95,7 @@ impl Ledger {
     }
 
     /// A look at all queues that have unfinished tasks or an open shard.
-    pub(super) async fn look(&self) -> Result<Arc<Look>, Error> {
+    pub(super) async fn look(&self) -> Result<Arc<BooksSnapshot>, Error> {
         // The second caller waits for the look of the first.
         let mut seen = self.seen.lock().await;
         if let Some(last) = seen
@@ -126,9 +126,9 @@ struct Asking<'a> {
     off_bus: &'a mut Option<OffBus>,
 }
 
-impl Looks for Asking<'_> {
+impl TakeSnapshot for Asking<'_> {
     /// Reads all numbers.
-    async fn take(&mut self, counts: Counts) -> Result<Look, Error> {
+    async fn take(&mut self, counts: Counts) -> Result<BooksSnapshot, Error> {
         let at = Instant::now();
         let sources = self.sources;
         let off_bus = self.count_off_bus(counts).await?;
@@ -203,7 +203,7 @@ impl Looks for Asking<'_> {
             rejected_elsewhere: elsewhere,
             queues,
         };
-        Ok(Look {
+        Ok(BooksSnapshot {
             at,
             books,
             is_recent,
@@ -253,7 +253,7 @@ fn empty(queue: &QueueName) -> QueueBooks {
         completed: 0,
         dead: 0,
         cancelled: 0,
-        held: Held::default(),
+        held: UnfinishedTasks::default(),
     }
 }
 
@@ -276,7 +276,7 @@ fn turn_away(of: &mut QueueBooks, away: &TurnedAwayCounts) {
     of.rejected = count(TurnedAway::Rejected);
 }
 
-fn hold(held: &mut Held, holding: Option<Holding>) {
+fn hold(held: &mut UnfinishedTasks, holding: Option<Holding>) {
     let Some(Holding {
         live,
         open,
@@ -326,13 +326,13 @@ fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
 
 /// Whether the places add up only by numbers of an older count of the outbox. If it was empty, they
 /// do not rest on it.
-fn is_unsure(held: &Held, is_recent: bool) -> bool {
+fn is_unsure(held: &UnfinishedTasks, is_recent: bool) -> bool {
     !is_recent && held.between == 0 && held.off_bus() > 0
 }
 
 /// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus.
 /// `is_recent`: the outbox was counted with the rest, so its numbers explain a difference.
-fn state(held: &Held, flows: bool, is_recent: bool) -> BooksState {
+fn state(held: &UnfinishedTasks, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;
     // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes
     // when there is room.

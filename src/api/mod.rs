@@ -3,6 +3,7 @@
 
 mod access;
 mod books;
+mod books_snapshot;
 mod changes;
 mod error;
 mod explain;
@@ -15,7 +16,6 @@ mod items;
 mod jobs;
 mod ledger;
 mod letters;
-mod look;
 mod pauses;
 mod query;
 mod reader;

@@ -35,7 +35,7 @@ type Records = Vec<(TaskId, Inspected)>;
 
 /// The records of the shards that answer.
 #[derive(Default)]
-pub(super) struct Known {
+pub(super) struct KnownRecords {
     pub(super) records: HashMap<TaskId, Inspected>,
     pub(super) shards: HashSet<ShardId>,
     /// The reason why shards are missing.
@@ -126,8 +126,8 @@ impl Reader {
     }
 
     /// The records of the unfinished tasks of the shards that answer.
-    pub(super) async fn known_records(&self, tasks: &[ListedTask]) -> Known {
-        let mut known = Known::default();
+    pub(super) async fn known_records(&self, tasks: &[ListedTask]) -> KnownRecords {
+        let mut known = KnownRecords::default();
         let mut asked = pin!(self.ask(tasks));
         while let Some((shard, records)) = asked.next().await {
             match records {

@@ -27,13 +27,13 @@ impl Api {
     ) -> Result<SessionOpened, Error> {
         let mut open = open.map_err(Error::Invalid)?;
         self.tasks()?.few_ids("holding", &open.holding)?;
-        access::may_open(caller, &mut open)?;
+        access::authorize_open(caller, &mut open)?;
         if !open.session.is_empty() {
             let mut call = SessionCall {
                 worker: open.worker.clone(),
                 session: open.session.clone(),
             };
-            self.may_call(caller, &mut call).await?;
+            self.authorize_call(caller, &mut call).await?;
         }
         Ok(self
             .tasks()?
@@ -55,7 +55,7 @@ impl Api {
             want,
             wait,
         } = want.map_err(Error::Invalid)?;
-        self.may_call(caller, &mut call).await?;
+        self.authorize_call(caller, &mut call).await?;
         // Before the session wants anything.
         let _wait = (!wait.is_zero())
             .then(|| self.waits.call(&caller.access))
@@ -102,7 +102,7 @@ impl Api {
         caller: &Caller,
         mut call: SessionCall,
     ) -> Result<(u32, u32), Error> {
-        self.may_call(caller, &mut call).await?;
+        self.authorize_call(caller, &mut call).await?;
         Ok(self.tasks()?.surrender_shared(&call).await?)
     }
 
@@ -112,7 +112,7 @@ impl Api {
         caller: &Caller,
         mut call: SessionCall,
     ) -> Result<Pending, Error> {
-        self.may_call(caller, &mut call).await?;
+        self.authorize_call(caller, &mut call).await?;
         Ok(self.tasks()?.live_shared(&call, &[]).await?.1)
     }
 
@@ -122,7 +122,7 @@ impl Api {
         caller: &Caller,
         mut call: SessionCall,
     ) -> Result<SessionClosed, Error> {
-        self.may_call(caller, &mut call).await?;
+        self.authorize_call(caller, &mut call).await?;
         Ok(self.tasks()?.close_shared(&call).await?)
     }
 
@@ -148,7 +148,7 @@ impl Api {
             started,
         } = report;
         tasks.few_ids("started", &started)?;
-        self.may_call(caller, &mut call).await?;
+        self.authorize_call(caller, &mut call).await?;
         let (shared, pending) = tasks.live_shared(&call, &started).await?;
         let mut answer = TasksReported {
             pending,
@@ -178,7 +178,7 @@ impl Api {
 
     /// Checks the worker of a call, and refuses a caller that does not reach the queues of the
     /// session, before the call changes anything.
-    async fn may_call(&self, caller: &Caller, call: &mut SessionCall) -> Result<(), Error> {
+    async fn authorize_call(&self, caller: &Caller, call: &mut SessionCall) -> Result<(), Error> {
         access::as_worker(caller, &mut call.worker)?;
         if access::is_scoped(caller) {
             let queues = self.tasks()?.queues_of_shared(call).await?;

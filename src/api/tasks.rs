@@ -43,7 +43,7 @@ impl Api {
         let tasks = self.tasks()?;
         let mut request = request;
         if let Ok(request) = &mut request {
-            access::may_get(caller, request)?;
+            access::authorize_get(caller, request)?;
         }
         let waits = request
             .as_ref()
@@ -96,8 +96,8 @@ impl Api {
                 tasks::Error::Invalid("next.worker is not the worker of the call".into()).into(),
             );
         }
-        access::may_get(caller, &mut next)?;
-        let wish = tasks.wish(&next)?;
+        access::authorize_get(caller, &mut next)?;
+        let wish = tasks.queue_request(&next)?;
         let get = counted(Method::Get, tasks.get_now(wish), |leases: &Leases| {
             leases.tasks.is_empty()
         });
@@ -150,7 +150,7 @@ impl Api {
     ) -> Result<Vec<ItemAnswer>, Error> {
         // The body may have taken long.
         self.authentication.still_valid(caller)?;
-        access::may_report(caller, &mut batch)?;
+        access::authorize_reports(caller, &mut batch)?;
         let (items, known) = split(batch.items);
         // Every item has its answer: nothing is left to ask.
         if items.is_empty() && !known.is_empty() {

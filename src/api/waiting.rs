@@ -20,7 +20,7 @@ use crate::{
     model::{
         AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus,
     },
-    queue::{Interest, Told, Watch},
+    queue::{Interest, Watch, WatcherNews},
 };
 
 /// The tasks of one insert that waits.
@@ -150,7 +150,7 @@ impl Reader {
             while ids.iter().any(|id| !is_final(&statuses, id)) {
                 let (told, is_incomplete) = watch.told().await;
                 for told in told {
-                    let (Told::Hint(event) | Told::Truth(event)) = told;
+                    let (WatcherNews::Hint(event) | WatcherNews::Truth(event)) = told;
                     if !is_final(&statuses, &event.id) {
                         statuses.insert(event.id, event.status);
                     }

@@ -12,13 +12,13 @@ use super::{
     handle::{Api, span},
     query::task_id,
     waits::Wait,
-    watching::{Look, Statuses},
+    watching::{Statuses, WatchedTask},
 };
 use crate::{
     model::{
         Caller, ECHO, EventId, QueueName, TaskEvent, TaskId, TaskStatus, WatchEnd, Watched, shorten,
     },
-    queue::{Interest, QueueWatch, Told, TooSlow, Watch},
+    queue::{Interest, QueueWatch, TooSlow, Watch, WatcherNews},
     telemetry::metrics::{self, WatchOver},
 };
 
@@ -64,7 +64,7 @@ impl Api {
         };
         let (
             watch,
-            Look {
+            WatchedTask {
                 event: now,
                 is_ending,
             },
@@ -213,15 +213,15 @@ impl OfTask {
     }
 
     /// Holds what came.
-    fn hold(&mut self, told: Vec<Told>, has_overflowed: bool) {
+    fn hold(&mut self, told: Vec<WatcherNews>, has_overflowed: bool) {
         if has_overflowed {
             // The task is read anew.
             self.watch.ask(&[self.life.id]);
         }
         self.hear_at = Instant::now() + HOLD;
         self.held.extend(told.into_iter().map(|told| match told {
-            Told::Hint(event) => (event, false),
-            Told::Truth(event) => (event, true),
+            WatcherNews::Hint(event) => (event, false),
+            WatcherNews::Truth(event) => (event, true),
         }));
     }
 

@@ -7,8 +7,13 @@ use std::time::{Duration, Instant};
 
 use super::{
     error::Error,
+<<<<<<< HEAD
     reader::{Reader, view},
     search::Known,
+=======
+    reader::Reader,
+    search::{KnownRecords, view},
+>>>>>>> 42b5a306 (src: name types by the thing, and functions that act by a verb)
 };
 use crate::{
     model::{TaskEvent, TaskId},
@@ -23,7 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 500;
 
 /// A task, as SQL and Redis have it now.
-pub(super) struct Look {
+pub(super) struct WatchedTask {
     pub(super) event: TaskEvent,
     /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the
     /// task.
@@ -32,7 +37,7 @@ pub(super) struct Look {
 
 /// The tasks that SQL has. Unfinished ones of shards that do not answer are left out.
 pub(super) struct Statuses {
-    pub(super) looks: Vec<Look>,
+    pub(super) looks: Vec<WatchedTask>,
     /// The reason why some are left out.
     pub(super) failed: Option<queue::Error>,
 }
@@ -86,7 +91,7 @@ impl Reader {
     pub(super) async fn statuses(&self, ids: &[TaskId]) -> Result<Statuses, Error> {
         let now = self.now_unix_ms();
         let tasks = self.store().listed(ids).await?;
-        let Known {
+        let KnownRecords {
             records,
             shards,
             failed,
@@ -104,7 +109,7 @@ impl Reader {
                 status: view.status,
                 at_unix_ms,
             };
-            Look { event, is_ending }
+            WatchedTask { event, is_ending }
         };
         let known = tasks
             .into_iter()

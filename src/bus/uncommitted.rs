@@ -31,8 +31,8 @@ impl Uncommitted {
         self.messages.retain(keep);
     }
 
-    /// Waits for the tick of the first message; for ever where there is none.
-    pub async fn is_due(&self) {
+    /// Waits for the tick of the first message; for ever if there is none.
+    pub async fn wait_until_due(&self) {
         match self.due {
             Some(due) => tokio::time::sleep_until(due).await,
             None => std::future::pending().await,

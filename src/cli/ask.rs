@@ -23,7 +23,7 @@ pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> 
 
 /// Reads an answer.
 pub(super) fn read<T: DeserializeOwned>(server: &HttpPort, body: &[u8]) -> anyhow::Result<T> {
-    serde_json::from_slice(body).with_context(|| server.is_another())
+    serde_json::from_slice(body).with_context(|| server.describe_other())
 }
 
 /// Asks, and answers the body and what is in it. `None`: there is no such thing, which stderr says.
@@ -51,7 +51,7 @@ fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error 
             &printable(&problem.detail),
             status == StatusCode::UNAUTHORIZED
         )),
-        Err(error) => anyhow::Error::from(error).context(server.is_another()),
+        Err(error) => anyhow::Error::from(error).context(server.describe_other()),
     }
 }
 

@@ -71,7 +71,7 @@ struct Queue {
     #[serde(rename = "in")]
     came_in: In,
     out: Out,
-    held: Held,
+    held: UnfinishedTasks,
 }
 
 impl Queue {
@@ -111,7 +111,7 @@ struct Out {
 }
 
 #[derive(Deserialize)]
-struct Held {
+struct UnfinishedTasks {
     sql: Sql,
     between: i64,
     redis: Redis,
@@ -214,7 +214,7 @@ fn table(answer: &Answer) -> String {
         held,
     } in &answer.queues
     {
-        let Held {
+        let UnfinishedTasks {
             sql,
             between,
             redis,

@@ -95,7 +95,7 @@ impl HttpPort {
     }
 
     /// The mistake behind an answer that taskd does not give.
-    pub(super) fn is_another(&self) -> String {
+    pub(super) fn describe_other(&self) -> String {
         format!(
             "{} does not answer as taskd does; is that taskd's HTTP port?",
             self.url

@@ -87,12 +87,12 @@ pub(super) struct Rates {
 
 /// The queues at a time.
 #[derive(Debug)]
-pub(super) struct Look {
+pub(super) struct QueuesSnapshot {
     pub(super) at: Instant,
     pub(super) queues: Vec<Queue>,
 }
 
-impl Look {
+impl QueuesSnapshot {
     /// Reads an answer of the API.
     pub(super) fn read(server: &HttpPort, body: &[u8]) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
@@ -146,11 +146,11 @@ mod tests {
             ..Queue::default()
         };
         let at = Instant::now();
-        let before = Look {
+        let before = QueuesSnapshot {
             at,
             queues: vec![queue("q", 10, 100)],
         };
-        let now = Look {
+        let now = QueuesSnapshot {
             at: at + Duration::from_secs(2),
             queues: vec![queue("q", 40, 110), queue("new", 1, 1)],
         };
@@ -165,7 +165,7 @@ mod tests {
             "the look before did not have it"
         );
         assert_eq!(now.rates(&now.queues[0], None), None);
-        let removed = Look {
+        let removed = QueuesSnapshot {
             at: at + Duration::from_secs(2),
             queues: vec![queue("q", 0, 50)],
         };

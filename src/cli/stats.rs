@@ -15,7 +15,7 @@ use super::{
     ask::{cut, get, printable},
     http::HttpServer,
     print::{self, CLEAR, print},
-    queues::{Counts, Look},
+    queues::{Counts, QueuesSnapshot},
 };
 use crate::config::Time;
 
@@ -60,7 +60,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         print(String::from_utf8_lossy(&get(&server, "/v1/queues").await?))?;
         return Ok(());
     }
-    let mut before = Look::read(&server, &get(&server, "/v1/queues").await?)?;
+    let mut before = QueuesSnapshot::read(&server, &get(&server, "/v1/queues").await?)?;
     if args.once {
         print(table(&before, None, size().0))?;
         return Ok(());
@@ -78,7 +78,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         // A taskd that is being restarted comes back.
         let look = get(&server, "/v1/queues")
             .await
-            .and_then(|answer| Look::read(&server, &answer));
+            .and_then(|answer| QueuesSnapshot::read(&server, &answer));
         trouble = look
             .as_ref()
             .err()
@@ -117,7 +117,7 @@ fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Ve
         .collect()
 }
 
-fn table(look: &Look, before: Option<&Look>, width: usize) -> Table {
+fn table(look: &QueuesSnapshot, before: Option<&QueuesSnapshot>, width: usize) -> Table {
     let mut table = print::table([
         "queue",
         "pending",
@@ -218,11 +218,11 @@ mod tests {
             counts,
             ..queue.clone()
         };
-        let before = Look {
+        let before = QueuesSnapshot {
             at,
             queues: vec![was],
         };
-        let look = Look {
+        let look = QueuesSnapshot {
             at: at + Duration::from_secs(100),
             queues: vec![queue],
         };

@@ -53,12 +53,12 @@ pub struct QueueBooks {
     pub dead: u64,
     pub cancelled: u64,
     /// Tasks that are stored and have not ended.
-    pub held: Held,
+    pub held: UnfinishedTasks,
 }
 
 /// Where the unfinished tasks of a queue are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct UnfinishedTasks {
     pub total: u64,
     /// In SQL's outbox, or in a batch that is not published.
     pub fresh: u64,
@@ -89,7 +89,7 @@ impl QueueBooks {
     }
 }
 
-impl Held {
+impl UnfinishedTasks {
     /// Unfinished tasks that Redis has.
     pub fn live(&self) -> u64 {
         self.queued + self.assigned + self.delayed

@@ -31,7 +31,7 @@ pub mod validate;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
-pub use books::{Books, BooksState, BusBacklog, Held, QueueBooks};
+pub use books::{Books, BooksState, BusBacklog, QueueBooks, UnfinishedTasks};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
     ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, Protocol, QueueView,

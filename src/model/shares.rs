@@ -17,11 +17,11 @@ pub struct Shares(Arc<Bound>);
 #[derive(Debug)]
 struct Bound {
     most: usize,
-    held: Mutex<Held>,
+    held: Mutex<HeldUnits>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct HeldUnits {
     by_all: usize,
     /// Only of restricted tokens, and only while they hold something.
     by_token: HashMap<SecretHash, usize>,
@@ -200,7 +200,7 @@ impl Share {
     }
 }
 
-impl Held {
+impl HeldUnits {
     fn give_back(&mut self, token: &SecretHash, units: usize) {
         if let Some(of_token) = self.by_token.get_mut(token) {
             *of_token -= units;

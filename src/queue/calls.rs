@@ -18,7 +18,7 @@ use super::{
     error::{Error, Result},
     history::History,
     keys::ShardKeys,
-    notes::Notes,
+    shard_cache::ShardCache,
     types::{Claim, Code, Completion, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
     wire::{bytes, ms, number},
 };
@@ -64,11 +64,11 @@ impl Reach {
 
 pub(super) async fn claim(
     reach: Reach,
-    notes: Arc<Notes>,
+    cache: Arc<ShardCache>,
     release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
 ) -> Result<Vec<Granted>> {
-    let claiming = Claiming::begin(reach, notes, release, requests);
+    let claiming = Claiming::begin(reach, cache, release, requests);
     let answer = claiming.call().run(&mut claiming.reach.redis.conn()).await;
     Ok(claiming.finish(answer.map_err(Error::from)).await?.granted)
 }
@@ -84,7 +84,7 @@ pub(super) struct Outcome {
 /// A claim of several callers, without its answer.
 pub(super) struct Claiming {
     reach: Reach,
-    notes: Arc<Notes>,
+    cache: Arc<ShardCache>,
     release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
     /// The deliveries that it reports.
@@ -108,16 +108,16 @@ fn secret() -> u64 {
 impl Claiming {
     pub(super) fn begin(
         reach: Reach,
-        notes: Arc<Notes>,
+        cache: Arc<ShardCache>,
         release: mpsc::UnboundedSender<Undelivered>,
         requests: Vec<Claim>,
     ) -> Self {
-        let delivered = notes.take_delivered();
-        let offers = notes.offers();
+        let delivered = cache.take_delivered();
+        let offers = cache.offers();
         let secret = reach.secret_grants.load(Ordering::Relaxed).then(secret);
         Self {
             reach,
-            notes,
+            cache,
             release,
             requests,
             delivered,
@@ -148,10 +148,10 @@ impl Claiming {
 
     /// Treats the shard as empty, so that its callers go on waiting, and wake nobody in vain.
     pub(super) fn give_up(self) -> Result<Outcome> {
-        self.notes.put_back_delivered(self.delivered);
-        self.notes.drained(self.offers);
+        self.cache.put_back_delivered(self.delivered);
+        self.cache.note_drained(self.offers);
         // The next look asks all the same.
-        self.notes.offer();
+        self.cache.note_offer();
         Err(Error::NoGeneration)
     }
 
@@ -166,7 +166,7 @@ impl Claiming {
         }
         let Self {
             reach,
-            notes,
+            cache,
             release,
             requests,
             delivered,
@@ -180,28 +180,28 @@ impl Claiming {
                 claimed
             }
             Err(error) => {
-                notes.put_back_delivered(delivered);
-                notes.offer();
+                cache.put_back_delivered(delivered);
+                cache.note_offer();
                 return Err(error);
             }
         };
         if claimed.wrote_nothing && !delivered.is_empty() {
-            notes.put_back_delivered(delivered);
+            cache.put_back_delivered(delivered);
         }
         match claimed.left {
-            Some(0) => notes.drained(offers),
-            Some(priorities) => notes.peeked(offers, priorities),
-            None => notes.forget_peek(),
+            Some(0) => cache.note_drained(offers),
+            Some(priorities) => cache.note_priorities(offers, priorities),
+            None => cache.forget_priorities(),
         }
         let is_drained = claimed.left == Some(0);
-        let granted = read_grants(claimed, requests, &notes, &release)?;
+        let granted = read_grants(claimed, requests, &cache, &release)?;
         if let Some(shortest) = granted
             .iter()
             .flat_map(|one| &one.tasks)
             .map(|task| task.lease)
             .min()
         {
-            notes.leased(shortest);
+            cache.note_lease(shortest);
         }
         Ok(Outcome {
             granted,
@@ -229,19 +229,19 @@ fn ask_text(request: &Claim, max_tasks: usize, secret: Option<u64>) -> String {
 fn read_grants(
     mut claimed: Claimed,
     requests: Vec<Claim>,
-    notes: &Arc<Notes>,
+    cache: &Arc<ShardCache>,
     release: &mpsc::UnboundedSender<Undelivered>,
 ) -> Result<Vec<Granted>> {
     let mut granted = Vec::with_capacity(requests.len());
     for (place, Claim { worker, lease, .. }) in requests.into_iter().enumerate() {
-        let shard = notes.id.clone();
-        let notes = Arc::clone(notes);
+        let shard = cache.id.clone();
+        let cache = Arc::clone(cache);
         let release = release.clone();
         let mut delivery = Delivery {
             worker,
             leases: Vec::new(),
             shard,
-            notes,
+            cache,
             release,
         };
         let mut tasks = claimed.next_request(&delivery.shard, lease)?;
@@ -270,21 +270,21 @@ fn read_grants(
     Ok(granted)
 }
 
-pub(super) async fn peek(reach: Reach, notes: Arc<Notes>, callers: usize) -> Result<Vec<u8>> {
-    let offers = notes.offers();
+pub(super) async fn peek(reach: Reach, cache: Arc<ShardCache>, callers: usize) -> Result<Vec<u8>> {
+    let offers = cache.offers();
     let answer = reach
         .call(&scripts::PEEK)
         .of_items(callers)
         .run(&mut reach.redis.conn())
         .await;
     if answer.is_err() {
-        notes.offer();
+        cache.note_offer();
     }
     let priorities = number(Some(answer?))?;
     if priorities == 0 {
-        notes.drained(offers);
+        cache.note_drained(offers);
     }
-    notes.peeked(offers, priorities);
+    cache.note_priorities(offers, priorities);
     Ok(vec![priorities; callers])
 }
 

@@ -115,13 +115,13 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
 
     /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while
     /// a call is under way.
-    pub(super) fn hold(self: &Arc<Self>) -> Option<Held<Q, A>> {
+    pub(super) fn hold(self: &Arc<Self>) -> Option<CombinerHold<Q, A>> {
         let mut waiting = self.waiting.lock();
         let is_free = waiting.running == 0;
         if is_free {
             waiting.running = self.calls;
         }
-        is_free.then(|| Held(Arc::clone(self)))
+        is_free.then(|| CombinerHold(Arc::clone(self)))
     }
 
     async fn drain(self: Arc<Self>) {
@@ -222,16 +222,16 @@ impl<A> Askers<A> {
 }
 
 /// A combiner that makes no call. Dropped, it goes on with the callers that are left.
-pub(super) struct Held<Q: Send + 'static, A: Send + 'static>(Arc<Combiner<Q, A>>);
+pub(super) struct CombinerHold<Q: Send + 'static, A: Send + 'static>(Arc<Combiner<Q, A>>);
 
-impl<Q: Send + 'static, A: Send + 'static> Held<Q, A> {
+impl<Q: Send + 'static, A: Send + 'static> CombinerHold<Q, A> {
     /// The callers that have gathered, as many as one call takes.
     pub(super) fn gathered(&self) -> Option<(Vec<Q>, Askers<A>)> {
         self.0.waiting.lock().take(self.0.max_weight)
     }
 }
 
-impl<Q: Send + 'static, A: Send + 'static> Drop for Held<Q, A> {
+impl<Q: Send + 'static, A: Send + 'static> Drop for CombinerHold<Q, A> {
     fn drop(&mut self) {
         let mut waiting = self.0.waiting.lock();
         waiting.running = usize::from(!waiting.callers.is_empty());

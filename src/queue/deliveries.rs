@@ -93,7 +93,7 @@ impl WorkerQueue {
                     let gathered = tick_after(Instant::now() + DELIVERIES_GATHER);
                     stop.run_until_cancelled(tokio::time::sleep_until(gathered)).await;
                     for shard in self.all() {
-                        if shard.notes.has_delivered() && are_reporting.insert(shard.id.clone()) {
+                        if shard.cache.has_delivered() && are_reporting.insert(shard.id.clone()) {
                             reporting.push(self.report_or_wait(shard, stop));
                         }
                     }
@@ -102,7 +102,7 @@ impl WorkerQueue {
                 Some(shard) = reporting.next() => {
                     are_reporting.remove(&shard.id);
                     // Of deliveries since then the loop has heard already, and passed them by.
-                    if shard.notes.has_delivered() {
+                    if shard.cache.has_delivered() {
                         self.delivered().notify_one();
                     }
                 }
@@ -163,7 +163,7 @@ impl WorkerQueue {
     /// Reports the grants whose answers have reached their workers.
     async fn report_delivered(&self, shard: &Shard) -> Result<()> {
         loop {
-            let grants = shard.notes.take_delivered();
+            let grants = shard.cache.take_delivered();
             if grants.is_empty() {
                 return Ok(());
             }
@@ -175,7 +175,7 @@ impl WorkerQueue {
                 // The shard is gone, and its leases with it.
                 Err(Error::NoGeneration) => return Ok(()),
                 Err(error) => {
-                    shard.notes.put_back_delivered(grants);
+                    shard.cache.put_back_delivered(grants);
                     return Err(error);
                 }
             }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc;
 
 use super::{
-    notes::Notes,
+    shard_cache::ShardCache,
     types::{Leased, RejectMode, Rejection},
 };
 use crate::model::{LeaseToken, ShardId, TaskId, WorkerName};
@@ -54,7 +54,7 @@ pub struct Delivery {
     pub(super) worker: WorkerName,
     pub(super) leases: Vec<(TaskId, LeaseToken)>,
     pub(super) shard: ShardId,
-    pub(super) notes: Arc<Notes>,
+    pub(super) cache: Arc<ShardCache>,
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
 }
 
@@ -85,7 +85,7 @@ impl Delivery {
     /// The worker has the leases: their failures count from now on.
     pub fn delivered(mut self) {
         if let Some((_, token)) = self.leases.first() {
-            self.notes.note_delivered(token.grant);
+            self.cache.note_delivered(token.grant);
         }
         self.leases.clear();
     }

@@ -9,7 +9,7 @@ use super::{
     fence::Fence,
     shards::Shards,
     types::{Enqueue, EnqueueTask, Enqueued, Source},
-    wake::Wake,
+    wake_message::WakeMessage,
     wire::{items, number, packed_strings, text},
 };
 use crate::{
@@ -54,11 +54,11 @@ impl Enqueuer {
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
         let is_due = batch.tasks.iter().any(|task| task.not_before_unix_ms > 0);
-        let call = |wake: &Wake| {
+        let call = |wake: &WakeMessage| {
             self.enqueuing(
                 shard,
                 batch,
-                &Wake {
+                &WakeMessage {
                     is_due,
                     ..wake.clone()
                 },
@@ -74,7 +74,7 @@ impl Enqueuer {
             )
             .await;
         if is_due {
-            self.touch(shard);
+            self.note_due(shard);
         }
         let enqueued = enqueued?;
         if let Enqueued::Done { dealt_with, added } = enqueued {
@@ -88,7 +88,7 @@ impl Enqueuer {
         Ok(enqueued)
     }
 
-    fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &Wake) -> Call {
+    fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &WakeMessage) -> Call {
         let script = if batch.tasks.is_empty() {
             &scripts::PASS
         } else {

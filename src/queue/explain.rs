@@ -46,13 +46,13 @@ pub struct ExplainedRecord {
     /// The task's epoch.
     pub epoch: u32,
     pub credited: Vec<String>,
-    pub held: Vec<Held>,
+    pub held: Vec<TaskLease>,
     /// When the replicas that wait are due.
     pub due_unix_ms: Vec<i64>,
     /// The last failures, the earliest first.
     pub log: Vec<Failure>,
     /// Why the worker may not get the task.
-    pub bar: Option<Bar>,
+    pub bar: Option<Ineligibility>,
     /// The only worker that may get it, and until when.
     pub reserved: Option<(String, i64)>,
     /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is
@@ -64,7 +64,7 @@ pub struct ExplainedRecord {
 
 /// A lease of the task.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct TaskLease {
     pub worker: String,
     pub expires_unix_ms: Option<i64>,
     /// taskd knows that the worker has it.
@@ -75,7 +75,7 @@ pub struct Held {
 
 /// Why a worker may not get a task, by `bar` of `lua/lib/record.lua`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Bar {
+pub enum Ineligibility {
     /// The task is over.
     Final,
     /// The worker has completed it.
@@ -179,7 +179,7 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
             let is_delivered = number::<u8>(Some(undelivered))? == 0;
             let expires_unix_ms = time(deadline)?;
             let since_unix_ms = time(began)?;
-            Ok(Held {
+            Ok(TaskLease {
                 worker: text(Some(worker))?,
                 expires_unix_ms,
                 is_delivered,
@@ -197,7 +197,7 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
                 reason: lossy(reason)?,
             })
         })?,
-        bar: bar(&text(fields.next())?)?,
+        bar: ineligibility(&text(fields.next())?)?,
         before: number::<i64>(fields.next())?.try_into().ok(),
         before_worker: number::<i64>(fields.next())?.try_into().ok(),
         reserved: match &list(fields.next())?[..] {
@@ -224,18 +224,18 @@ fn lossy(value: Value) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes(Some(value))?).into_owned())
 }
 
-fn bar(text: &str) -> Result<Option<Bar>> {
+fn ineligibility(text: &str) -> Result<Option<Ineligibility>> {
     Ok(Some(match text {
         "" => return Ok(None),
-        "final" => Bar::Final,
-        "completed" => Bar::Completed,
-        "holds" => Bar::Holds,
-        "refused" => Bar::Refused,
-        "reserved" => Bar::Reserved,
-        "scheduled" => Bar::Scheduled,
-        "backoff" => Bar::Backoff,
-        "leased" => Bar::Leased,
-        "rests" => Bar::Rests,
+        "final" => Ineligibility::Final,
+        "completed" => Ineligibility::Completed,
+        "holds" => Ineligibility::Holds,
+        "refused" => Ineligibility::Refused,
+        "reserved" => Ineligibility::Reserved,
+        "scheduled" => Ineligibility::Scheduled,
+        "backoff" => Ineligibility::Backoff,
+        "leased" => Ineligibility::Leased,
+        "rests" => Ineligibility::Rests,
         other => return Err(Error::Answer(format!("a bar {other:?}"))),
     }))
 }

@@ -23,20 +23,20 @@ mod explain;
 mod fence;
 mod history;
 pub mod keys;
-mod look;
-mod notes;
-mod notices;
 mod pauses;
 mod pausing;
 mod riding;
 mod session;
+mod session_notices;
 mod shard;
+mod shard_cache;
 mod shards;
 mod shared;
+mod snapshot;
 mod stats;
 mod types;
 mod upkeep;
-mod wake;
+mod wake_message;
 mod wakes;
 mod wire;
 mod worker;
@@ -47,25 +47,25 @@ use uuid::Uuid;
 
 pub use self::{
     allotments::Allotment,
-    announce::{Announcer, Full, Interest, QueueWatch, Told, TooSlow, Watch},
+    announce::{Announcer, Full, Interest, QueueWatch, TooSlow, Watch, WatcherNews},
     books::Holding,
     change::{Arbitrated, ArbitratedTasks, Changer, NEVER},
     check::{Checked, CheckedTask, Confirmed, OrderPage, Part, ShardFind, Slice, Suspicion},
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},
-    explain::{Bar, Explained, ExplainedRecord, Held, Pause},
+    explain::{Explained, ExplainedRecord, Ineligibility, Pause, TaskLease},
     fence::Fence,
     history::History,
-    look::Look,
-    notices::Notice,
     session::{EndedLease, LeaseEnd, Started},
+    session_notices::SessionNotice,
     shard::Shard,
     shards::{Offers, Shards},
     shared::{
         SESSION_SLOTS, SharedCalled, SharedDue, SharedHold, SharedLimits, SharedNoted, SharedNotes,
         SharedOpened, SharedSession, SharedWish, WORKER_SESSIONS, shared_keys,
     },
+    snapshot::ShardSnapshot,
     stats::Stats,
     types::{
         Claim, Closing, Code, Completion, Enqueue, EnqueueTask, Enqueued, Event, Expired,

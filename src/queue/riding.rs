@@ -17,13 +17,13 @@ use tokio::sync::oneshot;
 
 use super::{
     calls::{Claiming, Outcome},
-    combiner::{Askers, Held},
+    combiner::{Askers, CombinerHold},
     delivery::Granted,
     error::{Error, Result},
     shard::Shard,
     shards::Shards,
     types::Claim,
-    wake::Wake,
+    wake_message::WakeMessage,
 };
 use crate::{
     model::{QueueName, ShardId},
@@ -40,7 +40,7 @@ const WAKE_AGAIN_AFTER: Duration = Duration::from_millis(100);
 struct Riders {
     shard: Arc<Shard>,
     /// Other callers gather until the exchange is over.
-    held: Held<Claim, Granted>,
+    held: CombinerHold<Claim, Granted>,
     claiming: Claiming,
     askers: Askers<Granted>,
 }
@@ -53,7 +53,7 @@ impl Shards {
         &self,
         id: &ShardId,
         likely: bool,
-        call: impl FnOnce(&Wake) -> Call,
+        call: impl FnOnce(&WakeMessage) -> Call,
         read: impl FnOnce(Value) -> Result<T> + Send + 'static,
         count: fn(&T) -> usize,
     ) -> Result<T> {
@@ -61,7 +61,7 @@ impl Shards {
         match riders {
             Some(riders) => {
                 // This process has woken its caller already.
-                let wake = Wake {
+                let wake = WakeMessage {
                     queue: id.queue.clone(),
                     not_for: Some(self.process().to_owned()),
                     is_due: false,
@@ -69,7 +69,7 @@ impl Shards {
                 self.ride(call(&wake), riders, read, count).await
             }
             None => {
-                let wake = Wake {
+                let wake = WakeMessage {
                     queue: id.queue.clone(),
                     not_for: None,
                     is_due: false,
@@ -156,7 +156,7 @@ impl Shards {
                 Err(error) if !error.is_out_of_memory() => claiming.give_up(),
                 claimed => claiming.finish(claimed).await,
             };
-            shard.work();
+            shard.note_work();
             if leaves_something(offered.as_ref().map_or(0, count), &outcome) {
                 shard.offered();
                 shards.wakes().wake_one(&shard.id.queue);

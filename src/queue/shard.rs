@@ -11,7 +11,7 @@ use super::{
     delivery::{Granted, Undelivered},
     history::History,
     keys::ShardKeys,
-    notes::{Awake, Notes},
+    shard_cache::{ActiveShards, ShardCache},
     types::{Claim, Code, Together},
 };
 use crate::{model::ShardId, redis_pool::Redis, runtime::Clock};
@@ -24,7 +24,7 @@ pub(super) struct Process {
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
     /// Some shard has deliveries to report.
     pub(super) delivered: Arc<Notify>,
-    pub(super) awake: Arc<Awake>,
+    pub(super) awake: Arc<ActiveShards>,
     /// Calls under way.
     pub(super) calls: TaskTracker,
     pub(super) history: Arc<History>,
@@ -52,7 +52,7 @@ pub struct Shard {
     pub(super) completions: Arc<Combiner<Together, Vec<Code>>>,
     pub(super) peeks: Arc<Combiner<(), u8>>,
     /// The part of the shard that answers to callers keep.
-    pub(super) notes: Arc<Notes>,
+    pub(super) cache: Arc<ShardCache>,
     reach: Reach,
     release: mpsc::UnboundedSender<Undelivered>,
 }
@@ -60,19 +60,19 @@ pub struct Shard {
 impl Shard {
     pub(super) fn new(process: &Process, id: &ShardId) -> Self {
         let calls = &process.calls;
-        let notes = Notes::new(id, &process.clock, &process.awake, &process.delivered);
+        let cache = ShardCache::new(id, &process.clock, &process.awake, &process.delivered);
         let reach = process.reach(id);
         let claims = {
             let reach = reach.clone();
-            let notes = Arc::clone(&notes);
+            let cache = Arc::clone(&cache);
             let release = process.release.clone();
             Combiner::new(MAX_COMBINED, CALLS, calls.clone(), move |requests| {
-                claim(reach.clone(), Arc::clone(&notes), release.clone(), requests)
+                claim(reach.clone(), Arc::clone(&cache), release.clone(), requests)
             })
         };
         let completions = {
             let reach = reach.clone();
-            let notes = Arc::clone(&notes);
+            let cache = Arc::clone(&cache);
             // Calls that wait for copies share a connection, on which Redis answers one after the
             // other.
             let at_a_time = if reach.redis.durability().is_some() {
@@ -85,20 +85,20 @@ impl Shard {
                 at_a_time,
                 calls.clone(),
                 move |callers: Vec<Together>| {
-                    notes.work();
-                    let notes = Arc::clone(&notes);
-                    complete(reach.clone(), move || notes.touch(), callers)
+                    cache.note_work();
+                    let cache = Arc::clone(&cache);
+                    complete(reach.clone(), move || cache.note_due(), callers)
                 },
             )
         };
         let peeks = {
             let reach = reach.clone();
-            let notes = Arc::clone(&notes);
+            let cache = Arc::clone(&cache);
             Combiner::new(
                 MAX_COMBINED,
                 CALLS,
                 calls.clone(),
-                move |callers: Vec<()>| peek(reach.clone(), Arc::clone(&notes), callers.len()),
+                move |callers: Vec<()>| peek(reach.clone(), Arc::clone(&cache), callers.len()),
             )
         };
         Self {
@@ -106,7 +106,7 @@ impl Shard {
             claims,
             completions,
             peeks,
-            notes,
+            cache,
             reach,
             release: process.release.clone(),
         }
@@ -120,31 +120,31 @@ impl Shard {
     pub(super) fn claiming(&self, requests: Vec<Claim>) -> Claiming {
         Claiming::begin(
             self.reach.clone(),
-            Arc::clone(&self.notes),
+            Arc::clone(&self.cache),
             self.release.clone(),
             requests,
         )
     }
 
     /// Something happened in the shard that the next look must see.
-    pub(super) fn touch(&self) {
-        self.notes.touch();
+    pub(super) fn note_due(&self) {
+        self.cache.note_due();
     }
 
     /// Something happened in the shard that makes nothing due sooner.
-    pub(super) fn work(&self) {
-        self.notes.work();
+    pub(super) fn note_work(&self) {
+        self.cache.note_work();
     }
 
     /// Something may have come into its lanes.
     pub(super) fn offered(&self) {
-        self.notes.offer();
-        self.notes.work();
+        self.cache.note_offer();
+        self.cache.note_work();
     }
 
     /// True if a claim of this process has just left the lanes empty, and nothing that it knows of
     /// has come since. A wake tells what other processes put in.
     pub fn is_drained(&self) -> bool {
-        self.notes.is_drained()
+        self.cache.is_drained()
     }
 }

@@ -17,13 +17,13 @@ use super::{
     error::{Error, Result},
     history::History,
     keys,
-    notes::Notes,
-    notices::Notice,
     pauses::Pauses,
+    session_notices::SessionNotice,
     shard::{Process, Shard},
+    shard_cache::ShardCache,
     stats::Stats,
     types::Inspected,
-    wake::Wake,
+    wake_message::WakeMessage,
     wakes::Wakes,
     wire::{inspected, items, number, stats, stored_offset, text},
 };
@@ -41,7 +41,7 @@ impl Offers {
     /// themselves known.
     pub fn are_taken(&self, queue: &QueueName) -> bool {
         let mut of_queue = self.0.iter().filter(|(shard, _)| shard.id.queue == *queue);
-        of_queue.all(|(shard, offers)| shard.notes.was_drained_after(*offers))
+        of_queue.all(|(shard, offers)| shard.cache.was_drained_after(*offers))
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Inner {
     announcer: Announcer,
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
-    pub(super) notices: broadcast::Sender<Notice>,
+    pub(super) notices: broadcast::Sender<SessionNotice>,
 }
 
 /// Shards that a server is asked about at once: other callers wait for the exchange.
@@ -130,11 +130,11 @@ impl Shards {
     }
 
     pub(super) async fn listen(&self, cx: &Loop) -> Result<()> {
-        let woken = |wake: Option<&Wake>| {
+        let woken = |wake: Option<&WakeMessage>| {
             let shards = wake.map_or_else(|| self.all(), |wake| self.shards_of(&wake.queue));
             shards.iter().for_each(|shard| shard.offered());
             if wake.is_none_or(|wake| wake.is_due) {
-                shards.iter().for_each(|shard| shard.touch());
+                shards.iter().for_each(|shard| shard.note_due());
             }
         };
         let told = |notice| drop(self.0.notices.send(notice));
@@ -145,7 +145,7 @@ impl Shards {
     }
 
     /// Hears what is told from now on.
-    pub fn notices(&self) -> broadcast::Receiver<Notice> {
+    pub fn notices(&self) -> broadcast::Receiver<SessionNotice> {
         self.0.notices.subscribe()
     }
 
@@ -192,7 +192,7 @@ impl Shards {
                 return;
             }
             let shard = Arc::new(Shard::new(&self.0.process, id));
-            self.0.process.awake.wake(&shard.notes);
+            self.0.process.awake.wake(&shard.cache);
             of_queue.push(shard);
             of_queue.sort_by_key(|shard| shard.id.number);
         }
@@ -225,32 +225,32 @@ impl Shards {
             .cloned()
     }
 
-    pub(super) fn awake(&self) -> Vec<Arc<Notes>> {
+    pub(super) fn awake(&self) -> Vec<Arc<ShardCache>> {
         let shards = self.0.shards.read();
         self.0
             .process
             .awake
-            .list(self.0.process.clock.now(), |notes| {
-                let of_queue = shards.get(&notes.id.queue);
+            .list(self.0.process.clock.now(), |cache| {
+                let of_queue = shards.get(&cache.id.queue);
                 of_queue.is_some_and(|of_queue| {
                     of_queue
                         .iter()
-                        .any(|shard| Arc::ptr_eq(&shard.notes, notes))
+                        .any(|shard| Arc::ptr_eq(&shard.cache, cache))
                 })
             })
     }
 
     /// Something happened in the shard that its next look must see.
-    pub(super) fn touch(&self, id: &ShardId) {
+    pub(super) fn note_due(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
-            shard.touch();
+            shard.note_due();
         }
     }
 
     /// Something happened in the shard that makes nothing due sooner.
-    pub(super) fn work(&self, id: &ShardId) {
+    pub(super) fn note_work(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
-            shard.work();
+            shard.note_work();
         }
     }
 
@@ -259,7 +259,7 @@ impl Shards {
         let shards = queues.iter().flat_map(|queue| self.shards_of(queue));
         Offers(
             shards
-                .map(|shard| (Arc::clone(&shard), shard.notes.offers()))
+                .map(|shard| (Arc::clone(&shard), shard.cache.offers()))
                 .collect(),
         )
     }

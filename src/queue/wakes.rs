@@ -23,8 +23,8 @@ use tokio::sync::{Notify, futures::Notified};
 use super::{
     error::{Error, Result},
     keys,
-    notices::Notice,
-    wake::Wake,
+    session_notices::SessionNotice,
+    wake_message::WakeMessage,
 };
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
@@ -151,8 +151,8 @@ impl Wakes {
         redis: &Redis,
         process: &str,
         cx: &Loop,
-        woken: impl Fn(Option<&Wake>),
-        told: impl Fn(Notice),
+        woken: impl Fn(Option<&WakeMessage>),
+        told: impl Fn(SessionNotice),
     ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
         in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
@@ -173,15 +173,15 @@ impl Wakes {
             let Some(message) = message else {
                 return Err(Error::WakesClosed);
             };
-            if let Some(notice) = Notice::read(message.get_payload_bytes()) {
+            if let Some(notice) = SessionNotice::read(message.get_payload_bytes()) {
                 told(notice);
                 continue;
             }
             match message
                 .get_payload::<String>()
-                .map(|wake| Wake::read(&wake))
+                .map(|wake| WakeMessage::read(&wake))
             {
-                Ok(Ok(Wake {
+                Ok(Ok(WakeMessage {
                     not_for: Some(own), ..
                 })) if own == process => {}
                 Ok(Ok(wake)) => {

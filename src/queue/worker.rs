@@ -13,7 +13,7 @@ use super::{
     types::{
         Claim, Code, Completion, Extension, OUTBOX_FULL_BYTES, RejectMode, Rejection, Together,
     },
-    wake::Wake,
+    wake_message::WakeMessage,
     wire::{ms, packed, packed_ms, pairs, seed},
 };
 use crate::{
@@ -40,13 +40,13 @@ impl WorkerQueue {
         let worker = claim.worker.clone();
         match shard.claims.call(claim, weight).await {
             Err(Error::NoGeneration) => {
-                let notes = Arc::clone(&shard.notes);
+                let cache = Arc::clone(&shard.cache);
                 let release = self.release();
                 let delivery = Delivery {
                     worker,
                     leases: Vec::new(),
                     shard: shard.id.clone(),
-                    notes,
+                    cache,
                     release,
                 };
                 Ok(Granted {
@@ -80,7 +80,7 @@ impl WorkerQueue {
     /// `may_be_known`: an answer of the last second will do, if this process knows of nothing that
     /// has come since. A caller with many queues takes tasks of few of them at a time.
     pub async fn peek(&self, shard: &Shard, may_be_known: bool) -> Result<Vec<Priority>> {
-        let sum = match shard.notes.priorities().filter(|_| may_be_known) {
+        let sum = match shard.cache.priorities().filter(|_| may_be_known) {
             Some(known) => known,
             None => lost_without_generation(shard.peeks.call((), 1).await, || 0)?,
         };
@@ -135,7 +135,7 @@ impl WorkerQueue {
         backoff: &[Duration],
     ) -> Result<Vec<(Code, bool)>> {
         let since = self.announcer().now_unix_ms();
-        let rejecting = |wake: &Wake| {
+        let rejecting = |wake: &WakeMessage| {
             let mut call = self
                 .reach(shard)
                 .call(&scripts::REJECT)
@@ -173,7 +173,7 @@ impl WorkerQueue {
                 answers.iter().filter(is_open).count()
             })
             .await;
-        self.touch(shard);
+        self.note_due(shard);
         let answers = lost_without_generation(answer, || vec![(Code::LeaseLost, 0); count])?;
         let rejected = rejections
             .iter()
@@ -240,7 +240,7 @@ impl WorkerQueue {
             .shard(shard)
             .zip(extensions.iter().map(|item| item.by).min())
         {
-            shard.notes.leased(shortest);
+            shard.cache.note_lease(shortest);
         }
         lost_without_generation(answer, || vec![(Code::LeaseLost, 0); extensions.len()])
     }

@@ -70,10 +70,10 @@ pub struct UnsafeSetting {
 
 /// What is known of the servers. Clones share it.
 #[derive(Clone, Default)]
-pub struct Servers(Arc<RwLock<Known>>);
+pub struct Servers(Arc<RwLock<ServerStates>>);
 
 #[derive(Default)]
-struct Known {
+struct ServerStates {
     away: BTreeMap<Server, AwayServer>,
     unsafe_settings: Vec<UnsafeSetting>,
 }

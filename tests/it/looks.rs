@@ -5,8 +5,8 @@ use std::{future::Future, sync::Arc, time::Duration};
 use taskd::{
     model::{ChangingTask, LeaseToken, Priority, Requeue, TaskId, WorkerName},
     queue::{
-        Claim, Code, Completion, EndedLease, EnqueueTask, Extension, Look, LookFor, OutboxEntry,
-        Queue, RejectMode, Rejection, Started,
+        Claim, Code, Completion, EndedLease, EnqueueTask, Extension, LookFor, OutboxEntry, Queue,
+        RejectMode, Rejection, ShardSnapshot, Started,
     },
     redis_pool::Redis,
 };
@@ -39,7 +39,7 @@ impl Fixture {
     }
 
     /// The look of a loop to which one of the last hour will do.
-    async fn look(&self) -> Look {
+    async fn look(&self) -> ShardSnapshot {
         let look_for = LookFor {
             max_age: HOUR,
             grace: HOUR,

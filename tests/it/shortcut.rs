@@ -369,7 +369,7 @@ async fn tasks_do_not_overtake_those_on_the_bus() {
             poll!(&mut sending).is_pending(),
             "the fanout has not read that far"
         );
-        f.shortcut.has_read(0, offset);
+        f.shortcut.note_read(0, offset);
         assert_eq!(sending.await, Outcome::taken(&rows[..1]));
     }
     // A fanout that does not read holds up nobody for long.
@@ -399,14 +399,14 @@ async fn tasks_do_not_overtake_those_that_the_fanout_holds() {
         offset,
         tasks: vec![],
     }]);
-    f.shortcut.has_read(0, offset);
+    f.shortcut.note_read(0, offset);
     let held_back = f.shortcut.hold_back(&f.shard);
     assert_eq!(f.send(&rows, now).await, Outcome::left(&rows));
     assert!(!f.shortcut.fences(vec![f.shard.clone()]).await.has(0));
     // The fanout has let go of them, and reads them again.
     drop(held_back);
     assert_eq!(f.send(&rows, now).await, Outcome::left(&rows));
-    f.shortcut.has_read(0, offset);
+    f.shortcut.note_read(0, offset);
     assert_eq!(f.send(&rows, now).await, Outcome::taken(&rows));
     f.stop().await;
 }

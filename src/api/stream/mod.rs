@@ -60,7 +60,7 @@ impl Api {
             .take()
             .ok_or_else(|| StreamEnd::Wrong("the first frame must have open".into()))?;
         let mut open = open.map_err(StreamEnd::Wrong)?;
-        access::may_open(&caller, &mut open)?;
+        access::authorize_open(&caller, &mut open)?;
         tasks
             .few_ids("holding", &open.holding)
             .map_err(Error::from)?;

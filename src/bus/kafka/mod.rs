@@ -33,7 +33,7 @@ use self::{
     configs::ClientConfigs,
     detached::Detached,
     events::ClientEvents,
-    topics::Look,
+    topics::TopicMetadata,
 };
 use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, runtime};
@@ -113,7 +113,7 @@ impl Kafka {
             .into_iter()
             .filter(|topic| *topic != Topic::Events || needs_events)
             .collect();
-        let look = Look {
+        let look = TopicMetadata {
             configs: &configs,
             producer: &producer,
             events: &events,
@@ -151,7 +151,7 @@ impl Kafka {
         };
         let events = ClientEvents::default();
         let producer = Detached::new(configs.producer(&events)?);
-        let look = Look {
+        let look = TopicMetadata {
             configs: &configs,
             producer: &producer,
             events: &events,
@@ -365,7 +365,7 @@ impl Bus for Kafka {
         }
         let found = self.events_partitions.get_or_try_init(|| async {
             let producer = self.producer();
-            let look = Look {
+            let look = TopicMetadata {
                 configs: &self.configs,
                 producer: &producer,
                 events: &self.events,

@@ -32,14 +32,14 @@ const SEGMENTS: (Duration, Duration) = (Duration::from_secs(600), Duration::from
 
 /// A look at topics.
 #[derive(Clone, Copy)]
-pub(super) struct Look<'a> {
+pub(super) struct TopicMetadata<'a> {
     pub(super) configs: &'a ClientConfigs,
     pub(super) producer: &'a FutureProducer<ClientEvents>,
     pub(super) events: &'a ClientEvents,
     pub(super) wanted: &'a [Topic],
 }
 
-impl Look<'_> {
+impl TopicMetadata<'_> {
     /// Finds the wanted topics, and makes those that are missing. Answers the cluster's id, and
     /// their partitions.
     pub(super) async fn find_or_create(

@@ -7,7 +7,7 @@ use axum::body::Bytes;
 
 use crate::cli::{
     http::{ANSWER_TIMEOUT, HttpPort},
-    queues::{Counts, Look},
+    queues::{Counts, QueuesSnapshot},
     trust::Trust,
 };
 
@@ -25,7 +25,7 @@ impl Http {
     /// The counts of the queues whose name is in `names`, together.
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;
-        let look = Look::read(&self.0, &answer)?;
+        let look = QueuesSnapshot::read(&self.0, &answer)?;
         let ours = look
             .queues
             .into_iter()

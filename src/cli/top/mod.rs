@@ -25,7 +25,7 @@ use self::{
 use super::{
     ask::get,
     http::{HttpPort, HttpServer},
-    queues::Look,
+    queues::QueuesSnapshot,
 };
 use crate::config::Time;
 
@@ -58,7 +58,7 @@ async fn look(server: &HttpPort) -> anyhow::Result<Seen> {
         .map(|text| Calls::read(&String::from_utf8_lossy(&text)))
         .map_err(|error| error.to_string());
     Ok(Seen {
-        queues: Look::read(server, &queues?)?,
+        queues: QueuesSnapshot::read(server, &queues?)?,
         calls,
     })
 }

@@ -8,7 +8,7 @@ use super::latency::{CALLS, Calls, Latency};
 use crate::{
     cli::{
         ask::cut,
-        queues::{Look, Queue, Rates, per_second},
+        queues::{Queue, QueuesSnapshot, Rates, per_second},
     },
     config::Time,
 };
@@ -69,7 +69,7 @@ const NAME: usize = 12;
 
 /// The findings of one look.
 pub(super) struct Seen {
-    pub(super) queues: Look,
+    pub(super) queues: QueuesSnapshot,
     /// The reason why there are no latencies, as a token that does not reach all queues.
     pub(super) calls: Result<Calls, String>,
 }
@@ -273,7 +273,7 @@ mod tests {
 
     fn seen(at: Instant, queues: Vec<Queue>) -> Seen {
         Seen {
-            queues: Look { at, queues },
+            queues: QueuesSnapshot { at, queues },
             calls: Ok(Calls::default()),
         }
     }

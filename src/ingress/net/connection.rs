@@ -165,7 +165,7 @@ where
     let ending = async move {
         tokio::select! {
             () = stop.cancelled() => {}
-            () = standing.is_ending() => {}
+            () = standing.wait_for_end() => {}
         }
     };
     match protocol {

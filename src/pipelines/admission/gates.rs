@@ -83,12 +83,12 @@ impl Gates {
 
     /// Notes that the database has no room for new tasks. It closes no gate: the next insert may
     /// find room.
-    pub fn database_is_full(&self, why: String, now: Instant) {
+    pub fn set_database_full(&self, why: String, now: Instant) {
         self.0.write().full_database = Some((now, why));
     }
 
     /// Notes that the database has stored new tasks.
-    pub fn database_has_room(&self) {
+    pub fn clear_database_full(&self) {
         if self.0.read().full_database.is_some() {
             self.0.write().full_database = None;
         }
@@ -112,15 +112,15 @@ mod tests {
         let gates = Gates::default();
         let now = Instant::now();
         assert_eq!(gates.full_database(now), None);
-        gates.database_is_full("no room".into(), now);
+        gates.set_database_full("no room".into(), now);
         assert_eq!(
             gates.full_database(now + FULL_FOR / 2).as_deref(),
             Some("no room")
         );
         assert_eq!(gates.full_database(now + FULL_FOR), None);
-        gates.database_is_full("no room".into(), now + FULL_FOR);
+        gates.set_database_full("no room".into(), now + FULL_FOR);
         assert!(gates.full_database(now + FULL_FOR).is_some());
-        gates.database_has_room();
+        gates.clear_database_full();
         assert_eq!(gates.full_database(now + FULL_FOR), None);
     }
 }

@@ -10,6 +10,6 @@ mod sync;
 
 pub use self::{
     gates::{Gates, Shortage},
-    occupancy::{NoName, Occupancy, Room},
+    occupancy::{NoName, Occupancy, OccupancyPermit},
     sync::QueueSync,
 };

@@ -20,10 +20,10 @@ const LET_IN: Duration = Duration::from_secs(10);
 /// The names and unfinished tasks of the installation, as SQL said last, plus what was let in
 /// since. Clones share it.
 #[derive(Clone, Default)]
-pub struct Occupancy(Arc<RwLock<Known>>);
+pub struct Occupancy(Arc<RwLock<QueueCounts>>);
 
 #[derive(Default)]
-struct Known {
+struct QueueCounts {
     unfinished: HashMap<QueueName, u64>,
     /// How often SQL said the counts.
     readings: u64,
@@ -48,7 +48,7 @@ pub enum NoName {
     OfScope,
 }
 
-impl Known {
+impl QueueCounts {
     /// True if the scope includes half of all names that there may be.
     fn has_half(&mut self, scope: &Scope, max: usize) -> bool {
         let names = &self.names;
@@ -74,13 +74,13 @@ impl Known {
 }
 
 /// Room for tasks that may be new. Dropped, it gives back that of the tasks that were not.
-pub struct Room {
+pub struct OccupancyPermit {
     of: Occupancy,
     reading: u64,
     left: BTreeMap<QueueName, u64>,
 }
 
-impl Room {
+impl OccupancyPermit {
     /// A task of this queue is stored as new.
     pub fn keep(&mut self, queue: &QueueName) {
         if let Some(left) = self.left.get_mut(queue) {
@@ -90,7 +90,7 @@ impl Room {
 }
 
 /// Gives back what is left, unless SQL has said the counts meanwhile, in which it is not.
-impl Drop for Room {
+impl Drop for OccupancyPermit {
     fn drop(&mut self) {
         if self.left.values().all(|left| *left == 0) {
             return;
@@ -205,7 +205,7 @@ impl Occupancy {
         &self,
         tasks: BTreeMap<QueueName, u64>,
         queues: &Queues,
-    ) -> Result<Room, QueueName> {
+    ) -> Result<OccupancyPermit, QueueName> {
         let mut known = self.0.write();
         let is_full = |queue: &QueueName| {
             known
@@ -219,7 +219,7 @@ impl Occupancy {
         for (queue, count) in &tasks {
             *known.unfinished.entry(queue.clone()).or_default() += count;
         }
-        Ok(Room {
+        Ok(OccupancyPermit {
             of: self.clone(),
             reading: known.readings,
             left: tasks,

@@ -207,7 +207,9 @@ impl<'a> Walk<'a> {
             }
         };
         let suspects: Vec<_> = odd.map(|(id, (_, seen))| (id, why(seen))).collect();
-        self.look_again(&suspects, Looks::ToMend).await.map(drop)
+        self.look_again(&suspects, SecondLook::ToMend)
+            .await
+            .map(drop)
     }
 
     /// Goes over the list of final records from its end on, where it grows.
@@ -235,14 +237,16 @@ impl<'a> Walk<'a> {
             .map(|id| (id, Suspicion::Unlisted));
         let listed = listed.into_iter().map(|id| (id, Suspicion::Listed));
         let suspects: Vec<_> = listed.chain(unlisted).collect();
-        self.look_again(&suspects, Looks::ToMend).await.map(drop)
+        self.look_again(&suspects, SecondLook::ToMend)
+            .await
+            .map(drop)
     }
 
     /// Looks at suspected tasks again, each in one step. Answers those that are found.
     async fn look_again(
         &mut self,
         mut suspects: &[(TaskId, Suspicion)],
-        looks: Looks,
+        looks: SecondLook,
     ) -> Result<Vec<TaskId>, Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut found = Vec::new();
@@ -252,7 +256,7 @@ impl<'a> Walk<'a> {
                 break;
             }
             let some = &suspects[..suspects.len().min(pace.entries)];
-            let mends = self.mends && looks == Looks::ToMend;
+            let mends = self.mends && looks == SecondLook::ToMend;
             let done = self
                 .checker
                 .paced(queue.check_tasks(self.shard, some, mends))
@@ -260,7 +264,7 @@ impl<'a> Walk<'a> {
             self.passed += done.passed;
             self.found.unchecked += done.untold;
             found.extend(done.finds.iter().filter_map(|find| find.task));
-            if looks == Looks::ToMend {
+            if looks == SecondLook::ToMend {
                 self.add(done.finds);
             }
             suspects = &suspects[done.dealt_with.clamp(1, some.len())..];
@@ -276,9 +280,9 @@ impl<'a> Walk<'a> {
         let live: Vec<TaskId> = std::mem::take(&mut self.pass.live).into_keys().collect();
         for ids in live.chunks(self.checker.pace.entries) {
             let ended = self.ended(ids).await?;
-            let found = self.look_again(&ended, Looks::ToTell).await?;
+            let found = self.look_again(&ended, SecondLook::ToTell).await?;
             let still = self.ended(&found).await?;
-            self.look_again(&still, Looks::ToMend).await?;
+            self.look_again(&still, SecondLook::ToMend).await?;
         }
         Ok(())
     }
@@ -325,7 +329,7 @@ impl<'a> Walk<'a> {
 
 /// The purpose of a look at a suspected task.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Looks {
+enum SecondLook {
     /// The find counts, and is mended if asked.
     ToMend,
     /// Another look decides.

@@ -51,17 +51,17 @@ pub(super) struct Batch {
 pub(super) struct Pending {
     pub(super) rows: Vec<TaskRow>,
     pub(super) answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
-    pub(super) room: Room,
+    pub(super) room: BufferPermit,
 }
 
 /// A caller's room in the buffer, by number and by weight. Its tasks count as waiting until it is
 /// dropped.
-pub(super) struct Room {
+pub(super) struct BufferPermit {
     tasks: usize,
     _permits: [OwnedSemaphorePermit; 2],
 }
 
-impl Room {
+impl BufferPermit {
     pub(super) fn new(permits: [OwnedSemaphorePermit; 2], tasks: usize) -> Self {
         metrics::discovery_waits(tasks);
         Self {
@@ -71,7 +71,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for BufferPermit {
     fn drop(&mut self) {
         metrics::discovery_waited(self.tasks);
     }
@@ -190,7 +190,7 @@ struct Caller {
     seen: Vec<Option<Owner>>,
     /// The caller's other tasks, among the rows of the batch.
     rows: Range<usize>,
-    room: Room,
+    room: BufferPermit,
 }
 
 impl Caller {
@@ -328,10 +328,12 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
     let stored = context.store.insert(rows).await;
     match &stored {
         // Duplicates need no room.
-        Ok(stored) if stored.answers.contains(&Inserted::New) => context.gates.database_has_room(),
+        Ok(stored) if stored.answers.contains(&Inserted::New) => {
+            context.gates.clear_database_full()
+        }
         Err(error @ store::Error::Full(_)) => context
             .gates
-            .database_is_full(error.to_string(), Instant::now()),
+            .set_database_full(error.to_string(), Instant::now()),
         _ => {}
     }
     stored

@@ -25,7 +25,7 @@ use crate::{
         NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
-    pipelines::{admission::Room, context::Context},
+    pipelines::{admission::OccupancyPermit, context::Context},
     runtime::Supervisor,
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
@@ -329,7 +329,7 @@ impl Handle {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
             return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
-        let room = batch::Room::new([room, room_kib], rows.len());
+        let room = batch::BufferPermit::new([room, room_kib], rows.len());
         let tasks: Vec<_> = rows.iter().map(|row| (row.id, row.queue.clone())).collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
@@ -354,7 +354,7 @@ impl Handle {
     }
 
     /// Takes room for the rows, before any is stored. Refuses all when one queue is full.
-    fn admit(&self, rows: &[TaskRow]) -> Result<Room, Error> {
+    fn admit(&self, rows: &[TaskRow]) -> Result<OccupancyPermit, Error> {
         if let Some(shortage) = self.context.gates.shortage() {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
             return Err(Error::Busy(shortage.why));

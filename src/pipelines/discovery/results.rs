@@ -135,7 +135,7 @@ impl Results {
                     Err(error) => end = Some(Err(error.into())),
                 },
                 Some(one) = under_way.next() => handled.push(one),
-                () = done.is_due() => {}
+                () = done.wait_until_due() => {}
                 () = cx.stop.cancelled(), if reads_on => end = Some(Ok(())),
             }
             let committed = {

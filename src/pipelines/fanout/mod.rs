@@ -17,7 +17,7 @@
 mod enqueue;
 mod error;
 mod groups;
-mod held;
+mod held_shards;
 mod owned;
 mod reader;
 mod setback;
@@ -25,7 +25,7 @@ mod setback;
 use std::{collections::BTreeSet, time::Instant};
 
 pub use self::error::Error;
-use self::{groups::Groups, held::Held, owned::Owned, reader::Fanout};
+use self::{groups::Groups, held_shards::HeldShards, owned::Owned, reader::Fanout};
 use crate::{
     bus::{self, Message, Reading, Subscription, Topic, Uncommitted},
     model::ShardId,
@@ -47,7 +47,7 @@ impl Fanout {
             .subscribe(Topic::Pipeline, Reading::Ordered)
             .await?;
         let mut done = Uncommitted::default();
-        let mut held = Held::new();
+        let mut held = HeldShards::new();
         let ended = self
             .read(&mut *subscription, &mut held, &mut done, &cx)
             .await;
@@ -68,7 +68,7 @@ impl Fanout {
     async fn read(
         &self,
         subscription: &mut dyn Subscription,
-        held: &mut Held,
+        held: &mut HeldShards,
         done: &mut Uncommitted,
         cx: &Loop,
     ) -> Result<(), Error> {
@@ -79,7 +79,7 @@ impl Fanout {
             let (messages, tried) = tokio::select! {
                 messages = read_on(subscription, may_read, max, cx) => (messages?, Vec::new()),
                 tried = held.tried() => (Vec::new(), tried),
-                () = done.is_due() => (Vec::new(), Vec::new()),
+                () = done.wait_until_due() => (Vec::new(), Vec::new()),
                 () = cx.stop.cancelled() => return Ok(()),
             };
             held.forget_lost(subscription);
@@ -104,7 +104,7 @@ impl Fanout {
         mut messages: Vec<Message>,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
-        held: &mut Held,
+        held: &mut HeldShards,
         uncommitted: &mut Uncommitted,
     ) -> Result<(), Error> {
         let queue = &self.0.queue;
@@ -148,7 +148,7 @@ impl Fanout {
             let read = messages
                 .iter()
                 .filter(|message| !outcome.behind.contains(&message.partition));
-            read.for_each(|message| shortcut.has_read(message.partition, message.offset));
+            read.for_each(|message| shortcut.note_read(message.partition, message.offset));
         }
         messages.retain(|message| !held.has_of(message.partition));
         uncommitted.add(messages);

@@ -5,7 +5,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use super::{
     enqueue::is_of_shard,
     error::Error,
-    held::Held,
+    held_shards::HeldShards,
     owned::Owned,
     reader::{AT_ONCE, Fanout},
 };
@@ -62,7 +62,7 @@ impl Fanout {
         partition: u32,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
-        held: &mut Held,
+        held: &mut HeldShards,
     ) -> Result<(), Error> {
         let mut stored = self.fell_back_to(partition, owned).await?;
         if let Some(first) = held.forget(partition) {

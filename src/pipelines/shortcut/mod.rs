@@ -68,9 +68,9 @@ struct Inner {
     queue: Enqueuer,
     gates: Gates,
     settings: Arc<Settings>,
-    known: Mutex<Known>,
+    known: Mutex<QueueProgress>,
     /// The fanout has read on.
-    has_read: Notify,
+    read_on: Notify,
 }
 
 /// A point in the order of what this process learned of fences.
@@ -78,9 +78,9 @@ struct Inner {
 pub struct Moment(u64);
 
 #[derive(Default)]
-struct Known {
+struct QueueProgress {
     learned: u64,
-    shards: HashMap<ShardId, KnownShard>,
+    shards: HashMap<ShardId, ShardFence>,
     /// The number of shards at which closed ones are forgotten.
     many: usize,
     partitions: HashMap<u32, Progress>,
@@ -89,7 +89,7 @@ struct Known {
 }
 
 #[derive(Default)]
-struct KnownShard {
+struct ShardFence {
     /// With the moment since which it is known.
     fence: Option<(Fence, Moment)>,
     /// Calls that failed one after another.
@@ -134,7 +134,7 @@ impl Shortcut {
             gates,
             settings,
             known: Default::default(),
-            has_read: Default::default(),
+            read_on: Default::default(),
         }))
     }
 
@@ -199,12 +199,12 @@ impl Shortcut {
     }
 
     /// Notes that the tasks up to this record are in the queue, unless their shard is held back.
-    pub fn has_read(&self, partition: u32, offset: Offset) {
+    pub fn note_read(&self, partition: u32, offset: Offset) {
         let mut known = self.0.known.lock();
         let progress = known.partitions.entry(partition).or_default();
         progress.read = progress.read.max(offset);
         drop(known);
-        self.0.has_read.notify_waiters();
+        self.0.read_on.notify_waiters();
     }
 
     async fn group<'a>(
@@ -233,7 +233,7 @@ impl Shortcut {
         }
         if self.is_paused(shard)
             || self.0.gates.is_closed(&shard.queue)
-            || !self.is_read(shard).await
+            || !self.wait_until_read(shard).await
         {
             return taken;
         }
@@ -367,9 +367,9 @@ impl Shortcut {
         let since = Moment(known.learned);
         known.shards.insert(
             shard.clone(),
-            KnownShard {
+            ShardFence {
                 fence: Some((fence, since)),
-                ..KnownShard::default()
+                ..ShardFence::default()
             },
         );
         if known.shards.len() > known.many.max(FEW) {
@@ -404,16 +404,17 @@ impl Shortcut {
 
     /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether
     /// the shard has it.
-    async fn is_read(&self, shard: &ShardId) -> bool {
-        self.is_partition_read(shard.number).await && !self.0.known.lock().held_back.contains(shard)
+    async fn wait_until_read(&self, shard: &ShardId) -> bool {
+        self.wait_until_partition_read(shard.number).await
+            && !self.0.known.lock().held_back.contains(shard)
     }
 
-    async fn is_partition_read(&self, partition: u32) -> bool {
+    async fn wait_until_partition_read(&self, partition: u32) -> bool {
         let began = Instant::now();
         let mut until = began + PATIENCE;
         let mut read = None;
         loop {
-            let read_on = self.0.has_read.notified();
+            let read_on = self.0.read_on.notified();
             tokio::pin!(read_on);
             read_on.as_mut().enable();
             {

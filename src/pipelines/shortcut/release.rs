@@ -48,7 +48,7 @@ impl Shortcut {
     /// call. Tasks of the others go by the bus.
     pub async fn fences(&self, shards: Vec<ShardId>) -> Fences {
         let looks = shards.into_iter().map(|shard| async move {
-            if !self.is_read(&shard).await {
+            if !self.wait_until_read(&shard).await {
                 return None;
             }
             match self.look(&shard).await {

@@ -58,7 +58,7 @@ impl Leases {
 }
 
 /// A request for tasks that are there.
-pub struct Wish {
+pub struct QueueRequest {
     queues: Vec<QueueName>,
     claim: Claim,
 }
@@ -127,25 +127,25 @@ impl Handle {
     }
 
     /// Checks a request for tasks that are there. It may not wait.
-    pub fn wish(&self, request: &GetTasks) -> Result<Wish, Error> {
+    pub fn queue_request(&self, request: &GetTasks) -> Result<QueueRequest, Error> {
         if !request.wait.is_zero() {
             return Err(Error::Invalid(
                 "next has a wait: a report does not wait for tasks".into(),
             ));
         }
-        Ok(Wish {
+        Ok(QueueRequest {
             queues: queues(&request.queues)?,
             claim: self.claim(request)?.0,
         })
     }
 
     /// Leases tasks that are there, as far as this process knows. None, if it stops.
-    pub async fn get_now(&self, wish: Wish) -> Result<Leases, Error> {
+    pub async fn get_now(&self, wish: QueueRequest) -> Result<Leases, Error> {
         if self.stop.is_cancelled() {
             return Ok(Leases::default());
         }
         let since = traces::now();
-        let Wish { queues, claim } = wish;
+        let QueueRequest { queues, claim } = wish;
         match Box::pin(self.look(&queues, &claim, false)).await {
             Found {
                 granted,

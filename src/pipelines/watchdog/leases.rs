@@ -17,7 +17,7 @@ use crate::{
     config::Settings,
     model::ShardId,
     pipelines::context::Context,
-    queue::{self, Failing, Look, Swept, Upkeep},
+    queue::{self, Failing, ShardSnapshot, Swept, Upkeep},
     runtime::Loop,
     telemetry::metrics::{self, Watched},
 };
@@ -40,7 +40,7 @@ pub(super) struct Leases {
 /// A shard and what there is to do in it.
 struct Step {
     shard: ShardId,
-    look: Look,
+    look: ShardSnapshot,
     sweep: bool,
 }
 

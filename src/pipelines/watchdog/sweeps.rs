@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     model::ShardId,
-    queue::{Look, Swept},
+    queue::{ShardSnapshot, Swept},
 };
 
 /// Elements per lane that one sweep looks at.
@@ -32,12 +32,12 @@ struct Sweep {
 /// The counts of a look on which a sweep depends: spent elements, open tasks, lanes with pointers.
 type State = [u64; 3];
 
-fn state(look: &Look) -> State {
+fn state(look: &ShardSnapshot) -> State {
     [look.spent, look.open, look.pointers]
 }
 
 impl Sweep {
-    fn leaves_out(&self, look: &Look, now: Instant) -> bool {
+    fn leaves_out(&self, look: &ShardSnapshot, now: Instant) -> bool {
         let pause = if self.in_vain == Some(state(look)) {
             LEFT_OUT
         } else {
@@ -49,7 +49,7 @@ impl Sweep {
 
 impl Sweeps {
     /// Answers true if the caller is to sweep the shard now, and notes that it does.
-    pub(super) fn begin(&mut self, shard: &ShardId, look: &Look, now: Instant) -> bool {
+    pub(super) fn begin(&mut self, shard: &ShardId, look: &ShardSnapshot, now: Instant) -> bool {
         let may_find = look.spent > 0 || look.pointers > 0;
         if !may_find
             || self
@@ -70,7 +70,7 @@ impl Sweeps {
     }
 
     /// Notes what the sweep did behind this look. Answers whether to sweep on at once.
-    pub(super) fn end(&mut self, shard: &ShardId, look: &Look, swept: Swept) -> bool {
+    pub(super) fn end(&mut self, shard: &ShardId, look: &ShardSnapshot, swept: Swept) -> bool {
         if swept.moved + swept.pointers >= SWEEP as u64 {
             self.0.remove(shard);
             return true;
@@ -107,10 +107,10 @@ mod tests {
     }
 
     /// How many of the looks, a quarter of a second apart, are followed by a sweep that does this.
-    fn sweeps(looks: &[Look], does: Swept) -> usize {
+    fn sweeps(looks: &[ShardSnapshot], does: Swept) -> usize {
         let mut sweeps = Sweeps::default();
         let mut now = Instant::now();
-        let is_swept = |look: &&Look| {
+        let is_swept = |look: &&ShardSnapshot| {
             now += SWEEP_EVERY;
             sweeps.forget_old(now);
             let begins = sweeps.begin(&shard(), look, now);
@@ -122,12 +122,12 @@ mod tests {
         looks.iter().filter(is_swept).count()
     }
 
-    const SPENT: Look = look(1, 1, 0);
+    const SPENT: ShardSnapshot = look(1, 1, 0);
 
-    const fn look(spent: u64, open: u64, pointers: u64) -> Look {
+    const fn look(spent: u64, open: u64, pointers: u64) -> ShardSnapshot {
         let next = None;
         let is_idle = false;
-        Look {
+        ShardSnapshot {
             is_idle,
             expires: false,
             promotes: false,

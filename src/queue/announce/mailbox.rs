@@ -16,7 +16,7 @@ const ROOM: usize = 64;
 
 /// A word to a watcher of tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum WatcherNews {
     /// A step said so.
     Hint(TaskEvent),
     /// SQL and Redis say so.
@@ -24,7 +24,7 @@ pub enum Told {
 }
 
 pub(super) struct Mailbox {
-    told: Mutex<VecDeque<Told>>,
+    told: Mutex<VecDeque<WatcherNews>>,
     room: usize,
     has_overflowed: AtomicBool,
     notify: Notify,
@@ -40,7 +40,7 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn put(&self, told: Told) {
+    pub(super) fn put(&self, told: WatcherNews) {
         let mut waiting = self.told.lock();
         if waiting.len() < self.room {
             waiting.push_back(told);
@@ -53,7 +53,7 @@ impl Mailbox {
     }
 
     /// The words since the last call; waits until there is one. The second part: some were dropped.
-    pub(super) async fn told(&self) -> (Vec<Told>, bool) {
+    pub(super) async fn told(&self) -> (Vec<WatcherNews>, bool) {
         loop {
             let told: Vec<_> = self.told.lock().drain(..).collect();
             let has_overflowed = self.has_overflowed.swap(false, Ordering::Relaxed);

@@ -20,7 +20,7 @@ mod watchers;
 
 pub use self::{
     announcer::Announcer,
-    mailbox::Told,
+    mailbox::WatcherNews,
     queue_watch::QueueWatch,
     ring::TooSlow,
     watchers::{Full, Interest, Watch},

@@ -92,7 +92,7 @@ enum Word {
 }
 
 /// An event that waits for earlier ones.
-struct Held {
+struct HeldEvent {
     event: TaskEvent,
     arrival: u64,
     since: Instant,
@@ -100,7 +100,7 @@ struct Held {
 
 /// The last events, and the latest of each of their tasks.
 #[derive(Default)]
-struct Known {
+struct RecentEvents {
     events: VecDeque<(TaskId, TaskStatus, i64)>,
     last: HashMap<TaskId, Last>,
 }
@@ -117,7 +117,7 @@ impl Last {
     }
 }
 
-impl Known {
+impl RecentEvents {
     /// True for what came before, and for a step back: from the end of its task, or from a later
     /// status that watchers have been told. One that is still held will be put in order.
     fn has(&self, event: &TaskEvent) -> bool {
@@ -177,14 +177,14 @@ struct State {
     told: VecDeque<Word>,
     /// The place of the first of them.
     first: u64,
-    held: Vec<Held>,
+    held: Vec<HeldEvent>,
     /// When those have waited, while there are any.
     hear_at: Option<Instant>,
     /// The number of the next arrival.
     arrival: u64,
     /// The place behind the last gap. Nobody goes on behind an event that arrived before it.
     behind_gap: Place,
-    known: Known,
+    known: RecentEvents,
 }
 
 impl State {
@@ -211,7 +211,7 @@ impl State {
         let count = self
             .held
             .partition_point(|held| Some(held.event.order()) <= upto);
-        for Held { event, arrival, .. } in self.held.drain(..count) {
+        for HeldEvent { event, arrival, .. } in self.held.drain(..count) {
             self.known.note_told(&event);
             self.told.push_back(Word::Event(event, arrival));
         }
@@ -238,7 +238,7 @@ impl State {
             self.release(middle);
         }
         self.known.note(&event);
-        self.held.push(Held {
+        self.held.push(HeldEvent {
             event,
             arrival: self.arrival,
             since: now,
@@ -310,7 +310,7 @@ impl Ring {
             state.told.push_back(Word::Gap);
             state.keep(room);
             state.behind_gap = state.end();
-            state.known = Known::default();
+            state.known = RecentEvents::default();
         });
         self.wake.notify_waiters();
     }

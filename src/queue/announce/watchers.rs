@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::{
-    mailbox::{Mailbox, Told},
+    mailbox::{Mailbox, WatcherNews},
     ring::{Place, Ring, Total},
 };
 use crate::{
@@ -242,16 +242,16 @@ impl Watchers {
     }
 
     pub(super) fn tell(&self, events: Vec<TaskEvent>, are_hints: bool) {
-        let mut to_tasks: Vec<(OfTask, Told)> = Vec::new();
+        let mut to_tasks: Vec<(OfTask, WatcherNews)> = Vec::new();
         let mut to_queues: Vec<(Arc<Ring>, Vec<TaskEvent>)> = Vec::new();
         {
             let map = self.0.map.lock();
             for event in events {
                 if let Some(boxes) = map.tasks.get(&event.id) {
                     let told = if are_hints {
-                        Told::Hint(event.clone())
+                        WatcherNews::Hint(event.clone())
                     } else {
-                        Told::Truth(event.clone())
+                        WatcherNews::Truth(event.clone())
                     };
                     to_tasks.push((Arc::clone(boxes), told));
                 }
@@ -407,7 +407,7 @@ impl Watch {
     }
 
     /// The words since the last call; waits until there is one. The second part: some were dropped.
-    pub async fn told(&self) -> (Vec<Told>, bool) {
+    pub async fn told(&self) -> (Vec<WatcherNews>, bool) {
         self.mailbox.told().await
     }
 

@@ -11,10 +11,10 @@ use super::{
     enqueue::AT_ONCE as KEYS_AT_ONCE,
     error::{Error, Result},
     keys,
-    look::Look,
     shards::Shards,
+    snapshot::ShardSnapshot,
     types::{Closing, Event, Expired, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
-    wake::Wake,
+    wake_message::WakeMessage,
     wire::{
         items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids, unsigned,
     },
@@ -91,11 +91,11 @@ impl Upkeep {
     /// Shards that are not empty, in which something has happened, or at which no loop has looked
     /// for long.
     pub fn awake_shards(&self) -> Vec<ShardId> {
-        self.awake().iter().map(|notes| notes.id.clone()).collect()
+        self.awake().iter().map(|cache| cache.id.clone()).collect()
     }
 
     /// Lists what there is to do in the shards that have a generation and are not empty.
-    pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<Look>)> {
+    pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<ShardSnapshot>)> {
         let at = self.clock().now();
         let mut looks = Vec::new();
         let mut unseen = Vec::new();
@@ -103,9 +103,9 @@ impl Upkeep {
         let max_age = look_for.max_age
             * u32::try_from(awake.len().div_ceil(LOOKS_A_SECOND)).unwrap_or(u32::MAX);
         for shard in awake {
-            match shard.seen(max_age) {
+            match shard.snapshot(max_age) {
                 Some(seen) => looks.push((shard.id.clone(), Ok(seen))),
-                None => unseen.push((shard.before(), shard)),
+                None => unseen.push((shard.activity(), shard)),
             }
         }
         let shards = unseen.iter().map(|(_, shard)| &shard.id).collect();
@@ -113,9 +113,9 @@ impl Upkeep {
             call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
         });
         for (answer, (before, shard)) in answers.await.into_iter().zip(&unseen) {
-            let look = answer.and_then(Look::read);
+            let look = answer.and_then(ShardSnapshot::read);
             if let Ok(look) = look {
-                shard.saw(look, *before, at);
+                shard.store_snapshot(look, *before, at);
             }
             looks.push((shard.id.clone(), look));
         }
@@ -142,7 +142,7 @@ impl Upkeep {
             })
             .await?;
         self.offered(shard);
-        self.touch(shard);
+        self.note_due(shard);
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
         let expired = unsigned(n[0]);
@@ -165,7 +165,7 @@ impl Upkeep {
         most: usize,
         horizon: Duration,
     ) -> Result<Promoted> {
-        let call = |wake: &Wake| {
+        let call = |wake: &WakeMessage| {
             let mut call = self.reach(shard).call(&scripts::PROMOTE).of_items(1);
             call.arg(self.wake_channel())
                 .arg(wake.to_string())
@@ -183,7 +183,7 @@ impl Upkeep {
         };
         let count = |done: &Promoted| usize::try_from(done.promoted).unwrap_or(usize::MAX);
         let promoted = self.offer(shard, true, call, read, count).await;
-        self.touch(shard);
+        self.note_due(shard);
         promoted
     }
 
@@ -200,7 +200,7 @@ impl Upkeep {
             pointers: unsigned(n[1]),
         };
         if swept.moved > 0 {
-            self.touch(shard);
+            self.note_due(shard);
         }
         Ok(swept)
     }
@@ -244,7 +244,7 @@ impl Upkeep {
                 );
             })
             .await?;
-        self.touch(shard);
+        self.note_due(shard);
         number(Some(value))
     }
 
@@ -273,7 +273,7 @@ impl Upkeep {
         if entries.is_empty()
             && let Some(shard) = self.shard(shard)
         {
-            shard.notes.forwarded();
+            shard.cache.note_forwarded();
         }
         for entry in &entries {
             let expired = entry.events.iter().filter_map(|event| match event {
@@ -305,7 +305,7 @@ impl Upkeep {
         // Again if Redis did not know the script before it: then it has read what is forwarded.
         batch.repeatable(self.ask_outbox(shard, most, bytes, false));
         let mut answers = batch.run_all(&mut self.conn()).await?;
-        self.work(shard);
+        self.note_work(shard);
         self.entries(shard, answers.swap_remove(1))
     }
 
@@ -338,7 +338,7 @@ impl Upkeep {
             };
             let found = next();
             if removed? != redis::Value::Nil {
-                self.work(shard);
+                self.note_work(shard);
             }
             match found? {
                 redis::Value::Int(_too_many) => Ok(None),
@@ -384,7 +384,7 @@ impl Upkeep {
             .ask_forwarded(shard, entries)
             .run(&mut self.conn())
             .await?;
-        self.work(shard);
+        self.note_work(shard);
         number(Some(value))
     }
 

@@ -102,7 +102,7 @@ impl Known {
         };
     }
 
-    fn is_whole(&self) {
+    fn mark_complete(&self) {
         let mut filters = self.0.lock();
         if filters.state == State::InPart {
             filters.state = State::Whole;
@@ -125,7 +125,7 @@ impl Known {
         while !is_stopped.load(Ordering::Relaxed) {
             behind = self.read_page(db, behind)?;
             if behind.is_none() {
-                self.is_whole();
+                self.mark_complete();
                 return Ok(());
             }
         }
@@ -153,7 +153,7 @@ impl Reading {
             .query_row("SELECT 1 FROM seen LIMIT 1", (), |_| Ok(()))
             .optional();
         if matches!(some, Ok(None)) {
-            known.is_whole();
+            known.mark_complete();
             return Ok(Self {
                 is_stopped,
                 thread: Mutex::default(),

@@ -19,7 +19,7 @@ use crate::{
 
 /// A lease in hand.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldLease {
     pub(super) token: LeaseToken,
     pub(super) deadline_unix_ms: i64,
     pub(super) lease: Duration,
@@ -28,7 +28,7 @@ pub(super) struct Held {
     pub(super) started: Started,
 }
 
-impl Held {
+impl HeldLease {
     pub(super) fn not_started(self) -> Self {
         Self {
             started: Started::No,
@@ -40,7 +40,7 @@ impl Held {
 /// The leases by their tasks: a worker holds no task twice.
 #[derive(Debug, Default)]
 pub(super) struct Book {
-    leases: HashMap<TaskId, Held>,
+    leases: HashMap<TaskId, HeldLease>,
     /// The shortest lease since there was none.
     shortest: Duration,
     /// Tasks that the worker has started and that are not here: an extension may bring them.
@@ -62,7 +62,7 @@ impl Book {
         (!self.is_empty()).then_some(self.shortest)
     }
 
-    fn insert(&mut self, id: TaskId, held: Held) {
+    fn insert(&mut self, id: TaskId, held: HeldLease) {
         self.shortest = self
             .shortest()
             .map_or(held.lease, |shortest| shortest.min(held.lease));
@@ -80,7 +80,7 @@ impl Book {
         let lease = task.lease;
         self.insert(
             task.id,
-            Held {
+            HeldLease {
                 token,
                 deadline_unix_ms,
                 lease,
@@ -127,7 +127,7 @@ impl Book {
         for (item, answer) in items.iter().zip(answers) {
             match (&item.lease, answer.status, answer.lease_expires_unix_ms) {
                 (Some((id, token)), ItemStatus::Ok, Some(deadline_unix_ms)) => {
-                    let is_same = |held: &Held| held.token.lease() == token.lease();
+                    let is_same = |held: &HeldLease| held.token.lease() == token.lease();
                     let started = match self.leases.remove(id) {
                         Some(held) if is_same(&held) || held.started == Started::Yes => {
                             held.started
@@ -140,7 +140,7 @@ impl Book {
                     let lease = item.report;
                     self.insert(
                         *id,
-                        Held {
+                        HeldLease {
                             token,
                             deadline_unix_ms,
                             lease,
@@ -161,8 +161,14 @@ impl Book {
 
     /// Notes that taskd extended a lease, unless it is another one by now, or its worker extended
     /// it for longer meanwhile.
-    pub(super) fn kept(&mut self, id: TaskId, before: &Held, deadline_unix_ms: i64, now: Instant) {
-        let is_same = |held: &&mut Held| held.token.lease() == before.token.lease();
+    pub(super) fn kept(
+        &mut self,
+        id: TaskId,
+        before: &HeldLease,
+        deadline_unix_ms: i64,
+        now: Instant,
+    ) {
+        let is_same = |held: &&mut HeldLease| held.token.lease() == before.token.lease();
         let Some(held) = self.leases.get_mut(&id).filter(is_same) else {
             return;
         };
@@ -206,7 +212,7 @@ impl Book {
     }
 
     /// The leases of which half is over.
-    pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, Held)> {
+    pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, HeldLease)> {
         let due = self
             .leases
             .iter()
@@ -221,20 +227,20 @@ impl Book {
     }
 
     /// Takes out the leases that the worker does not have.
-    pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, Held)> {
+    pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, HeldLease)> {
         self.leases
             .extract_if(|id, _| !holding.contains(id))
             .collect()
     }
 
     /// Takes out the leases of these tasks.
-    pub(super) fn take(&mut self, tasks: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
+    pub(super) fn take(&mut self, tasks: impl Iterator<Item = TaskId>) -> Vec<(TaskId, HeldLease)> {
         tasks
             .filter_map(|id| Some((id, self.leases.remove(&id)?)))
             .collect()
     }
 
-    pub(super) fn all(&self) -> Vec<(TaskId, Held)> {
+    pub(super) fn all(&self) -> Vec<(TaskId, HeldLease)> {
         self.leases
             .iter()
             .map(|(id, held)| (*id, held.clone()))
@@ -268,7 +274,7 @@ impl EndedLeases {
         }
     }
 
-    fn has(&self, id: TaskId, held: &Held) -> bool {
+    fn has(&self, id: TaskId, held: &HeldLease) -> bool {
         self.grants
             .get(&id)
             .is_some_and(|grants| grants.is_empty() || grants.contains(&held.token.grant))

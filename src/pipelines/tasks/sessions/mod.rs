@@ -39,8 +39,8 @@ pub use self::{
     shared::{Shared, SharedTasks},
 };
 use self::{
-    book::{EndedLeases, Held},
-    registry::{Crowded, Room, most_of_worker},
+    book::{EndedLeases, HeldLease},
+    registry::{Crowded, SessionLimits, most_of_worker},
     session::{LONGEST_TIMEOUT, Plan, SHORTEST_TIMEOUT, Session, reason},
 };
 use super::{
@@ -52,7 +52,7 @@ use crate::{
     model::{
         Access, GetTasks, ItemAnswer, NoShare, OpenSession, QueueName, ShardId, TaskId, WorkerName,
     },
-    queue::{EndedLease, LeaseEnd, Notice},
+    queue::{EndedLease, LeaseEnd, SessionNotice},
     runtime::Supervisor,
     telemetry::metrics::{self, SessionEnd},
 };
@@ -111,10 +111,16 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                 () = cx.stop.cancelled() => return,
             };
             match notice {
-                Ok(Notice::Cancelled(ids)) => handle.tell_ended(&EndedLeases::cancelled(&ids)),
-                Ok(Notice::LeasesLost(leases)) => handle.tell_ended(&EndedLeases::lost(&leases)),
-                Ok(Notice::Takeover { worker, session }) => handle.hear_takeover(worker, session),
-                Ok(Notice::Allotment { worker }) => handle.give_back_allotment(worker),
+                Ok(SessionNotice::Cancelled(ids)) => {
+                    handle.tell_ended(&EndedLeases::cancelled(&ids))
+                }
+                Ok(SessionNotice::LeasesLost(leases)) => {
+                    handle.tell_ended(&EndedLeases::lost(&leases))
+                }
+                Ok(SessionNotice::Takeover { worker, session }) => {
+                    handle.hear_takeover(worker, session)
+                }
+                Ok(SessionNotice::Allotment { worker }) => handle.give_back_allotment(worker),
                 // Workers learn of ended leases when they are extended. A takeover is told again.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
@@ -248,7 +254,7 @@ impl Handle {
         // A takeover is a way out for a worker that has too many.
         let of_worker =
             is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
-        let room = Room {
+        let room = SessionLimits {
             of_process,
             of_worker,
         };
@@ -328,7 +334,7 @@ impl Handle {
     /// are its own there.
     async fn keep(&self, session: &Session, may_have_moved: bool) {
         let due = session.leases_to_keep(Instant::now());
-        let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, Held)>> = BTreeMap::new();
+        let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, HeldLease)>> = BTreeMap::new();
         for (id, held) in due {
             by_shard
                 .entry(held.token.shard.clone())
@@ -368,7 +374,7 @@ impl Handle {
     }
 
     /// Gives back leases that were extended while another session took over.
-    async fn give_back_late(&self, session: &Session, late: Vec<(TaskId, Held)>) {
+    async fn give_back_late(&self, session: &Session, late: Vec<(TaskId, HeldLease)>) {
         if !late.is_empty() {
             self.give_back(&session.worker, late, reason(SessionEnd::TakenOver))
                 .await;
@@ -391,10 +397,10 @@ impl Handle {
         }
     }
 
-    async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, Held)>, reason: &str) {
+    async fn give_back(&self, worker: &WorkerName, held: Vec<(TaskId, HeldLease)>, reason: &str) {
         let lease = |(
             id,
-            Held {
+            HeldLease {
                 token,
                 deadline_unix_ms,
                 started,

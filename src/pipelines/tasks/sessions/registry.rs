@@ -47,7 +47,7 @@ impl Default for ProcessName {
 
 /// The most sessions with streams.
 #[derive(Clone, Copy)]
-pub(super) struct Room {
+pub(super) struct SessionLimits {
     pub(super) of_process: usize,
     /// `None`: as many as the process may have.
     pub(super) of_worker: Option<usize>,
@@ -90,7 +90,7 @@ impl Sessions {
         &self,
         worker: WorkerName,
         now_unix_ms: i64,
-        room: Room,
+        room: SessionLimits,
         open: impl FnOnce(Uuid) -> (Arc<Session>, Attached),
     ) -> Result<Attached, Crowded> {
         let mut sessions = self.by_id.lock();

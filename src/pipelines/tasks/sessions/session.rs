@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    book::{Book, EndedLeases, Held, Reports},
+    book::{Book, EndedLeases, HeldLease, Reports},
     order::TookOver,
 };
 use crate::{
@@ -106,7 +106,7 @@ impl State {
 
     /// Takes out these leases, if the session was taken over: their extensions were under way when
     /// it ended, so its end may have left them alone.
-    fn take_late(&mut self, extended: impl Iterator<Item = TaskId>) -> Vec<(TaskId, Held)> {
+    fn take_late(&mut self, extended: impl Iterator<Item = TaskId>) -> Vec<(TaskId, HeldLease)> {
         match self.end {
             Some(SessionEnd::TakenOver) => self.book.take(extended),
             _ => Vec::new(),
@@ -164,7 +164,7 @@ impl Session {
         self: &Arc<Self>,
         plan: Plan,
         holding: &HashSet<TaskId>,
-    ) -> Option<(Attached, Vec<(TaskId, Held)>)> {
+    ) -> Option<(Attached, Vec<(TaskId, HeldLease)>)> {
         let mut state = self.state();
         if state.end.is_some() {
             return None;
@@ -220,7 +220,7 @@ impl Session {
 
     /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker,
     /// which was away, has come back.
-    pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, Held)>> {
+    pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, HeldLease)>> {
         let mut state = self.state();
         if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
             return None;
@@ -300,7 +300,7 @@ impl Session {
         self.is_in_away_step.store(false, Ordering::Relaxed);
     }
 
-    pub(super) fn leases_to_keep(&self, now: Instant) -> Vec<(TaskId, Held)> {
+    pub(super) fn leases_to_keep(&self, now: Instant) -> Vec<(TaskId, HeldLease)> {
         let state = self.state();
         if state.plan.keep_leases && state.end.is_none() {
             state.book.due(now)
@@ -309,7 +309,7 @@ impl Session {
         }
     }
 
-    pub(super) fn extension(&self, id: TaskId, held: &Held) -> queue::Extension {
+    pub(super) fn extension(&self, id: TaskId, held: &HeldLease) -> queue::Extension {
         queue::Extension {
             id,
             token: held.token.clone(),
@@ -322,10 +322,10 @@ impl Session {
     /// answers the leases that are to go back.
     pub(super) fn kept(
         &self,
-        held: &[(TaskId, Held)],
+        held: &[(TaskId, HeldLease)],
         answers: &[(Code, i64)],
         now: Instant,
-    ) -> Vec<(TaskId, Held)> {
+    ) -> Vec<(TaskId, HeldLease)> {
         let mut state = self.state();
         let mut extended = Vec::new();
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
@@ -485,7 +485,7 @@ impl Attached {
         &self,
         reports: &Reports,
         answers: &[ItemAnswer],
-    ) -> Vec<(TaskId, Held)> {
+    ) -> Vec<(TaskId, HeldLease)> {
         let mut state = self.session.state();
         if state.end.is_some_and(|why| why != SessionEnd::TakenOver) {
             return Vec::new();

@@ -10,8 +10,8 @@ use futures::FutureExt;
 use uuid::Uuid;
 
 use super::{
-    book::{EndedLeases, Held, Reported, Reports},
-    registry::{Crowded, Room, Sessions},
+    book::{EndedLeases, HeldLease, Reported, Reports},
+    registry::{Crowded, SessionLimits, Sessions},
     session::{Attached, Plan, Session},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
-const ROOM: Room = Room {
+const ROOM: SessionLimits = SessionLimits {
     of_process: 100,
     of_worker: None,
 };
@@ -212,7 +212,7 @@ fn an_extension_under_way_does_not_keep_a_lease_of_a_session_that_was_taken_over
     attached.hold(&tasks);
     attached.started(&[tasks[0].id.to_string()]);
     let held = session.end(SessionEnd::TakenOver).unwrap();
-    let ids = |held: &[(TaskId, Held)]| {
+    let ids = |held: &[(TaskId, HeldLease)]| {
         held.iter()
             .map(|(id, held)| (*id, held.deadline_unix_ms))
             .collect::<Vec<_>>()
@@ -364,7 +364,7 @@ fn a_worker_whose_last_session_ended_is_allowed_nothing() {
 #[test]
 fn a_process_has_no_more_sessions_than_it_may_and_orders_those_of_a_worker() {
     let sessions = Sessions::default();
-    let room = Room {
+    let room = SessionLimits {
         of_process: 3,
         of_worker: None,
     };
@@ -386,7 +386,7 @@ fn a_worker_whose_sessions_are_bounded_leaves_room_for_others() {
     let sessions = Sessions::default();
     let open = |name: &str, of_worker| {
         let name = WorkerName::new(name).unwrap();
-        let room = Room { of_worker, ..ROOM };
+        let room = SessionLimits { of_worker, ..ROOM };
         sessions.add(name.clone(), 1, room, |id| Session::open(id, name, plan()))
     };
     let mut opened: Vec<_> = (0..2).map(|_| open("w", Some(2)).unwrap()).collect();

@@ -219,7 +219,7 @@ fn all_rings_together_have_a_bound() {
             .iter()
             .all(|ring| ring.state.lock().told.capacity() <= share)
     );
-    assert!(size_of::<Word>() <= 64 && size_of::<Held>() <= 80);
+    assert!(size_of::<Word>() <= 64 && size_of::<HeldEvent>() <= 80);
     drop(rings);
     assert_eq!(
         (total.events(), total.rings.load(Ordering::Relaxed)),

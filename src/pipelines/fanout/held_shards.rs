@@ -53,7 +53,7 @@ const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// The held shards of a reader, by partition.
-pub(super) struct Held {
+pub(super) struct HeldShards {
     partitions: BTreeMap<u32, Partition>,
     tries: JoinSet<Tried>,
     slots: Arc<Semaphore>,
@@ -93,7 +93,7 @@ pub(super) struct Tried {
     outcome: Result<Enqueuing, Error>,
 }
 
-impl Held {
+impl HeldShards {
     pub(super) fn new() -> Self {
         Self {
             partitions: Default::default(),
@@ -211,7 +211,7 @@ struct Said {
 
 static SAID: Mutex<BTreeMap<u32, Said>> = Mutex::new(BTreeMap::new());
 
-impl Held {
+impl HeldShards {
     /// Says once a minute which shards of the partition are held. Another cause is news.
     fn say_held(&self, number: u32) {
         let shards = self
@@ -277,7 +277,7 @@ impl Fanout {
         (refused, has_done): (Vec<(ShardId, queue::Error)>, bool),
         messages: &[Message],
         owned: &mut Owned,
-        held: &mut Held,
+        held: &mut HeldShards,
     ) -> Result<(), Error> {
         if let Some((shard, cause)) = refused.first().filter(|_| !has_done) {
             let epoch = owned.epoch(shard.number);
@@ -342,7 +342,7 @@ impl Fanout {
     }
 
     /// Begins a try of a held shard.
-    fn try_again(&self, shard: &ShardId, owned: &Owned, held: &mut Held) {
+    fn try_again(&self, shard: &ShardId, owned: &Owned, held: &mut HeldShards) {
         let partition = held.partitions.get(&shard.number);
         let Some(waiting) = partition.and_then(|partition| partition.shards.get(shard)) else {
             return;
@@ -391,7 +391,7 @@ impl Fanout {
         }: Tried,
         subscription: &mut dyn Subscription,
         owned: &mut Owned,
-        held: &mut Held,
+        held: &mut HeldShards,
         uncommitted: &mut Uncommitted,
     ) -> Result<(), Error> {
         let Some(partition) = held.partitions.get_mut(&shard.number) else {
@@ -415,7 +415,7 @@ impl Fanout {
                     partition.shards.remove(&shard);
                     // The end of the hold took this back.
                     if let Some(shortcut) = &self.0.shortcut {
-                        shortcut.has_read(shard.number, partition.last);
+                        shortcut.note_read(shard.number, partition.last);
                     }
                 }
                 if partition.shards.is_empty() {

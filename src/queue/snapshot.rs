@@ -11,7 +11,7 @@ use super::{
 
 /// The work that waits in a shard (`lua/look.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct ShardSnapshot {
     /// The shard is empty.
     pub is_idle: bool,
     pub expires: bool,
@@ -28,7 +28,7 @@ pub struct Look {
     pub open: u64,
 }
 
-impl Look {
+impl ShardSnapshot {
     pub(super) fn read(value: Value) -> Result<Self> {
         if matches!(value, Value::Int(_)) {
             return Ok(Self {

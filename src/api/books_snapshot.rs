@@ -17,7 +17,7 @@ pub(super) const SHARED_FOR: Duration = Duration::from_secs(1);
 const CONFIRMS_FOR: Duration = Duration::from_secs(10);
 
 /// All numbers at about one moment.
-pub(super) struct Look {
+pub(super) struct BooksSnapshot {
     pub(super) at: Instant,
     pub(super) books: Books,
     /// The outbox was counted with the rest.
@@ -51,9 +51,10 @@ pub(super) enum Counts {
 }
 
 /// The way to look.
-pub(super) trait Looks: Send {
+pub(super) trait TakeSnapshot: Send {
     /// Looks. A queue is `Unbalanced` where nothing that moves explains the difference.
-    fn take(&mut self, counts: Counts) -> impl Future<Output = Result<Look, Error>> + Send;
+    fn take(&mut self, counts: Counts)
+    -> impl Future<Output = Result<BooksSnapshot, Error>> + Send;
 
     /// Waits before the second look.
     fn wait(&self) -> impl Future<Output = ()> + Send;
@@ -63,9 +64,13 @@ pub(super) trait Looks: Send {
 }
 
 /// A look whose states are sure. `last` is the one before.
-pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Result<Look, Error> {
+pub(super) async fn decide(
+    last: Option<&BooksSnapshot>,
+    looks: &mut impl TakeSnapshot,
+) -> Result<BooksSnapshot, Error> {
     let mut look = looks.take(Counts::Shared).await?;
-    let is_known = |look: &Look| last.is_some_and(|last| look.doubts().all(|of| last.confirms(of)));
+    let is_known =
+        |look: &BooksSnapshot| last.is_some_and(|last| look.doubts().all(|of| last.confirms(of)));
     if !look.is_recent {
         look.keep_balanced(last);
         let hangs_on_count = !look.unsure.is_empty() || look.has_doubts() && !is_known(&look);
@@ -88,7 +93,7 @@ pub(super) async fn decide(last: Option<&Look>, looks: &mut impl Looks) -> Resul
     Ok(look)
 }
 
-impl Look {
+impl BooksSnapshot {
     fn doubts(&self) -> impl Iterator<Item = &QueueBooks> {
         self.books
             .queues
@@ -169,17 +174,17 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use crate::model::Held;
+    use crate::model::UnfinishedTasks;
 
     /// Looks that a test has written down, and the counts that were asked for.
     struct Script {
-        looks: VecDeque<Look>,
+        looks: VecDeque<BooksSnapshot>,
         asked: Vec<Counts>,
         may_count: bool,
     }
 
-    impl Looks for Script {
-        async fn take(&mut self, counts: Counts) -> Result<Look, Error> {
+    impl TakeSnapshot for Script {
+        async fn take(&mut self, counts: Counts) -> Result<BooksSnapshot, Error> {
             self.asked.push(counts);
             Ok(self.looks.pop_front().expect("another look"))
         }
@@ -191,12 +196,12 @@ mod tests {
         }
     }
 
-    fn look(state: BooksState, completed: u64, is_recent: bool) -> Look {
+    fn look(state: BooksState, completed: u64, is_recent: bool) -> BooksSnapshot {
         let queue = QueueName::new("q").unwrap();
-        let held = Held {
+        let held = UnfinishedTasks {
             total: 3,
             between: 3,
-            ..Held::default()
+            ..UnfinishedTasks::default()
         };
         let of = QueueBooks {
             queue,
@@ -214,7 +219,7 @@ mod tests {
             rejected_elsewhere: 0,
             queues: vec![of],
         };
-        Look {
+        BooksSnapshot {
             at: Instant::now(),
             books,
             is_recent,
@@ -225,8 +230,8 @@ mod tests {
 
     /// The state that is decided, and the counts that were asked for.
     async fn decided(
-        last: Option<Look>,
-        looks: Vec<Look>,
+        last: Option<BooksSnapshot>,
+        looks: Vec<BooksSnapshot>,
         may_count: bool,
     ) -> (BooksState, Vec<Counts>) {
         let mut script = Script {

@@ -10,14 +10,14 @@ use crate::model::{InvalidName, QueueName};
 /// callers already: `queue`, `queue process`, and with a task that waits for its time `queue - due`
 /// or `queue process due`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wake {
+pub(super) struct WakeMessage {
     pub(super) queue: QueueName,
     pub(super) not_for: Option<String>,
     /// A task waits for its time, and the watchdog does not know yet.
     pub(super) is_due: bool,
 }
 
-impl Wake {
+impl WakeMessage {
     pub(super) fn read(message: &str) -> Result<Self, InvalidName> {
         let mut words = message.split(' ');
         let mut next = || words.next().unwrap_or_default();
@@ -33,7 +33,7 @@ impl Wake {
     }
 }
 
-impl fmt::Display for Wake {
+impl fmt::Display for WakeMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             queue,
@@ -60,16 +60,16 @@ mod tests {
             ("q - due", None, true),
             ("q me due", Some("me"), true),
         ] {
-            let wake = Wake {
+            let wake = WakeMessage {
                 queue: QueueName::new("q").unwrap(),
                 not_for: not_for.map(str::to_owned),
                 is_due,
             };
             assert_eq!(
-                (wake.to_string(), Wake::read(text)),
+                (wake.to_string(), WakeMessage::read(text)),
                 (text.to_owned(), Ok(wake))
             );
         }
-        assert!(Wake::read("").is_err());
+        assert!(WakeMessage::read("").is_err());
     }
 }

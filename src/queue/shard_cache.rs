@@ -14,7 +14,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
-use super::look::Look;
+use super::snapshot::ShardSnapshot;
 use crate::{model::ShardId, runtime::Clock};
 
 /// Grants whose delivery is reported in one call, at most.
@@ -27,10 +27,10 @@ const DELIVERIES_MAX: usize = 100_000;
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
 /// Notes of this process on one shard.
-pub(super) struct Notes {
+pub(super) struct ShardCache {
     pub(super) id: ShardId,
     clock: Clock,
-    awake: Arc<Awake>,
+    awake: Arc<ActiveShards>,
     /// The shard was empty at the last look, and nothing has happened since.
     asleep: AtomicBool,
     delivered: Mutex<Vec<u64>>,
@@ -38,28 +38,28 @@ pub(super) struct Notes {
     /// Counts what happened in the shard, as far as this process knows.
     happened: AtomicU64,
     /// Counts what of it may have made something due sooner.
-    hurried: AtomicU64,
+    urgent: AtomicU64,
     /// The last look, unless something may have become due since.
-    seen: Mutex<Option<Seen>>,
+    seen: Mutex<Option<StoredSnapshot>>,
     /// Counts what may have put elements into the lanes, as far as this process knows.
     offers: AtomicU64,
     /// A claim that left no element.
-    drained: Mutex<Option<Known<()>>>,
+    drained: Mutex<Option<LanesAnswer<()>>>,
     /// The priorities that had elements at the last peek, or behind the last claim, as a peek's
     /// sum.
-    peeked: Mutex<Option<Known<u8>>>,
+    peeked: Mutex<Option<LanesAnswer<u8>>>,
 }
 
 /// An answer of Redis about the lanes.
 #[derive(Clone, Copy, Debug)]
-struct Known<T> {
+struct LanesAnswer<T> {
     what: T,
     /// The offers before the call.
     offers: u64,
     at: Instant,
 }
 
-impl<T: Copy> Known<T> {
+impl<T: Copy> LanesAnswer<T> {
     /// It, unless it is too old or something has come since.
     fn still(self, offers: u64, now: Instant) -> Option<T> {
         let is_recent = now.saturating_duration_since(self.at) < KNOWN_FOR;
@@ -68,24 +68,24 @@ impl<T: Copy> Known<T> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Seen {
-    look: Look,
+struct StoredSnapshot {
+    look: ShardSnapshot,
     at: Instant,
 }
 
 /// The counts of a shard before a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Before {
+pub(super) struct Activity {
     happened: u64,
-    hurried: u64,
+    urgent: u64,
 }
 
-impl Notes {
+impl ShardCache {
     /// `delivered` is notified when there are deliveries to report.
     pub(super) fn new(
         id: &ShardId,
         clock: &Clock,
-        awake: &Arc<Awake>,
+        awake: &Arc<ActiveShards>,
         delivered: &Arc<Notify>,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -96,7 +96,7 @@ impl Notes {
             delivered: Mutex::default(),
             notify: Arc::clone(delivered),
             happened: AtomicU64::new(0),
-            hurried: AtomicU64::new(0),
+            urgent: AtomicU64::new(0),
             seen: Mutex::default(),
             offers: AtomicU64::new(0),
             drained: Mutex::default(),
@@ -106,63 +106,66 @@ impl Notes {
 
     /// Notes that something happened that the next look must see: something may be due now, or
     /// sooner than before.
-    pub(super) fn touch(self: &Arc<Self>) {
-        self.hurry(|_| None);
+    pub(super) fn note_due(self: &Arc<Self>) {
+        self.record_urgent(|_| None);
     }
 
     /// Notes a claim or an extension. The shortest of its leases ends `lease` from now.
-    pub(super) fn leased(self: &Arc<Self>, lease: Duration) {
+    pub(super) fn note_lease(self: &Arc<Self>, lease: Duration) {
         let now = self.clock.now();
-        self.hurry(|Seen { mut look, at }| {
+        self.record_urgent(|StoredSnapshot { mut look, at }| {
             let ends = now.saturating_duration_since(at) + lease;
             look.next = Some(look.next.map_or(ends, |next| next.min(ends)));
-            Some(Seen { look, at })
+            Some(StoredSnapshot { look, at })
         });
     }
 
     /// Notes work that makes nothing due sooner: the last look will do, unless it found the shard
     /// empty.
-    pub(super) fn work(self: &Arc<Self>) {
-        self.note(Some);
+    pub(super) fn note_work(self: &Arc<Self>) {
+        self.record(Some);
     }
 
     /// Notes that the outbox was empty.
-    pub(super) fn forwarded(self: &Arc<Self>) {
-        self.note(|Seen { look, at }| {
-            Some(Seen {
-                look: Look { outbox: 0, ..look },
+    pub(super) fn note_forwarded(self: &Arc<Self>) {
+        self.record(|StoredSnapshot { look, at }| {
+            Some(StoredSnapshot {
+                look: ShardSnapshot { outbox: 0, ..look },
                 at,
             })
         });
     }
 
-    fn hurry(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
-        self.hurried.fetch_add(1, Ordering::SeqCst);
-        self.note(change);
+    fn record_urgent(
+        self: &Arc<Self>,
+        change: impl FnOnce(StoredSnapshot) -> Option<StoredSnapshot>,
+    ) {
+        self.urgent.fetch_add(1, Ordering::SeqCst);
+        self.record(change);
     }
 
     /// Notes that something happened, and changes the last look. Either this sees that the shard
     /// sleeps, or [`Self::saw`] sees the count.
-    fn note(self: &Arc<Self>, change: impl FnOnce(Seen) -> Option<Seen>) {
+    fn record(self: &Arc<Self>, change: impl FnOnce(StoredSnapshot) -> Option<StoredSnapshot>) {
         self.happened.fetch_add(1, Ordering::SeqCst);
         {
             let mut seen = self.seen.lock();
             *seen = seen.filter(|seen| !seen.look.is_idle).and_then(change);
         }
-        if self.get_up() {
+        if self.wake_up() {
             self.awake.wake(self);
         }
     }
 
     /// Ends the sleep of the shard; whether it slept.
-    pub(super) fn get_up(&self) -> bool {
+    pub(super) fn wake_up(&self) -> bool {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
     /// The last look, if it was taken within `max_age`, nothing may have become due since, and no
     /// lease or delay of it has ended.
-    pub(super) fn seen(&self, max_age: Duration) -> Option<Look> {
-        let Seen { mut look, at } = (*self.seen.lock())?;
+    pub(super) fn snapshot(&self, max_age: Duration) -> Option<ShardSnapshot> {
+        let StoredSnapshot { mut look, at } = (*self.seen.lock())?;
         let age = self.clock.now().saturating_duration_since(at);
         if age >= max_age {
             return None;
@@ -174,36 +177,41 @@ impl Notes {
     }
 
     /// The moment before a look; goes with that look into [`Self::saw`].
-    pub(super) fn before(&self) -> Before {
-        Before {
+    pub(super) fn activity(&self) -> Activity {
+        Activity {
             happened: self.happened.load(Ordering::SeqCst),
-            hurried: self.hurried.load(Ordering::SeqCst),
+            urgent: self.urgent.load(Ordering::SeqCst),
         }
     }
 
     /// Keeps a look, unless it may have missed something. `at`: the time before it, at the latest.
-    pub(super) fn saw(self: &Arc<Self>, look: Look, before: Before, at: Instant) {
+    pub(super) fn store_snapshot(
+        self: &Arc<Self>,
+        look: ShardSnapshot,
+        before: Activity,
+        at: Instant,
+    ) {
         {
             let mut seen = self.seen.lock();
-            let now = self.before();
+            let now = self.activity();
             let is_whole = if look.is_idle {
                 before == now
             } else {
-                before.hurried == now.hurried
+                before.urgent == now.urgent
             };
-            *seen = is_whole.then_some(Seen { look, at });
+            *seen = is_whole.then_some(StoredSnapshot { look, at });
         }
         if look.is_idle {
-            self.awake.lay_down(self, self.clock.now());
+            self.awake.set_asleep(self, self.clock.now());
             self.asleep.store(true, Ordering::SeqCst);
-            if before != self.before() && self.get_up() {
+            if before != self.activity() && self.wake_up() {
                 self.awake.wake(self);
             }
         }
     }
 
     /// Notes that elements may have come, or that nobody knows: a call has failed.
-    pub(super) fn offer(&self) {
+    pub(super) fn note_offer(&self) {
         self.offers.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -213,13 +221,13 @@ impl Notes {
     }
 
     /// A claim left no element. The next caller that does not trust this peeks.
-    pub(super) fn drained(&self, offers: u64) {
-        *self.drained.lock() = Some(Known {
+    pub(super) fn note_drained(&self, offers: u64) {
+        *self.drained.lock() = Some(LanesAnswer {
             what: (),
             offers,
             at: self.clock.now(),
         });
-        self.forget_peek();
+        self.forget_priorities();
     }
 
     pub(super) fn is_drained(&self) -> bool {
@@ -239,8 +247,8 @@ impl Notes {
     }
 
     /// A peek found these priorities, or a claim left them.
-    pub(super) fn peeked(&self, offers: u64, priorities: u8) {
-        *self.peeked.lock() = Some(Known {
+    pub(super) fn note_priorities(&self, offers: u64, priorities: u8) {
+        *self.peeked.lock() = Some(LanesAnswer {
             what: priorities,
             offers,
             at: self.clock.now(),
@@ -254,7 +262,7 @@ impl Notes {
     }
 
     /// Nobody knows what the shard has now, so the next caller peeks.
-    pub(super) fn forget_peek(&self) {
+    pub(super) fn forget_priorities(&self) {
         *self.peeked.lock() = None;
     }
 
@@ -293,50 +301,50 @@ const SLEEPS_FOR: Duration = Duration::from_secs(30);
 /// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next
 /// to nothing.
 #[derive(Default)]
-pub(super) struct Awake(Mutex<Lists>);
+pub(super) struct ActiveShards(Mutex<Lists>);
 
 #[derive(Default)]
 struct Lists {
     /// By address: a shard that was closed may come again in another generation.
-    awake: HashMap<usize, Arc<Notes>>,
+    awake: HashMap<usize, Arc<ShardCache>>,
     /// In order of time. A shard that was touched since is awake too.
-    asleep: VecDeque<(Instant, Arc<Notes>)>,
+    asleep: VecDeque<(Instant, Arc<ShardCache>)>,
 }
 
-fn address(notes: &Arc<Notes>) -> usize {
-    Arc::as_ptr(notes).addr()
+fn address(cache: &Arc<ShardCache>) -> usize {
+    Arc::as_ptr(cache).addr()
 }
 
-impl Awake {
+impl ActiveShards {
     fn lock(&self) -> MutexGuard<'_, Lists> {
         self.0.lock()
     }
 
-    pub(super) fn wake(&self, notes: &Arc<Notes>) {
-        self.lock().awake.insert(address(notes), Arc::clone(notes));
+    pub(super) fn wake(&self, cache: &Arc<ShardCache>) {
+        self.lock().awake.insert(address(cache), Arc::clone(cache));
     }
 
-    pub(super) fn lay_down(&self, notes: &Arc<Notes>, now: Instant) {
+    pub(super) fn set_asleep(&self, cache: &Arc<ShardCache>, now: Instant) {
         let mut lists = self.lock();
-        lists.awake.remove(&address(notes));
+        lists.awake.remove(&address(cache));
         lists
             .asleep
-            .push_back((now + SLEEPS_FOR, Arc::clone(notes)));
+            .push_back((now + SLEEPS_FOR, Arc::clone(cache)));
     }
 
     /// The shards to look at now. Forgets those that are no longer `known`.
     pub(super) fn list(
         &self,
         now: Instant,
-        known: impl Fn(&Arc<Notes>) -> bool,
-    ) -> Vec<Arc<Notes>> {
+        known: impl Fn(&Arc<ShardCache>) -> bool,
+    ) -> Vec<Arc<ShardCache>> {
         let mut lists = self.lock();
-        while let Some((_, notes)) = lists.asleep.pop_front_if(|(until, _)| *until <= now) {
-            if notes.get_up() {
-                lists.awake.insert(address(&notes), notes);
+        while let Some((_, cache)) = lists.asleep.pop_front_if(|(until, _)| *until <= now) {
+            if cache.wake_up() {
+                lists.awake.insert(address(&cache), cache);
             }
         }
-        lists.awake.retain(|_, notes| known(notes));
+        lists.awake.retain(|_, cache| known(cache));
         lists.awake.values().cloned().collect()
     }
 }
@@ -346,12 +354,12 @@ mod tests {
     use super::*;
     use crate::model::QueueName;
 
-    fn notes() -> Arc<Notes> {
+    fn cache() -> Arc<ShardCache> {
         let id = ShardId {
             queue: QueueName::new("q").unwrap(),
             number: 0,
         };
-        Notes::new(
+        ShardCache::new(
             &id,
             &Clock::of_this_machine(),
             &Arc::default(),
@@ -360,13 +368,13 @@ mod tests {
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
-    const BUSY: Look = Look {
+    const BUSY: ShardSnapshot = ShardSnapshot {
         is_idle: false,
         next: None,
         outbox: 1,
         ..EMPTY
     };
-    const EMPTY: Look = Look {
+    const EMPTY: ShardSnapshot = ShardSnapshot {
         is_idle: true,
         expires: false,
         promotes: false,
@@ -379,63 +387,74 @@ mod tests {
     };
 
     /// Keeps a look during which something happens.
-    fn see(notes: &Arc<Notes>, look: Look, happens: impl FnOnce()) -> Option<Look> {
-        let before = notes.before();
-        let at = notes.clock.now();
+    fn see(
+        cache: &Arc<ShardCache>,
+        look: ShardSnapshot,
+        happens: impl FnOnce(),
+    ) -> Option<ShardSnapshot> {
+        let before = cache.activity();
+        let at = cache.clock.now();
         happens();
-        notes.saw(look, before, at);
-        notes.seen(HOUR)
+        cache.store_snapshot(look, before, at);
+        cache.snapshot(HOUR)
     }
 
     #[test]
     fn a_look_outlives_work_and_knows_when_its_leases_end() {
-        let notes = notes();
-        assert_eq!(see(&notes, BUSY, || {}), Some(BUSY));
-        assert_eq!(notes.seen(Duration::ZERO), None, "it is too old");
-        notes.work();
-        assert_eq!(notes.seen(HOUR), Some(BUSY));
-        notes.forwarded();
-        assert_eq!(notes.seen(HOUR), Some(Look { outbox: 0, ..BUSY }));
-        notes.leased(HOUR);
-        notes.leased(2 * HOUR);
-        let next = |notes: &Notes| notes.seen(HOUR).and_then(|look| look.next);
+        let cache = cache();
+        assert_eq!(see(&cache, BUSY, || {}), Some(BUSY));
+        assert_eq!(cache.snapshot(Duration::ZERO), None, "it is too old");
+        cache.note_work();
+        assert_eq!(cache.snapshot(HOUR), Some(BUSY));
+        cache.note_forwarded();
+        assert_eq!(
+            cache.snapshot(HOUR),
+            Some(ShardSnapshot { outbox: 0, ..BUSY })
+        );
+        cache.note_lease(HOUR);
+        cache.note_lease(2 * HOUR);
+        let next = |cache: &ShardCache| cache.snapshot(HOUR).and_then(|look| look.next);
         assert!(
-            next(&notes).is_some_and(|next| next <= HOUR),
+            next(&cache).is_some_and(|next| next <= HOUR),
             "a longer lease ends later"
         );
-        notes.leased(Duration::from_secs(60));
-        assert!(next(&notes).is_some_and(|next| next <= Duration::from_secs(60)));
-        notes.leased(Duration::ZERO);
+        cache.note_lease(Duration::from_secs(60));
+        assert!(next(&cache).is_some_and(|next| next <= Duration::from_secs(60)));
+        cache.note_lease(Duration::ZERO);
         assert_eq!(
-            notes
-                .seen(HOUR)
+            cache
+                .snapshot(HOUR)
                 .filter(|look| look.next != Some(Duration::ZERO)),
             None,
             "a lease has ended"
         );
-        assert!(see(&notes, BUSY, || {}).is_some());
-        notes.touch();
-        assert_eq!(notes.seen(HOUR), None, "something may be due");
+        assert!(see(&cache, BUSY, || {}).is_some());
+        cache.note_due();
+        assert_eq!(cache.snapshot(HOUR), None, "something may be due");
     }
 
     #[test]
     fn a_look_that_missed_something_is_not_kept() {
-        let notes = notes();
-        assert_eq!(see(&notes, BUSY, || notes.touch()), None);
+        let cache = cache();
+        assert_eq!(see(&cache, BUSY, || cache.note_due()), None);
         assert_eq!(
-            see(&notes, BUSY, || notes.leased(HOUR)),
+            see(&cache, BUSY, || cache.note_lease(HOUR)),
             None,
             "it may not have the lease"
         );
-        assert_eq!(see(&notes, BUSY, || notes.work()), Some(BUSY));
-        let sleeps = || notes.asleep.load(Ordering::SeqCst);
-        assert!(see(&notes, EMPTY, || notes.work()).is_none() && !sleeps());
-        let happens: [fn(&Arc<Notes>); 3] = [Notes::work, |notes| notes.leased(HOUR), Notes::touch];
+        assert_eq!(see(&cache, BUSY, || cache.note_work()), Some(BUSY));
+        let sleeps = || cache.asleep.load(Ordering::SeqCst);
+        assert!(see(&cache, EMPTY, || cache.note_work()).is_none() && !sleeps());
+        let happens: [fn(&Arc<ShardCache>); 3] = [
+            ShardCache::note_work,
+            |cache| cache.note_lease(HOUR),
+            ShardCache::note_due,
+        ];
         for happens in happens {
-            assert!(see(&notes, EMPTY, || {}).is_some() && sleeps());
-            happens(&notes);
+            assert!(see(&cache, EMPTY, || {}).is_some() && sleeps());
+            happens(&cache);
             assert!(
-                notes.seen(HOUR).is_none() && !sleeps(),
+                cache.snapshot(HOUR).is_none() && !sleeps(),
                 "the shard is no longer empty"
             );
         }
@@ -443,45 +462,45 @@ mod tests {
 
     #[test]
     fn a_shard_is_drained_for_a_moment_and_until_something_is_offered() {
-        let notes = notes();
-        let now = notes.clock.now();
-        assert!(!notes.is_drained_at(now), "nobody has looked yet");
-        notes.drained(notes.offers());
-        assert!(notes.is_drained_at(now));
+        let cache = cache();
+        let now = cache.clock.now();
+        assert!(!cache.is_drained_at(now), "nobody has looked yet");
+        cache.note_drained(cache.offers());
+        assert!(cache.is_drained_at(now));
         assert!(
-            !notes.is_drained_at(notes.clock.now() + KNOWN_FOR),
+            !cache.is_drained_at(cache.clock.now() + KNOWN_FOR),
             "a wake may get lost"
         );
-        notes.touch();
+        cache.note_due();
         assert!(
-            notes.is_drained_at(now),
+            cache.is_drained_at(now),
             "a report puts nothing into the lanes"
         );
-        let before = notes.offers();
-        notes.offer();
-        assert!(!notes.is_drained_at(now));
-        assert!(notes.was_drained_after(before) && !notes.was_drained_after(notes.offers()));
-        notes.drained(before);
+        let before = cache.offers();
+        cache.note_offer();
+        assert!(!cache.is_drained_at(now));
+        assert!(cache.was_drained_after(before) && !cache.was_drained_after(cache.offers()));
+        cache.note_drained(before);
         assert!(
-            !notes.is_drained_at(now),
+            !cache.is_drained_at(now),
             "something came while the claim was under way"
         );
     }
 
     #[test]
     fn a_peek_is_known_until_something_is_offered_or_nobody_knows() {
-        let notes = notes();
-        assert_eq!(notes.priorities(), None);
-        notes.peeked(notes.offers(), 6);
-        assert_eq!(notes.priorities(), Some(6));
-        notes.offer();
+        let cache = cache();
+        assert_eq!(cache.priorities(), None);
+        cache.note_priorities(cache.offers(), 6);
+        assert_eq!(cache.priorities(), Some(6));
+        cache.note_offer();
         assert_eq!(
-            notes.priorities(),
+            cache.priorities(),
             None,
             "a task of high priority may have come"
         );
-        notes.peeked(notes.offers(), 7);
-        notes.forget_peek();
-        assert_eq!(notes.priorities(), None);
+        cache.note_priorities(cache.offers(), 7);
+        cache.forget_priorities();
+        assert_eq!(cache.priorities(), None);
     }
 }

@@ -9,7 +9,7 @@ use crate::model::{TaskId, WorkerName};
 
 /// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
+pub enum SessionNotice {
     /// An operator cancelled these tasks while workers held them.
     Cancelled(Arc<[TaskId]>),
     /// An operator ended these leases, each named by its task and its grant. Their tasks go on.
@@ -20,7 +20,7 @@ pub enum Notice {
     Allotment { worker: WorkerName },
 }
 
-impl Notice {
+impl SessionNotice {
     /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua`
     /// does; or `~`, the session and the worker; or `%` and the worker. `None`: it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
@@ -70,28 +70,28 @@ mod tests {
         let worker = WorkerName::new("a worker").unwrap();
         let message = [&b"!"[..], id.as_bytes(), id.as_bytes(), b"rest"].concat();
         assert_eq!(
-            Notice::read(&message),
-            Some(Notice::Cancelled([id, id].into()))
+            SessionNotice::read(&message),
+            Some(SessionNotice::Cancelled([id, id].into()))
         );
         let message = [&b"?"[..], id.as_bytes(), &[0, 0, 0, 0, 0, 0, 1, 2], b"rest"].concat();
         assert_eq!(
-            Notice::read(&message),
-            Some(Notice::LeasesLost([(id, 258)].into()))
+            SessionNotice::read(&message),
+            Some(SessionNotice::LeasesLost([(id, 258)].into()))
         );
         let message = format!("~{session} {worker}");
         assert_eq!(
-            Notice::read(message.as_bytes()),
-            Some(Notice::Takeover {
+            SessionNotice::read(message.as_bytes()),
+            Some(SessionNotice::Takeover {
                 worker: worker.clone(),
                 session
             })
         );
         assert_eq!(
-            Notice::read(b"%a worker"),
-            Some(Notice::Allotment { worker })
+            SessionNotice::read(b"%a worker"),
+            Some(SessionNotice::Allotment { worker })
         );
         for message in [&b"crawl"[..], b"", b"~", b"~x y", b"~\xff", b"%"] {
-            assert_eq!(Notice::read(message), None, "{message:?}");
+            assert_eq!(SessionNotice::read(message), None, "{message:?}");
         }
     }
 }
