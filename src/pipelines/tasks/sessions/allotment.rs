@@ -1,4 +1,5 @@
-//! The allotments of a process: how much of each worker's cap its streams may use.
+//! The allotments that this process has: how much of each worker's cap its streams may use. See
+//! `allotments.rs` for the protocol.
 
 use std::{
     collections::BTreeMap,
@@ -10,10 +11,10 @@ use parking_lot::Mutex;
 
 use crate::model::WorkerName;
 
-/// How long a process keeps an allotment small after somebody lacked something.
+/// How long a process keeps an allotment small after another process lacked some of the cap.
 const SCARCE: Duration = Duration::from_secs(10);
 
-pub(super) type Asks = Arc<tokio::sync::Mutex<()>>;
+pub(super) type AllotmentLock = Arc<tokio::sync::Mutex<()>>;
 
 /// The allotments of this process.
 #[derive(Default)]
@@ -21,43 +22,52 @@ pub(super) struct Allotments(pub(super) Mutex<BTreeMap<WorkerName, Allotment>>);
 
 #[derive(Default)]
 pub(super) struct Allotment {
-    /// How much its sessions here may have in hand and on demand, as Redis knows it or more.
+    /// How many tasks the worker's sessions here may have in hand and on demand. Never less than
+    /// Redis has noted.
     pub(super) allowed: usize,
     pub(super) scarce_since: Option<Instant>,
-    /// Redis may know another allotment.
+    /// Redis may have another number.
     pub(super) is_unwritten: bool,
-    /// One asks Redis at a time. While somebody has it, the allotment stays.
-    pub(super) asks: Asks,
+    /// Held by the one caller that asks Redis. The allotment is not removed meanwhile.
+    pub(super) lock_of_allotment: AllotmentLock,
 }
 
 impl Allotments {
-    /// The turn to ask Redis for this worker's allotment. `None`: it has none here.
-    pub(super) fn asks(&self, worker: &WorkerName) -> Option<Asks> {
+    /// The lock under which to ask Redis for this worker's allotment; `None` if it has none here.
+    pub(super) fn lock_of_allotment(&self, worker: &WorkerName) -> Option<AllotmentLock> {
         self.0
             .lock()
             .get(worker)
-            .map(|allotment| Arc::clone(&allotment.asks))
+            .map(|allotment| Arc::clone(&allotment.lock_of_allotment))
     }
 
-    /// The turn to ask Redis for the allotment of a worker with a session here. Makes an allotment
-    /// where there is none.
-    pub(super) fn asks_anew(&self, worker: &WorkerName) -> Asks {
-        Arc::clone(&self.0.lock().entry(worker.clone()).or_default().asks)
+    /// The lock under which to ask Redis for the allotment of a worker with a session here. Inserts
+    /// an allotment if there is none.
+    pub(super) fn lock_or_insert(&self, worker: &WorkerName) -> AllotmentLock {
+        Arc::clone(
+            &self
+                .0
+                .lock()
+                .entry(worker.clone())
+                .or_default()
+                .lock_of_allotment,
+        )
     }
 
-    /// Changes an allotment. The caller that has its turn finds it.
+    /// Changes an allotment. It exists while the caller holds its lock.
     pub(super) fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut Allotment)) {
         if let Some(allotment) = self.0.lock().get_mut(worker) {
             change(allotment);
         }
     }
 
-    /// Removes an allotment of 0 that Redis knows, unless another caller has, or waits for, its
-    /// turn.
-    pub(super) fn forget(&self, worker: &WorkerName, asks: &Asks) {
+    /// Removes an allotment of 0 that Redis has noted, unless another caller has its lock or waits
+    /// for it.
+    pub(super) fn forget(&self, worker: &WorkerName, lock_of_allotment: &AllotmentLock) {
         let mut allotments = self.0.lock();
-        let is_free =
-            |one: &Allotment| one.allowed == 0 && !one.is_unwritten && Arc::strong_count(asks) == 2;
+        let is_free = |one: &Allotment| {
+            one.allowed == 0 && !one.is_unwritten && Arc::strong_count(lock_of_allotment) == 2
+        };
         if allotments.get(worker).is_some_and(is_free) {
             allotments.remove(worker);
         }
@@ -79,7 +89,7 @@ impl Allotments {
         self.0.lock().keys().cloned().collect()
     }
 
-    /// The workers of whom somebody has lacked something a moment ago.
+    /// The workers of whose cap some process lacked a part within the last [`SCARCE`].
     pub(super) fn scarce(&self) -> Vec<WorkerName> {
         let mut allotments = self.0.lock();
         for allotment in allotments.values_mut() {

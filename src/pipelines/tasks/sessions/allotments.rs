@@ -91,14 +91,14 @@ impl Handle {
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
         let worker = &attached.session.worker;
         let most = self.settings.limits.max_session_tasks;
-        let asks = self.sessions.allotments.asks_anew(worker);
+        let lock_of_allotment = self.sessions.allotments.lock_or_insert(worker);
         let mut again = ASK_AGAIN.into_iter();
         let began = Instant::now();
         loop {
             let wait = {
                 // For one question: the end of the worker's sessions and its other wishes come in
                 // between.
-                let _turn = asks.lock().await;
+                let _turn = lock_of_allotment.lock().await;
                 if !still() || self.sessions.of_worker(worker).is_empty() {
                     return 0;
                 }
@@ -239,11 +239,13 @@ impl Handle {
 
     /// Lowers an allotment to what is used.
     async fn lower(&self, worker: &WorkerName) {
-        let Some(asks) = self.sessions.allotments.asks(worker) else {
+        let Some(lock_of_allotment) = self.sessions.allotments.lock_of_allotment(worker) else {
             return;
         };
         // The caller that asks now leaves a small allotment behind.
-        let Ok(_turn) = asks.try_lock() else { return };
+        let Ok(_turn) = lock_of_allotment.try_lock() else {
+            return;
+        };
         let used = {
             let mut allotments = self.sessions.allotments.0.lock();
             let used = self.sessions.taken_by(worker);
@@ -264,14 +266,14 @@ impl Handle {
         if !self.sessions.of_worker(worker).is_empty() {
             return;
         }
-        let Some(asks) = self.sessions.allotments.asks(worker) else {
+        let Some(lock_of_allotment) = self.sessions.allotments.lock_of_allotment(worker) else {
             return;
         };
-        let _turn = asks.lock().await;
+        let _turn = lock_of_allotment.lock().await;
         if self.sessions.leave_allotment(worker) {
             self.write(worker, 0).await;
             // Otherwise the next look tries again.
-            self.sessions.allotments.forget(worker, &asks);
+            self.sessions.allotments.forget(worker, &lock_of_allotment);
         }
     }
 
@@ -329,10 +331,10 @@ impl Handle {
 
     /// Writes an allotment again, if Redis may know another one, or in any case.
     async fn write_again(&self, worker: &WorkerName, in_any_case: bool) {
-        let Some(asks) = self.sessions.allotments.asks(worker) else {
+        let Some(lock_of_allotment) = self.sessions.allotments.lock_of_allotment(worker) else {
             return;
         };
-        let _turn = asks.lock().await;
+        let _turn = lock_of_allotment.lock().await;
         let unwritten = self
             .sessions
             .allotments

@@ -1,8 +1,8 @@
-//! The leases of one session that its worker has not reported.
+//! The leases that a session's worker has in hand, as this process remembers them.
 //!
-//! A book is a memory of the process, and Redis decides. A lease that was reported or extended by
-//! another way stays in it until it would have run out; at the session's end the queue leaves such
-//! a lease alone.
+//! Redis decides; the book may be out of date. If the worker reported or extended a lease through
+//! another process, it stays in the book until it would have run out. When the session ends, the
+//! queue leaves such a lease alone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use crate::{
     queue::Started,
 };
 
-/// A lease in hand.
+/// A lease that the worker has in hand.
 #[derive(Clone, Debug)]
 pub(super) struct HeldLease {
     pub(super) token: LeaseToken,
@@ -41,15 +41,16 @@ impl HeldLease {
 #[derive(Debug, Default)]
 pub(super) struct Book {
     leases: HashMap<TaskId, HeldLease>,
-    /// The shortest lease since there was none.
+    /// The shortest lease since the book was last empty.
     shortest: Duration,
-    /// Tasks that the worker has started and that are not here: an extension may bring them.
+    /// Tasks that the worker says it started, but whose leases are not in the book. An extension may
+    /// add them.
     begun: HashSet<TaskId>,
-    /// It started more than these.
+    /// There were more such tasks than `begun` holds.
     begun_more: bool,
 }
 
-/// The tasks that a book knows as started before it has them.
+/// The most tasks to remember as started before their leases are known.
 const MOST_BEGUN: usize = 1000;
 
 impl Book {
@@ -57,7 +58,7 @@ impl Book {
         self.leases.len()
     }
 
-    /// The shortest lease since the book was empty; `None`: it is.
+    /// The shortest lease since the book was last empty; `None` if it is empty.
     pub(super) fn shortest(&self) -> Option<Duration> {
         (!self.is_empty()).then_some(self.shortest)
     }
@@ -73,7 +74,7 @@ impl Book {
         self.leases.is_empty()
     }
 
-    /// Notes a task on its way to the worker.
+    /// Records a task on its way to the worker.
     pub(super) fn hold(&mut self, task: &LeasedTask, started: Started, now: Instant) {
         let token = task.token.clone();
         let deadline_unix_ms = task.expires_unix_ms;
@@ -105,8 +106,7 @@ impl Book {
         self.begun_more = false;
     }
 
-    /// Notes the answers to a completion or a rejection: whatever was answered for good is no
-    /// longer in hand.
+    /// Removes the tasks whose completion or rejection was answered for good.
     pub(super) fn reported<T>(&mut self, items: &[Reported<T>], answers: &[ItemAnswer]) {
         for (item, answer) in items.iter().zip(answers) {
             if !matches!(answer.status, ItemStatus::TryLater | ItemStatus::Invalid) {

@@ -1,15 +1,18 @@
-//! Sessions: workers to which taskd sends tasks as soon as they are there.
+//! Sessions: taskd sends tasks to a worker as soon as there are some, instead of waiting for a `get`.
 //!
-//! A session claims as a long poll does: while there is demand, a claim for at most so many tasks
-//! waits at the queues, among those of `get`. So push and pull share the queue, and a lease that
-//! does not reach its worker goes back at no cost. The process keeps who the sessions are and what
-//! they have in hand; Redis keeps the leases.
+//! A worker says how many tasks it wants: its *demand*. While there is demand, the session has a
+//! claim for at most that many tasks waiting at the queues, next to the claims of calls to `get`. So
+//! push and pull share the queue, and a lease that does not reach its worker goes back without an
+//! attempt. This process remembers its sessions and what their workers have in hand; the leases are
+//! in Redis, which decides.
 //!
-//! Crash windows. A process that dies before a frame is written: its leases run out, at no cost.
-//! One that dies later: the workers go on with their leases at another process, by their tokens;
-//! the leases of a worker that died as well run out. A session that ends while its worker has moved
-//! to another process: its worker has extended its leases there, so `lua/session_end.lua` leaves
-//! them alone.
+//! What happens in a crash:
+//!
+//! - The process dies before it writes a frame with tasks: their leases run out, without an attempt.
+//! - It dies later: the worker goes on with its leases at another process, by their tokens. If the
+//!   worker died too, they run out.
+//! - A session ends although its worker has moved to another process: the worker has extended its
+//!   leases there, so `lua/session_end.lua` leaves them alone.
 
 mod allotment;
 mod allotments;
@@ -59,14 +62,15 @@ use crate::{
 
 /// The time without a frame after which a session ends.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a claim waits before it asks all shards once more: a wake may get lost.
+/// How long a claim waits for a wake before it asks all shards again. A wake may get lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
 /// How often the process looks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The ids of tasks that a call may name at least, however small `max_session_tasks` is.
+/// A call may name at least this many task ids, however small `max_session_tasks` is.
 const MOST_IDS: usize = 5000;
 
-/// Ends the sessions whose workers stay away, and tells sessions of leases that an operator ended.
+/// Starts the loops that end sessions whose workers stay away, and that pass notices of other
+/// processes on to the sessions.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     shared::start(handle, supervisor);
     allotments::start(handle, supervisor);
@@ -307,8 +311,8 @@ impl Handle {
         self.settings.limits.max_session_tasks
     }
 
-    /// Waits for tasks of the session's queues, at most so many of its demand. Dropping the future
-    /// gives back what it leased.
+    /// Waits for tasks of the session's queues. `most` turns the session's demand into the number of
+    /// tasks to claim. Dropping the future gives back what it leased.
     pub async fn next_tasks(
         &self,
         attached: &Attached,
@@ -324,8 +328,8 @@ impl Handle {
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
-    /// Extends the leases of which half is over, where the session asked for it. The ids of those
-    /// that had ended are told to the worker.
+    /// Extends the leases that have passed half of their time. The worker is told which ones had
+    /// ended. `may_have_moved` says that the worker may go on with its leases in another session.
     pub async fn keep_leases(&self, attached: &Attached, may_have_moved: bool) {
         self.keep(&attached.session, may_have_moved).await;
     }

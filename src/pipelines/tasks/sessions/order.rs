@@ -1,4 +1,5 @@
-//! The order of sessions: their ids are UUIDv7s, their times by Redis's clock.
+//! The order of sessions, for takeovers. Session ids are UUIDv7s whose times come from Redis's clock,
+//! so all processes agree which of two sessions is the later one.
 
 use std::{
     collections::VecDeque,
@@ -11,32 +12,32 @@ use uuid::{Timestamp, Uuid};
 
 use crate::model::WorkerName;
 
-/// The waits before a takeover is told again. The connection that listens may be away for some 10
-/// s.
-const TOLD_AGAIN: [Duration; 3] = [
+/// The pauses before a takeover is announced again. A process may hear nothing for some ten seconds
+/// while its connection is down.
+const REPEAT_AFTER: [Duration; 3] = [
     Duration::from_secs(1),
     Duration::from_secs(5),
     Duration::from_secs(25),
 ];
 
-/// The takeovers that one process tells again.
-const MOST_TOLD: usize = 1000;
+/// The most takeovers that one process announces again.
+const MOST_REPEATED: usize = 1000;
 
-/// The takeovers of other processes, as far as this one heard of them.
+/// What this process has heard of takeovers by others.
 #[derive(Default)]
-pub(in crate::pipelines::tasks) struct Heard {
+pub(in crate::pipelines::tasks) struct HeardTakeovers {
     /// The latest time in their ids.
     latest_unix_ms: AtomicI64,
 }
 
-impl Heard {
+impl HeardTakeovers {
     pub(super) fn hear(&self, session: Uuid) {
         if let Some(unix_ms) = time_of(session) {
             self.latest_unix_ms.fetch_max(unix_ms, Ordering::Relaxed);
         }
     }
 
-    /// The id of a new session, later than `before` and than all that was heard.
+    /// Returns the id of a new session, later than `before` and than all takeovers heard of.
     pub(super) fn next_id(&self, before: Option<Uuid>, now_unix_ms: i64) -> Uuid {
         let heard = self.latest_unix_ms.load(Ordering::Relaxed);
         let before = before.and_then(time_of).unwrap_or(0).max(heard);
@@ -48,54 +49,64 @@ impl Heard {
     }
 }
 
-/// A session that took over, and when it says so again.
+/// When a takeover is announced again.
 #[derive(Clone, Copy)]
-pub(super) struct TookOver {
-    told: usize,
+pub(super) struct TakeoverRepeats {
+    announced: usize,
     next: Instant,
 }
 
-impl TookOver {
+impl TakeoverRepeats {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            told: 0,
-            next: now + TOLD_AGAIN[0],
+            announced: 0,
+            next: now + REPEAT_AFTER[0],
         }
     }
 
-    /// True if it is to be told again now. Counts it as told.
-    pub(super) fn is_due(&mut self, now: Instant) -> bool {
-        let is_due = self.told < TOLD_AGAIN.len() && now >= self.next;
+    /// Returns whether the takeover is to be announced now, and counts it as announced if so.
+    pub(super) fn count_if_due(&mut self, now: Instant) -> bool {
+        let is_due = self.announced < REPEAT_AFTER.len() && now >= self.next;
         if is_due {
-            self.told += 1;
-            self.next = now + TOLD_AGAIN.get(self.told).copied().unwrap_or_default();
+            self.announced += 1;
+            self.next = now
+                + REPEAT_AFTER
+                    .get(self.announced)
+                    .copied()
+                    .unwrap_or_default();
         }
         is_due
     }
 }
 
-/// The takeovers of a process by sessions without streams, until they are told often enough.
+/// Takeovers by sessions without streams that this process announces again.
 #[derive(Default)]
-pub(in crate::pipelines::tasks) struct Told(Mutex<VecDeque<(WorkerName, Uuid, TookOver)>>);
+pub(in crate::pipelines::tasks) struct RepeatedTakeovers(
+    Mutex<VecDeque<(WorkerName, Uuid, TakeoverRepeats)>>,
+);
 
-impl Told {
+impl RepeatedTakeovers {
     pub(super) fn add(&self, worker: WorkerName, session: Uuid, now: Instant) {
-        let mut told = self.0.lock();
-        // The oldest one has been told more often than the others.
-        if told.len() >= MOST_TOLD {
-            told.pop_front();
+        let mut announced = self.0.lock();
+        // The oldest one has been announced more often than the others.
+        if announced.len() >= MOST_REPEATED {
+            announced.pop_front();
         }
-        told.push_back((worker, session, TookOver::new(now)));
+        announced.push_back((worker, session, TakeoverRepeats::new(now)));
     }
 
-    /// The takeovers that are to be told again now. Counts them as told.
+    /// Returns the takeovers to announce now, and counts them as announced.
     pub(super) fn due(&self, now: Instant) -> Vec<(WorkerName, Uuid)> {
-        let mut told = self.0.lock();
-        let due = told.iter_mut().filter_map(|(worker, session, took_over)| {
-            took_over.is_due(now).then(|| (worker.clone(), *session))
-        });
+        let mut announced = self.0.lock();
+        let due = announced
+            .iter_mut()
+            .filter_map(|(worker, session, took_over)| {
+                took_over
+                    .count_if_due(now)
+                    .then(|| (worker.clone(), *session))
+            });
         let due = due.collect();
-        told.retain(|(.., took_over)| took_over.told < TOLD_AGAIN.len());
+        announced.retain(|(.., took_over)| took_over.announced < REPEAT_AFTER.len());
         due
     }
 }
@@ -137,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_new_session_is_later_than_all_that_is_known() {
-        let heard = Heard::default();
+        let heard = HeardTakeovers::default();
         assert_eq!(time_of(heard.next_id(None, NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW - 1)), NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 1));
@@ -152,31 +163,31 @@ mod tests {
 
     #[test]
     fn takeovers_without_streams_are_told_again_and_then_forgotten() {
-        let told = Told::default();
+        let announced = RepeatedTakeovers::default();
         let now = Instant::now();
         let worker = |n: usize| WorkerName::new(&n.to_string()).unwrap();
-        (0..=MOST_TOLD).for_each(|n| told.add(worker(n), id_at(NOW), now));
-        assert_eq!(told.due(now), []);
+        (0..=MOST_REPEATED).for_each(|n| announced.add(worker(n), id_at(NOW), now));
+        assert_eq!(announced.due(now), []);
         for seconds in [1, 6, 31] {
-            let due = told.due(now + Duration::from_secs(seconds));
+            let due = announced.due(now + Duration::from_secs(seconds));
             assert_eq!(
                 (due.len(), &due[0].0),
-                (MOST_TOLD, &worker(1)),
+                (MOST_REPEATED, &worker(1)),
                 "the first one had no place"
             );
         }
-        assert!(told.0.lock().is_empty());
+        assert!(announced.0.lock().is_empty());
     }
 
     #[test]
     fn a_takeover_is_told_again_three_times() {
         let now = Instant::now();
-        let mut took_over = TookOver::new(now);
-        assert!(!took_over.is_due(now));
+        let mut took_over = TakeoverRepeats::new(now);
+        assert!(!took_over.count_if_due(now));
         let at = |seconds| now + Duration::from_secs(seconds);
-        let told: Vec<u64> = (0..100)
-            .filter(|second| took_over.is_due(at(*second)))
+        let announced: Vec<u64> = (0..100)
+            .filter(|second| took_over.count_if_due(at(*second)))
             .collect();
-        assert_eq!(told, [1, 6, 31]);
+        assert_eq!(announced, [1, 6, 31]);
     }
 }

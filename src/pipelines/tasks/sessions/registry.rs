@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::{
     allotment::{Allotment, Allotments},
-    order::{Heard, Told},
+    order::{HeardTakeovers, RepeatedTakeovers},
     session::{Attached, Session},
 };
 use crate::{model::WorkerName, queue::SESSION_SLOTS, telemetry::metrics};
@@ -25,9 +25,9 @@ type ById = BTreeMap<(WorkerName, Uuid), Arc<Session>>;
 #[derive(Default)]
 pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) by_id: Mutex<ById>,
-    pub(super) heard: Heard,
+    pub(super) heard: HeardTakeovers,
     /// Takeovers by sessions without streams.
-    pub(super) told: Told,
+    pub(super) told: RepeatedTakeovers,
     /// The streams under way.
     pub(in crate::pipelines::tasks) streams: TaskTracker,
     pub(super) slots: Slots,
@@ -45,15 +45,15 @@ impl Default for ProcessName {
     }
 }
 
-/// The most sessions with streams.
+/// How many sessions with streams there may be.
 #[derive(Clone, Copy)]
 pub(super) struct SessionLimits {
     pub(super) of_process: usize,
-    /// `None`: as many as the process may have.
+    /// For one worker; `None` if only the bound of the process counts.
     pub(super) of_worker: Option<usize>,
 }
 
-/// There are so many sessions already.
+/// There are already as many sessions as there may be, and how many that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crowded {
     Process(usize),

@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use super::{
     book::{Book, EndedLeases, HeldLease, Reports},
-    order::TookOver,
+    order::TakeoverRepeats,
 };
 use crate::{
     model::{ItemAnswer, ItemStatus, LeasedTask, QueueName, Share, TaskId, WorkerName},
@@ -42,7 +42,7 @@ pub(super) fn reason(why: SessionEnd) -> &'static str {
     }
 }
 
-/// A worker's wishes, as it opened its session.
+/// What a worker asked for when it opened its session.
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) queues: Vec<QueueName>,
@@ -57,31 +57,31 @@ pub(super) struct Session {
     pub(super) id: Uuid,
     pub(super) worker: WorkerName,
     state: Mutex<State>,
-    /// There are ended leases to tell.
+    /// Notified when `ended` has leases that the worker must hear of.
     notify: Notify,
-    /// Of all sessions, until the session ends.
+    /// The session's share of `max_sessions`, until it ends.
     share: Mutex<Option<Share>>,
-    /// While it has no stream: its leases are being extended, or it ends.
+    /// True while the loop extends the leases of this session without a stream, or ends it.
     is_in_away_step: AtomicBool,
 }
 
 struct State {
     plan: Plan,
     book: Book,
-    /// How many tasks taskd may still send.
+    /// How many more tasks taskd may send.
     demand: u32,
-    /// Leases that an operator or time ended; the worker does not know it yet.
+    /// Leases that ended, by time or by an operator, before the worker was told.
     ended: Vec<ItemAnswer>,
     /// The number of the stream that the session is attached to, counted from 1.
     stream: u64,
     cut: CancellationToken,
-    /// Since when it has no stream.
+    /// When its last stream ended, if it has none.
     away_since: Option<Instant>,
-    took_over: Option<TookOver>,
+    took_over: Option<TakeoverRepeats>,
     end: Option<SessionEnd>,
 }
 
-/// Why a session's stream is no longer its stream.
+/// Why a stream no longer belongs to its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     /// The session goes on on another stream.
@@ -242,7 +242,7 @@ impl Session {
 
     /// Notes that the session took over, or does so again.
     pub(super) fn takes_over(&self, now: Instant) {
-        self.state().took_over = Some(TookOver::new(now));
+        self.state().took_over = Some(TakeoverRepeats::new(now));
     }
 
     pub(super) fn took_over(&self) -> bool {
@@ -256,7 +256,7 @@ impl Session {
             && state
                 .took_over
                 .as_mut()
-                .is_some_and(|took_over| took_over.is_due(now))
+                .is_some_and(|took_over| took_over.count_if_due(now))
     }
 
     /// The tasks in hand and on demand, and leases that are over perhaps.
@@ -356,7 +356,8 @@ impl Session {
     }
 }
 
-/// A stream's hold on its session. Dropped, a session with tasks in hand stays for its time-out.
+/// Attaches a stream to its session. After it is dropped, a session with tasks in hand waits for
+/// another stream until its time-out.
 pub struct Attached {
     pub(super) session: Arc<Session>,
     stream: u64,
@@ -380,12 +381,12 @@ impl Attached {
         self.session.demand()
     }
 
-    /// The shortest lease since the worker had no task in hand; `None`: it has none.
+    /// The shortest lease since the worker last had no task in hand; `None` if it has none now.
     pub fn shortest_lease(&self) -> Option<Duration> {
         self.session.state().book.shortest()
     }
 
-    /// Waits until the stream is no longer the session's.
+    /// Waits until the stream no longer belongs to the session, and returns why.
     pub async fn cut(&self) -> Cut {
         self.cut.cancelled().await;
         let state = self.session.state();
@@ -399,9 +400,9 @@ impl Attached {
         self.session.state().stream == self.stream
     }
 
-    /// Notes tasks on their way to the worker, and takes them off the demand; answers the leases
-    /// that ended before. The worker must hear of those first: a task may be on its way anew.
-    /// `None`: the session has another stream by now, or has ended; the leases go back.
+    /// Records tasks on their way to the worker, and takes them off the demand. Returns the leases
+    /// that have ended, which the worker must hear of first, because one of the tasks may be among
+    /// them. Returns `None` if the session has ended or has another stream: the leases go back.
     pub fn hold(&self, tasks: &[LeasedTask]) -> Option<Vec<ItemAnswer>> {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
@@ -423,8 +424,8 @@ impl Attached {
         Some(std::mem::take(&mut state.ended))
     }
 
-    /// Adds to the demand; answers how much. The demand of another stream, or of a session that
-    /// ended, stays as it is.
+    /// Adds to the demand, and returns how much it added: nothing if the session has ended or has
+    /// another stream.
     pub(super) fn want(&self, want: u32, most: u32) -> u32 {
         let mut state = self.session.state();
         if state.end.is_some() || state.stream != self.stream {
@@ -437,7 +438,7 @@ impl Attached {
         granted
     }
 
-    /// Sets the demand to 0; answers what it was. The demand of another stream stays as it is.
+    /// Sets the demand to 0, and returns what it was. Does nothing if the session has another stream.
     pub fn surrender(&self) -> u32 {
         let mut state = self.session.state();
         if state.stream == self.stream {
@@ -454,7 +455,7 @@ impl Attached {
             .for_each(|id| state.book.start(id));
     }
 
-    /// Waits for leases that ended although the worker has not reported them.
+    /// Waits for leases that ended before the worker reported their tasks.
     pub async fn ended(&self) -> Vec<ItemAnswer> {
         loop {
             let ended = std::mem::take(&mut self.session.state().ended);
@@ -479,8 +480,8 @@ impl Attached {
             .reported(&reports.rejections, answers);
     }
 
-    /// Notes the answers to extensions. If the session was taken over meanwhile, it answers the
-    /// leases that are to go back.
+    /// Records the answers to extensions. If the session was taken over meanwhile, returns the leases
+    /// that must go back.
     pub(super) fn extended(
         &self,
         reports: &Reports,

@@ -2,13 +2,13 @@
 //!
 //! The id of a session is a UUIDv7, its time by Redis's clock, and so gives all sessions of a
 //! worker one order, in all processes. Of two takeovers at the same time the later one by that
-//! order stays, whichever hears of the other first, and a session that was opened behind a takeover
-//! does not end by a message that is late. Where the clocks of two processes differ, an earlier
-//! session by this order may come later: the process of the later one then says again that it took
-//! over, and the earlier one ends.
+//! order stays, whichever hears of the other first, and a late message does not end a session that
+//! was opened after the takeover. If the clocks of two processes differ, a session that is earlier in
+//! this order may be opened later: the process of the other session then announces its takeover
+//! again, and the earlier one ends.
 //!
-//! Processes tell each other by a message that may get lost, so a takeover is told again a few
-//! times. Where all of these are lost, the old sessions end when their worker is silent.
+//! Processes tell each other by messages that may get lost, so a takeover is announced several times.
+//! If all of those are lost, the old sessions end when their worker is silent.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ use super::{
 use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
 
 impl Handle {
-    /// The session of a stream takes over. If Redis fails, it takes over again in a moment.
+    /// Ends all other sessions of the worker. If Redis fails, this is tried again in a moment.
     pub async fn take_over_by(&self, attached: &Attached) {
         let session = &attached.session;
         session.takes_over(Instant::now());

@@ -328,7 +328,7 @@ fn sessions_of_a_worker_have_no_more_together_than_it_may() {
 #[test]
 fn a_worker_whose_last_session_ended_is_allowed_nothing() {
     let sessions = Sessions::default();
-    let asks = sessions.allotments.asks_anew(&worker());
+    let lock_of_allotment = sessions.allotments.lock_or_insert(&worker());
     sessions
         .allotments
         .change(&worker(), |allotment| allotment.allowed = 5);
@@ -353,12 +353,12 @@ fn a_worker_whose_last_session_ended_is_allowed_nothing() {
         (None, 0)
     );
     // The question of the new session waits for the turn, which must not be another one.
-    let waits = sessions.allotments.asks_anew(&worker());
-    sessions.allotments.forget(&worker(), &asks);
-    assert!(sessions.allotments.asks(&worker()).is_some());
+    let waits = sessions.allotments.lock_or_insert(&worker());
+    sessions.allotments.forget(&worker(), &lock_of_allotment);
+    assert!(sessions.allotments.lock_of_allotment(&worker()).is_some());
     drop(waits);
-    sessions.allotments.forget(&worker(), &asks);
-    assert!(sessions.allotments.asks(&worker()).is_none());
+    sessions.allotments.forget(&worker(), &lock_of_allotment);
+    assert!(sessions.allotments.lock_of_allotment(&worker()).is_none());
 }
 
 #[test]
