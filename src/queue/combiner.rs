@@ -221,7 +221,8 @@ impl<A> Askers<A> {
     }
 }
 
-/// A combiner that makes no call. Dropped, it goes on with the callers that are left.
+/// Holds back the calls of a combiner, so that its callers gather. Dropping it lets the combiner go
+/// on with those that are left.
 pub(super) struct CombinerHold<Q: Send + 'static, A: Send + 'static>(Arc<Combiner<Q, A>>);
 
 impl<Q: Send + 'static, A: Send + 'static> CombinerHold<Q, A> {

@@ -1,5 +1,10 @@
+<<<<<<< HEAD
 //! Notices about sessions, from process to process, on the channel of wakes. A message may get
 //! lost.
+=======
+//! What processes and scripts tell each other about sessions: leases that an operator ended,
+//! takeovers, and caps. The messages share a Redis channel with the wakes, and may get lost.
+>>>>>>> 6029cf17 (queue: explain what a process remembers of its shards)
 
 use std::sync::Arc;
 
@@ -7,7 +12,7 @@ use uuid::Uuid;
 
 use crate::model::{TaskId, WorkerName};
 
-/// The content of a message.
+/// A message about sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SessionNotice {
     /// An operator cancelled these tasks while workers held them.
@@ -16,7 +21,7 @@ pub enum SessionNotice {
     LeasesLost(Arc<[(TaskId, u64)]>),
     /// The session ends the earlier sessions of its worker.
     Takeover { worker: WorkerName, session: Uuid },
-    /// Streams of this worker shall give back what they do not use of its cap.
+    /// Another process lacks a part of this worker's cap: streams give back what they do not use.
     Allotment { worker: WorkerName },
 }
 

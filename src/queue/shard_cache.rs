@@ -1,6 +1,9 @@
-//! Notes of this process on its shards: the last look, and the deliveries to report.
+//! What this process remembers of each shard, so that it need not ask Redis: the last snapshot of
+//! the work that waits there, what the last claim or peek left in the lanes, and deliveries that
+//! are still to be reported.
 //!
-//! The loops look at shards that are not empty or have just changed, and at times at the others.
+//! The loops ask Redis about shards that are not empty or have just changed, and every
+//! [`SLEEPS_FOR`] about the others.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,50 +20,50 @@ use tokio::sync::Notify;
 use super::snapshot::ShardSnapshot;
 use crate::{model::ShardId, runtime::Clock};
 
-/// Grants whose delivery is reported in one call, at most.
+/// The most deliveries that one call reports.
 const DELIVERIES_AT_ONCE: usize = 1000;
-/// Deliveries remembered while Redis does not answer. If the leases of the others run out, they
-/// cost nothing.
+/// The most deliveries to remember while Redis does not answer. The rest are never reported: if
+/// those leases run out, their tasks lose no attempt.
 const DELIVERIES_MAX: usize = 100_000;
-/// How long it counts what a call found in the lanes. Where a wake gets lost, tasks wait so long in
-/// a shard that was empty, and a more urgent one behind others.
+/// How long to trust what a call found in the lanes. If a wake is lost, tasks in a shard that was
+/// empty wait for this long, and so does a more urgent task in one that was not.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
 
-/// Notes of this process on one shard.
+/// What this process remembers of one shard.
 pub(super) struct ShardCache {
     pub(super) id: ShardId,
     clock: Clock,
     awake: Arc<ActiveShards>,
-    /// The shard was empty at the last look, and nothing has happened since.
+    /// The shard was empty at the last snapshot, and nothing has happened there since.
     asleep: AtomicBool,
     delivered: Mutex<Vec<u64>>,
     notify: Arc<Notify>,
-    /// Counts what happened in the shard, as far as this process knows.
+    /// The number of changes of the shard that this process has made or heard of.
     happened: AtomicU64,
-    /// Counts what of it may have made something due sooner.
+    /// How many of them may have made something due sooner.
     urgent: AtomicU64,
-    /// The last look, unless something may have become due since.
+    /// The last snapshot, unless something may have become due since.
     seen: Mutex<Option<StoredSnapshot>>,
-    /// Counts what may have put elements into the lanes, as far as this process knows.
+    /// The number of changes that may have put elements into the lanes.
     offers: AtomicU64,
-    /// A claim that left no element.
+    /// The last claim, if it left no element.
     drained: Mutex<Option<LanesAnswer<()>>>,
-    /// The priorities that had elements at the last peek, or behind the last claim, as a peek's
-    /// sum.
+    /// The priorities that had elements at the last peek or after the last claim, as the bits that
+    /// a peek returns.
     peeked: Mutex<Option<LanesAnswer<u8>>>,
 }
 
-/// An answer of Redis about the lanes.
+/// What Redis answered about the lanes.
 #[derive(Clone, Copy, Debug)]
 struct LanesAnswer<T> {
     what: T,
-    /// The offers before the call.
+    /// [`ShardCache::offers`] before the call.
     offers: u64,
     at: Instant,
 }
 
 impl<T: Copy> LanesAnswer<T> {
-    /// It, unless it is too old or something has come since.
+    /// Returns the answer, unless it is too old or something was put into the lanes since.
     fn still(self, offers: u64, now: Instant) -> Option<T> {
         let is_recent = now.saturating_duration_since(self.at) < KNOWN_FOR;
         (self.offers == offers && is_recent).then_some(self.what)
@@ -73,7 +76,7 @@ struct StoredSnapshot {
     at: Instant,
 }
 
-/// The counts of a shard before a look.
+/// The counts of changes of a shard at the moment before a snapshot is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Activity {
     happened: u64,
@@ -104,13 +107,13 @@ impl ShardCache {
         })
     }
 
-    /// Notes that something happened that the next look must see: something may be due now, or
-    /// sooner than before.
+    /// Records a change that may have made something due at once or sooner than before. The last
+    /// snapshot no longer counts.
     pub(super) fn note_due(self: &Arc<Self>) {
         self.record_urgent(|_| None);
     }
 
-    /// Notes a claim or an extension. The shortest of its leases ends `lease` from now.
+    /// Records a claim or an extension. The shortest of its leases ends `lease` from now.
     pub(super) fn note_lease(self: &Arc<Self>, lease: Duration) {
         let now = self.clock.now();
         self.record_urgent(|StoredSnapshot { mut look, at }| {
@@ -120,13 +123,13 @@ impl ShardCache {
         });
     }
 
-    /// Notes work that makes nothing due sooner: the last look will do, unless it found the shard
-    /// empty.
+    /// Records a change that makes nothing due sooner. The last snapshot still counts, unless it
+    /// found the shard empty.
     pub(super) fn note_work(self: &Arc<Self>) {
         self.record(Some);
     }
 
-    /// Notes that the outbox was empty.
+    /// Records that the outbox is empty.
     pub(super) fn note_forwarded(self: &Arc<Self>) {
         self.record(|StoredSnapshot { look, at }| {
             Some(StoredSnapshot {
@@ -144,8 +147,9 @@ impl ShardCache {
         self.record(change);
     }
 
-    /// Notes that something happened, and changes the last look. Either this sees that the shard
-    /// sleeps, or [`Self::saw`] sees the count.
+    /// Counts a change, and applies `change` to the last snapshot. The count is raised first: if a
+    /// snapshot is being taken at this moment, either this finds the shard asleep and wakes it, or
+    /// [`Self::store_snapshot`] finds that the count has changed.
     fn record(self: &Arc<Self>, change: impl FnOnce(StoredSnapshot) -> Option<StoredSnapshot>) {
         self.happened.fetch_add(1, Ordering::SeqCst);
         {
@@ -157,13 +161,13 @@ impl ShardCache {
         }
     }
 
-    /// Ends the sleep of the shard; whether it slept.
+    /// Marks the shard as awake. Returns whether it was asleep.
     pub(super) fn wake_up(&self) -> bool {
         self.asleep.swap(false, Ordering::SeqCst)
     }
 
-    /// The last look, if it was taken within `max_age`, nothing may have become due since, and no
-    /// lease or delay of it has ended.
+    /// Returns the last snapshot if it is younger than `max_age`, nothing may have become due since,
+    /// and none of its leases and delays has ended.
     pub(super) fn snapshot(&self, max_age: Duration) -> Option<ShardSnapshot> {
         let StoredSnapshot { mut look, at } = (*self.seen.lock())?;
         let age = self.clock.now().saturating_duration_since(at);
@@ -176,7 +180,7 @@ impl ShardCache {
         Some(look)
     }
 
-    /// The moment before a look; goes with that look into [`Self::saw`].
+    /// The counts to read before a snapshot is taken. They go into [`Self::store_snapshot`] with it.
     pub(super) fn activity(&self) -> Activity {
         Activity {
             happened: self.happened.load(Ordering::SeqCst),
@@ -184,7 +188,8 @@ impl ShardCache {
         }
     }
 
-    /// Keeps a look, unless it may have missed something. `at`: the time before it, at the latest.
+    /// Stores a snapshot, unless it may lack something that happened while it was taken. `before`
+    /// and `at` are the counts and the time before it was taken.
     pub(super) fn store_snapshot(
         self: &Arc<Self>,
         look: ShardSnapshot,
@@ -210,17 +215,18 @@ impl ShardCache {
         }
     }
 
-    /// Notes that elements may have come, or that nobody knows: a call has failed.
+    /// Records that elements may have been put into the lanes, also if a call failed and nobody
+    /// knows.
     pub(super) fn note_offer(&self) {
         self.offers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The offers before a claim; go with its answer into [`Self::drained`].
+    /// The count to read before a claim. It goes into [`Self::note_drained`] with the answer.
     pub(super) fn offers(&self) -> u64 {
         self.offers.load(Ordering::SeqCst)
     }
 
-    /// A claim left no element. The next caller that does not trust this peeks.
+    /// Records that a claim left no element.
     pub(super) fn note_drained(&self, offers: u64) {
         *self.drained.lock() = Some(LanesAnswer {
             what: (),
@@ -246,7 +252,7 @@ impl ShardCache {
         drained.is_some_and(|drained| drained.still(self.offers(), now).is_some())
     }
 
-    /// A peek found these priorities, or a claim left them.
+    /// Records the priorities that a peek found or a claim left.
     pub(super) fn note_priorities(&self, offers: u64, priorities: u8) {
         *self.peeked.lock() = Some(LanesAnswer {
             what: priorities,
@@ -261,12 +267,12 @@ impl ShardCache {
         peeked.and_then(|peeked| peeked.still(self.offers(), self.clock.now()))
     }
 
-    /// Nobody knows what the shard has now, so the next caller peeks.
+    /// Forgets the priorities, so that the next caller peeks.
     pub(super) fn forget_priorities(&self) {
         *self.peeked.lock() = None;
     }
 
-    /// The tasks of the grant have reached their worker.
+    /// Records that the tasks of a grant have reached their worker.
     pub(super) fn note_delivered(&self, grant: u64) {
         let mut delivered = self.delivered.lock();
         if delivered.len() < DELIVERIES_MAX {
@@ -280,34 +286,34 @@ impl ShardCache {
         !self.delivered.lock().is_empty()
     }
 
-    /// Grants to report now.
+    /// Takes the deliveries to report in one call.
     pub(super) fn take_delivered(&self) -> Vec<u64> {
         let mut delivered = self.delivered.lock();
         let keep = delivered.len().saturating_sub(DELIVERIES_AT_ONCE);
         delivered.split_off(keep)
     }
 
-    /// Keeps grants that could not be reported.
+    /// Puts back deliveries that could not be reported.
     pub(super) fn put_back_delivered(&self, grants: Vec<u64>) {
         self.delivered.lock().extend(grants);
         self.notify.notify_one();
     }
 }
 
-/// How long an empty shard is left out, unless a wake or a call of this process touches it. A wake
-/// may get lost.
+/// How long the loops leave out an empty shard, unless a wake or a call of this process changes it.
+/// It is bounded because a wake may be lost.
 const SLEEPS_FOR: Duration = Duration::from_secs(30);
 
-/// A process's shards by whether its loops look at them, so that ten thousand empty ones cost next
-/// to nothing.
+/// The shards of a process that its loops ask Redis about, apart from those that are asleep. Ten
+/// thousand empty shards cost next to nothing.
 #[derive(Default)]
 pub(super) struct ActiveShards(Mutex<Lists>);
 
 #[derive(Default)]
 struct Lists {
-    /// By address: a shard that was closed may come again in another generation.
+    /// By address, because a shard may be closed and opened again in another generation.
     awake: HashMap<usize, Arc<ShardCache>>,
-    /// In order of time. A shard that was touched since is awake too.
+    /// In the order in which they wake up. A shard that changed meanwhile is in `awake` too.
     asleep: VecDeque<(Instant, Arc<ShardCache>)>,
 }
 
@@ -332,7 +338,7 @@ impl ActiveShards {
             .push_back((now + SLEEPS_FOR, Arc::clone(cache)));
     }
 
-    /// The shards to look at now. Forgets those that are no longer `known`.
+    /// Returns the shards to ask Redis about now. Forgets those that are no longer `known`.
     pub(super) fn list(
         &self,
         now: Instant,
@@ -386,7 +392,7 @@ mod tests {
         open: 0,
     };
 
-    /// Keeps a look during which something happens.
+    /// Stores a snapshot during which something happens.
     fn see(
         cache: &Arc<ShardCache>,
         look: ShardSnapshot,

@@ -1,4 +1,4 @@
-//! A look at a shard.
+//! A snapshot of the work that waits in a shard.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use super::{
     wire::{numbers, unsigned},
 };
 
-/// The work that waits in a shard (`lua/look.lua`).
+/// The work that waits in a shard, as `lua/look.lua` answers it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSnapshot {
     /// The shard is empty.
     pub is_idle: bool,
     pub expires: bool,
     pub promotes: bool,
-    /// Until the next lease or delay ends.
+    /// The time until the next lease or delay ends.
     pub next: Option<Duration>,
-    /// Elements beyond the tasks that have something left.
+    /// Elements of tasks that have no replica left to hand out.
     pub spent: u64,
-    /// Lanes with pointers of workers.
+    /// The number of lanes with pointers of workers.
     pub pointers: u64,
     pub outbox: u64,
     pub settles: bool,
-    /// Tasks that have something left.
+    /// The number of tasks with a replica left to hand out.
     pub open: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The message of a wake.
+//! The message that wakes the callers who wait for a queue, on its way through Redis.
 
 use std::fmt;
 

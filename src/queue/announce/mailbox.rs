@@ -1,4 +1,4 @@
-//! The words that wait for one watcher of tasks.
+//! The events that wait until one watcher of tasks reads them.
 
 use std::{
     collections::VecDeque,
@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 
 use crate::{model::TaskEvent, telemetry::metrics};
 
-/// A mailbox holds this many words, plus two for each task. When it is full, the watcher reads the
-/// tasks again.
+/// A mailbox holds this many events, plus two for each task. If it overflows, the watcher reads the
+/// state of all its tasks instead.
 const ROOM: usize = 64;
 
-/// A word to a watcher of tasks.
+/// An event for a watcher of tasks, and how sure it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatcherNews {
-    /// A step said so.
+    /// A process announced it. It may be old.
     Hint(TaskEvent),
-    /// SQL and Redis say so.
+    /// It was read from SQL and Redis.
     Truth(TaskEvent),
 }
 
@@ -52,7 +52,7 @@ impl Mailbox {
         self.notify.notify_one();
     }
 
-    /// The words since the last call; waits until there is one. The second part: some were dropped.
+    /// Waits for events. Returns those since the last call, and whether some were dropped.
     pub(super) async fn told(&self) -> (Vec<WatcherNews>, bool) {
         loop {
             let told: Vec<_> = self.told.lock().drain(..).collect();
