@@ -1,7 +1,8 @@
-//! Do the books balance? A single look at moving numbers cannot say it, so a difference needs two.
+//! Decides whether the books balance. One snapshot of moving numbers cannot tell, so a difference
+//! counts only if two snapshots have it.
 //!
-//! The count of the outbox is shared for a while, because it may take long. What hangs on an older
-//! count, a difference or that there is none, says nothing: the outbox is counted anew first.
+//! A count of the outbox is used for several snapshots, because it may take long. If the result
+//! depends on an old count, whether there is a difference or not, the outbox is counted again first.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +12,12 @@ use crate::{
     queue,
 };
 
-/// How long a look is shared. Two looks that are this far apart confirm a difference.
+/// How long callers share a snapshot. Two snapshots that are this far apart confirm a difference.
 pub(super) const SHARED_FOR: Duration = Duration::from_secs(1);
-/// How long a look may confirm a later one.
+/// How long a snapshot may confirm a later one.
 const CONFIRMS_FOR: Duration = Duration::from_secs(10);
 
-/// All numbers at about one moment.
+/// The numbers of all queues at about one moment.
 pub(super) struct BooksSnapshot {
     pub(super) at: Instant,
     pub(super) books: Books,
@@ -42,7 +43,7 @@ impl From<Unread> for Error {
     }
 }
 
-/// Which count of the outbox a look uses.
+/// Which count of the outbox a snapshot uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counts {
     /// The last one, unless it is old.
@@ -50,20 +51,21 @@ pub(super) enum Counts {
     Anew,
 }
 
-/// The way to look.
+/// Takes snapshots. The tests have an implementation of their own.
 pub(super) trait TakeSnapshot: Send {
-    /// Looks. A queue is `Unbalanced` where nothing that moves explains the difference.
+    /// Takes a snapshot. A queue is `Unbalanced` if nothing that moves explains its difference.
     fn take(&mut self, counts: Counts)
     -> impl Future<Output = Result<BooksSnapshot, Error>> + Send;
 
-    /// Waits before the second look.
+    /// Waits before the second snapshot.
     fn wait(&self) -> impl Future<Output = ()> + Send;
 
     /// True if the outbox may be counted again already.
     fn may_count(&self) -> bool;
 }
 
-/// A look whose states are sure. `last` is the one before.
+/// Takes a snapshot whose states are sure, with one or two more if that takes them. `last` is the
+/// previous snapshot.
 pub(super) async fn decide(
     last: Option<&BooksSnapshot>,
     looks: &mut impl TakeSnapshot,
@@ -115,7 +117,7 @@ impl BooksSnapshot {
         self.books.queues.get(place)
     }
 
-    /// True if this look found the same numbers.
+    /// True if this snapshot has the same numbers.
     fn has_same(&self, queue: &QueueBooks) -> bool {
         self.of(queue).is_some_and(|of| {
             QueueBooks {
@@ -125,7 +127,7 @@ impl BooksSnapshot {
         })
     }
 
-    /// True if this look found the same difference, and it was sure.
+    /// True if this snapshot has the same numbers and the same state.
     fn confirms(&self, queue: &QueueBooks) -> bool {
         self.of(queue).is_some_and(|of| of == queue)
     }
@@ -156,7 +158,7 @@ impl BooksSnapshot {
         unsure.retain(|queue| !is_settled(queue));
     }
 
-    /// Takes back the differences of which `is_sure` is not true.
+    /// Takes back the differences that `is_sure` does not confirm: those queues are `Moving`.
     fn keep_doubts(&mut self, is_sure: impl Fn(&QueueBooks) -> bool) {
         let doubts = self
             .books
@@ -176,7 +178,7 @@ mod tests {
     use super::*;
     use crate::model::UnfinishedTasks;
 
-    /// Looks that a test has written down, and the counts that were asked for.
+    /// Snapshots that a test has prepared, and the counts that were asked for.
     struct Script {
         looks: VecDeque<BooksSnapshot>,
         asked: Vec<Counts>,

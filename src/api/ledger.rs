@@ -1,8 +1,9 @@
-//! The counts behind the books.
+//! Counts the tasks of each queue in SQL, on the bus and in Redis, for the books: `GET /v1/books`
+//! compares how many unfinished tasks SQL has with how many can be found.
 //!
-//! SQL, the bus and Redis are asked one after the other, so tasks that move meanwhile may be
-//! counted twice or not at all. A difference counts only where nothing moves: no record waits on
-//! the bus, no report in a shard, and a second look, a second later, finds the same numbers
+//! The servers are asked one after the other, so a task that moves meanwhile may be counted twice or
+//! not at all. So a difference is reported only if nothing moves: no record waits on the bus, no
+//! report waits in a shard, and a second snapshot, a second later, has the same numbers
 //! (`books_snapshot.rs`).
 
 use std::{
@@ -25,17 +26,17 @@ use crate::{
     store::{OffBusCounts, QueueCount, Store, TurnedAway, TurnedAwayCounts, Unpublished},
 };
 
-/// The pause after the outbox was counted, in the time that this took: counting takes a tenth of
-/// the time.
+/// The pause after a count of the outbox, as a multiple of the time that the count took. So counting
+/// takes a tenth of the time.
 const SHARE: u32 = 9;
-/// The shorter pause while a difference hangs on the count.
+/// The shorter pause while an old count decides whether there is a difference.
 const SHARE_IN_DOUBT: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The books as this process saw them last. All callers share a look.
+/// The last books of this process. Callers at about the same time share one snapshot.
 pub struct Ledger {
     sources: Sources,
-    seen: Mutex<Seen>,
+    seen: Mutex<LastSeen>,
 }
 
 struct Sources {
@@ -46,20 +47,20 @@ struct Sources {
 }
 
 #[derive(Default)]
-struct Seen {
+struct LastSeen {
     last: Option<Arc<BooksSnapshot>>,
-    off_bus: Option<OffBus>,
+    off_bus: Option<OutboxCount>,
 }
 
-/// The count of what waits off the bus.
+/// A count of the tasks in SQL that are not on the bus.
 #[derive(Clone)]
-struct OffBus {
+struct OutboxCount {
     began: Instant,
     took: Duration,
     counts: Arc<OffBusCounts>,
 }
 
-impl OffBus {
+impl OutboxCount {
     fn is_older_than(&self, share: u32) -> bool {
         self.began.elapsed() >= self.took + (self.took * share).min(LONGEST_PAUSE)
     }
@@ -84,19 +85,21 @@ impl Ledger {
         let counts = self.sources.store.counts(Some(queues)).await?;
         let away = self.sources.store.turned_away(queues).await?;
         let mut books = empty(queue);
-        counts.iter().for_each(|count| enter(&mut books, count));
-        turn_away(&mut books, &away);
+        counts
+            .iter()
+            .for_each(|count| set_stored(&mut books, count));
+        set_refused(&mut books, &away);
         if books.held.total > 0 {
-            // They came since the look.
+            // They came after the snapshot.
             books.held.between = i64::try_from(books.held.total).unwrap_or(i64::MAX);
             books.state = BooksState::Moving;
         }
         Ok(books)
     }
 
-    /// A look at all queues that have unfinished tasks or an open shard.
+    /// Returns a snapshot of all queues that have unfinished tasks or an open shard.
     pub(super) async fn look(&self) -> Result<Arc<BooksSnapshot>, Error> {
-        // The second caller waits for the look of the first.
+        // A second caller waits for the snapshot of the first.
         let mut seen = self.seen.lock().await;
         if let Some(last) = seen
             .last
@@ -105,10 +108,10 @@ impl Ledger {
         {
             return Ok(Arc::clone(last));
         }
-        let Seen { last, off_bus } = &mut *seen;
+        let LastSeen { last, off_bus } = &mut *seen;
         let look = decide(
             last.as_deref(),
-            &mut Asking {
+            &mut SnapshotReader {
                 sources: &self.sources,
                 off_bus,
             },
@@ -120,13 +123,13 @@ impl Ledger {
     }
 }
 
-/// The looks of one caller.
-struct Asking<'a> {
+/// Takes snapshots for one caller.
+struct SnapshotReader<'a> {
     sources: &'a Sources,
-    off_bus: &'a mut Option<OffBus>,
+    off_bus: &'a mut Option<OutboxCount>,
 }
 
-impl TakeSnapshot for Asking<'_> {
+impl TakeSnapshot for SnapshotReader<'_> {
     /// Reads all numbers.
     async fn take(&mut self, counts: Counts) -> Result<BooksSnapshot, Error> {
         let at = Instant::now();
@@ -149,7 +152,7 @@ impl TakeSnapshot for Asking<'_> {
             names.iter().map(|name| (name, empty(name))).collect();
         for count in sources.store.counts(Some(&names)).await? {
             if let Some(of) = queues.get_mut(&count.queue) {
-                enter(of, &count);
+                set_stored(of, &count);
             }
         }
         let pipeline = sources.bus.backlog(Topic::Pipeline).await?;
@@ -159,7 +162,7 @@ impl TakeSnapshot for Asking<'_> {
                 continue;
             };
             match holding {
-                Ok(holding) => hold(&mut of.held, holding),
+                Ok(holding) => add_shard(&mut of.held, holding),
                 Err(cause) => unread.push(Unread {
                     shard: shard.clone(),
                     cause,
@@ -170,10 +173,9 @@ impl TakeSnapshot for Asking<'_> {
         let flows = pipeline + task_results > 0;
         let is_recent = off_bus.began >= at;
         let settle = |mut of: QueueBooks| {
-            turn_away(&mut of, &away);
-            wait_off_bus(&mut of, &off_bus.counts);
-            // Nobody knows what an unread shard has, so its queue's numbers say nothing. They are
-            // not answered.
+            set_refused(&mut of, &away);
+            set_off_bus(&mut of, &off_bus.counts);
+            // The numbers of a queue with an unreadable shard are wrong, and are not answered.
             of.state = match unread.iter().any(|unread| unread.shard.queue == of.queue) {
                 true => BooksState::Moving,
                 false => state(&of.held, flows, is_recent),
@@ -223,8 +225,8 @@ impl TakeSnapshot for Asking<'_> {
     }
 }
 
-impl Asking<'_> {
-    async fn count_off_bus(&mut self, counts: Counts) -> Result<OffBus, Error> {
+impl SnapshotReader<'_> {
+    async fn count_off_bus(&mut self, counts: Counts) -> Result<OutboxCount, Error> {
         let shared = self
             .off_bus
             .as_ref()
@@ -234,7 +236,7 @@ impl Asking<'_> {
         }
         let began = Instant::now();
         let counts = Arc::new(self.sources.store.off_bus().await?);
-        let counted = OffBus {
+        let counted = OutboxCount {
             began,
             took: began.elapsed(),
             counts,
@@ -257,7 +259,7 @@ fn empty(queue: &QueueName) -> QueueBooks {
     }
 }
 
-fn enter(of: &mut QueueBooks, count: &QueueCount) {
+fn set_stored(of: &mut QueueBooks, count: &QueueCount) {
     match count.status {
         StoredStatus::Unfinished => of.held.total = count.count,
         StoredStatus::Completed => of.completed = count.count,
@@ -266,7 +268,7 @@ fn enter(of: &mut QueueBooks, count: &QueueCount) {
     }
 }
 
-fn turn_away(of: &mut QueueBooks, away: &TurnedAwayCounts) {
+fn set_refused(of: &mut QueueBooks, away: &TurnedAwayCounts) {
     let count = |why| {
         away.get(&(Some(of.queue.clone()), why))
             .copied()
@@ -276,7 +278,7 @@ fn turn_away(of: &mut QueueBooks, away: &TurnedAwayCounts) {
     of.rejected = count(TurnedAway::Rejected);
 }
 
-fn hold(held: &mut UnfinishedTasks, holding: Option<Holding>) {
+fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
     let Some(Holding {
         live,
         open,
@@ -307,7 +309,7 @@ fn hold(held: &mut UnfinishedTasks, holding: Option<Holding>) {
     }
 }
 
-fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
+fn set_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     let count = |why| counts.get(&(of.queue.clone(), why)).copied().unwrap_or(0);
     let fresh = count(Unpublished::Fresh);
     let parked = count(Unpublished::Parked);
@@ -324,14 +326,15 @@ fn wait_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
         .saturating_sub(known);
 }
 
-/// Whether the places add up only by numbers of an older count of the outbox. If it was empty, they
-/// do not rest on it.
+/// Whether the numbers add up only because of an older count of the outbox. If that count was zero,
+/// they add up without it.
 fn is_unsure(held: &UnfinishedTasks, is_recent: bool) -> bool {
     !is_recent && held.between == 0 && held.off_bus() > 0
 }
 
-/// The state by this look; `Unbalanced` is to be confirmed. `flows`: something is on the bus.
-/// `is_recent`: the outbox was counted with the rest, so its numbers explain a difference.
+/// The state of a queue by one snapshot; a second one must confirm `Unbalanced`. `flows` says that
+/// something is on the bus, `is_recent` that the outbox was counted with the rest, so that its
+/// numbers can explain a difference.
 fn state(held: &UnfinishedTasks, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;
     // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes
@@ -355,12 +358,12 @@ mod tests {
         let queue = QueueName::new("q").unwrap();
         let mut of = empty(&queue);
         of.held.total = total;
-        hold(&mut of.held, Some(holding));
+        add_shard(&mut of.held, Some(holding));
         let counts = off_bus
             .iter()
             .map(|(why, count)| ((queue.clone(), *why), *count))
             .collect();
-        wait_off_bus(&mut of, &counts);
+        set_off_bus(&mut of, &counts);
         of
     }
 
