@@ -17,6 +17,7 @@ use std::{
 
 use axum::http::{Request as HttpRequest, Response as HttpResponse, StatusCode, header, request};
 use futures::FutureExt as _;
+use taskd_proto::codec;
 use tokio::net::TcpListener;
 use tonic::{Code, Request, Response, Status, body::Body, codegen::Service as _, service::Routes};
 use tonic_health::{ServingStatus, server::HealthReporter};
@@ -46,7 +47,7 @@ use crate::{
     config::Settings,
     model::{Access, Caller, ChangeTasks, Client, NewTask, Protocol, Role, TaskPages},
     wire::{
-        grpc_codec, insert_wait,
+        insert_wait,
         pb::{
             self,
             discovery_server::{Discovery, DiscoveryServer},
@@ -219,8 +220,13 @@ impl Services {
             Some((TASKS, _)) => self.tasks.clone().call(request),
             _ => self.operator.clone().call(request),
         };
+<<<<<<< HEAD
         let Ok(response) = grpc_codec::inspected(Arc::new(inspect), answer).await;
         log_refusal(&response, &client, access.as_ref(), name);
+=======
+        let Ok(response) = codec::inspected(Arc::new(inspect), answer).await;
+        log_refusal(&response, &client, access.as_ref(), method);
+>>>>>>> c3d2a324 (crates: put the messages below the server and its client)
         response
     }
 }
@@ -282,7 +288,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
     }
     let reflection = || {
         tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(pb::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(taskd_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     // Several programs know only the older version, for example the package grpcio-reflection of

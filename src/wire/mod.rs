@@ -1,4 +1,4 @@
-//! Protobuf: the generated messages, every conversion between them and `model`, and gRPC's codec.
+//! Protobuf: every conversion between the messages of `taskd-proto` and `model`.
 
 mod backoff;
 mod body;
@@ -8,14 +8,14 @@ pub mod changes;
 mod events;
 mod explain;
 mod fsck;
-pub mod grpc_codec;
 mod history;
 mod letters;
-pub mod pb;
 mod records;
 mod search;
 mod session;
 pub mod time;
+
+pub use taskd_proto::pb;
 
 pub use body::{
     blob_of_row, body_blob, body_values, deadline_of, read_body, with_body_values, without_deadline,

@@ -33,7 +33,6 @@
 mod address;
 mod backoff;
 mod client;
-mod codec;
 mod duration;
 mod error;
 mod event;
@@ -43,7 +42,6 @@ mod mock;
 mod new_task;
 mod options;
 mod outcome;
-pub mod pb;
 mod report;
 mod run;
 mod session;
@@ -66,6 +64,9 @@ mod pages {
     #[doc = include_str!("../../../docs/workers.md")]
     struct Workers;
 }
+
+/// The messages of `proto/taskd/v1/taskd.proto` and the clients of its services.
+pub use taskd_proto::pb;
 
 pub use self::{
     backoff::Backoff,

@@ -319,8 +319,15 @@ mod tests {
 
     #[test]
     fn every_repeated_field_of_a_request_has_a_count() {
+<<<<<<< HEAD:src/ingress/grpc/count.rs
         let shapes = Shapes::new();
         let methods: BTreeSet<&str> = operations::all()
+=======
+        let files = prost_types::FileDescriptorSet::decode(taskd_proto::DESCRIPTORS)
+            .unwrap()
+            .file;
+        let messages: HashMap<String, &DescriptorProto> = files
+>>>>>>> c3d2a324 (crates: put the messages below the server and its client):src/ingress/wire.rs
             .iter()
             .filter_map(|one| one.grpc)
             .collect();

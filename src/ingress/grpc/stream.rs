@@ -10,6 +10,7 @@ use std::{
 
 use futures::{Stream, StreamExt};
 use parking_lot::Mutex;
+use taskd_proto::codec;
 use tokio::sync::{mpsc, oneshot};
 use tonic::{Code, Request, Response, Status, Streaming};
 
@@ -20,7 +21,7 @@ use crate::{
         net::{budget::Share, delivery::Loading},
     },
     model::Caller,
-    wire::{grpc_codec, pb},
+    wire::pb,
 };
 
 /// The frames of taskd that may wait for the connection.
@@ -66,10 +67,10 @@ pub(super) fn serve(
         // A client that has gone does not hear of it.
         drop(say_end.send(status));
     };
-    let inspector = grpc_codec::inspector().expect("each call is inspected");
+    let inspector = codec::inspector().expect("each call is inspected");
     state
         .api
-        .spawn_stream(grpc_codec::inspected(inspector, served))?;
+        .spawn_stream(codec::inspected(inspector, served))?;
     let loading = Loading::default();
     let mut response = Response::new(Frames {
         sent,
