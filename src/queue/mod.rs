@@ -1,10 +1,14 @@
-//! The queue in Redis: which task waits, who holds it until when, who was credited. Everything that
-//! moves a task is one atomic script of `lua/`; this module names the keys, calls the scripts and
-//! combines callers.
+//! The queue in Redis: which tasks wait, which worker holds each of the others until when, and which
+//! workers were credited for it.
 //!
-//! Each user has a type of its own, with what it may do: the fanout an [`Enqueuer`], the tasks
-//! service a [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them see the
-//! [`Shards`] of the process.
+//! Each step that moves a task is one atomic script of `lua/`. This module names the keys, calls the
+//! scripts, and combines the calls of many callers into few exchanges with Redis.
+//!
+//! Each user has a type with the operations that it needs: the fanout has an [`Enqueuer`], the tasks
+//! service a [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them share the
+//! [`Shards`] of the process. `shard_cache.rs` is what a process remembers of a shard, `wakes.rs`
+//! wakes callers that wait for tasks, `announce` tells watchers what happens to tasks, and
+//! `session_notices.rs` carries messages about sessions.
 
 mod allotments;
 mod announce;

@@ -1,8 +1,8 @@
-//! Claims that ride: a caller that waits for a task claims in the exchange that puts the task into
-//! a lane.
+//! Claims in the same exchange with Redis that puts a task into a lane, if a caller waits for one:
+//! the claim *rides* on the other script.
 //!
 //! Redis runs both scripts one right after the other, and waits for the disk once. So a task that
-//! comes alone costs one exchange and one fsync less, and its worker need not be woken by a
+//! arrives alone costs one exchange and one fsync less, and its worker need not be woken by a
 //! message.
 //!
 //! Each script is a step of its own, as if the claim had come a moment later, so a crash leaves

@@ -1,10 +1,11 @@
-//! Wakes for callers that wait for work: scripts publish the name of a queue that has something to
-//! hand out, and every process listens.
+//! Wakes the callers that wait for work. A script that puts tasks into a queue publishes the queue's
+//! name, and every process listens.
 //!
-//! A script's wake goes to the caller that has waited longest, with a *baton*: this caller wakes
-//! others unless its look leaves the queue empty. If it took tasks, it wakes [`HEIRS`] others, each
-//! with a baton, and otherwise all. So one task wakes one caller, many tasks wake all of them in a
-//! few steps, and two do not wake ten thousand sessions.
+//! A wake goes to the caller that has waited longest, with a *baton*: the duty to wake others if it
+//! does not leave the queue empty. If that caller took tasks, it wakes [`HEIRS`] others, each with a
+//! baton of its own; if it took none, it wakes all, because what is left may be for any of them. So
+//! one task wakes one caller, many tasks wake all callers in a few steps, and two tasks do not wake
+//! ten thousand sessions.
 
 use std::{
     collections::HashMap,
@@ -28,20 +29,20 @@ use super::{
 };
 use crate::{model::QueueName, redis_pool::Redis, runtime::Loop};
 
-/// How often the connection is pinged, and how long its answer may take. Wakes may be missed
-/// meanwhile.
+/// How often the connection is pinged, and how long the answer may take. For as long, wakes may be
+/// missed without notice.
 pub(super) const PING_EVERY: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
-/// The callers that get a baton from one that took tasks and left some. Each of them that takes
-/// tasks and leaves some does the same, so ten thousand are awake in three steps.
+/// How many callers get a baton from one that took tasks and left some. Each of those does the same,
+/// so ten thousand callers are awake after three steps.
 const HEIRS: usize = 32;
 
 /// The callers that wait for one queue.
 #[derive(Default)]
 struct Waiting {
     notify: Notify,
-    /// Wakes of one caller that no caller has taken on yet.
+    /// Batons that no caller has taken yet.
     batons: AtomicUsize,
 }
 
@@ -53,13 +54,12 @@ impl Waiting {
     }
 
     fn give_batons(&self, count: usize) {
-        // Batons that nobody has taken are there for the next callers, and are no reason for more
-        // of them.
+        // Batons that nobody has taken wait for the next callers. Do not let them pile up.
         let more = |batons: usize| (batons < HEIRS).then_some(batons + count);
         self.batons
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, more)
             .ok();
-        // Where nobody waits at this moment, the next caller that does is woken.
+        // If nobody waits at this moment, the next caller that does is woken at once.
         (0..count).for_each(|_| self.notify.notify_one());
     }
 }
@@ -73,14 +73,14 @@ impl Wakes {
         self.0.lock()
     }
 
-    /// Notifies the callers that wait for the queue, outside of the lock.
+    /// Calls `notify` for the callers that wait for the queue, without holding the lock.
     fn notify(&self, queue: &QueueName, notify: impl FnOnce(&Arc<Waiting>)) {
         let Some(waiting) = self.lock().get(queue).cloned() else {
             return;
         };
         notify(&waiting);
         drop(waiting);
-        // The last waiter may have gone meanwhile, and left the name because of this use of it.
+        // If the last caller went away meanwhile, it left the entry in the map because this used it.
         self.forget_unused(&mut self.lock(), queue);
     }
 
@@ -104,10 +104,10 @@ impl Wakes {
         self.notify(queue, |waiting| waiting.give_batons(1));
     }
 
-    /// Wakes some callers, with batons; all of them where they are few, and then nobody needs to
-    /// pass anything on.
+    /// Wakes [`HEIRS`] callers, each with a baton. If there are no more than that, wakes all of them
+    /// without batons, because nobody is left to wake.
     fn wake_some(&self, queue: &QueueName) {
-        // Without the map and this function.
+        // The map and this function have a reference each.
         self.notify(queue, |waiting| {
             match Arc::strong_count(waiting).saturating_sub(2) > HEIRS {
                 true => waiting.give_batons(HEIRS),
@@ -143,9 +143,9 @@ impl Wakes {
         }
     }
 
-    /// Listens as this process until the stop; an error when the connection ends, and then it is
-    /// called again. `woken` hears of each wake, or with `None` that some may have been missed,
-    /// before the callers that wait. `told` hears of the notices.
+    /// Listens until the process stops. Returns an error if the connection ends; the caller then
+    /// calls this again. Before waiting callers are woken, `woken` gets the wake, or `None` if some
+    /// may have been missed. `told` gets the notices about sessions.
     pub(super) async fn listen(
         &self,
         redis: &Redis,
@@ -194,7 +194,7 @@ impl Wakes {
     }
 }
 
-/// The answer of a connection that listens; an error if it takes too long.
+/// Waits for an answer of the connection. Returns an error if it takes too long.
 pub(super) async fn in_time<T>(answer: impl Future<Output = redis::RedisResult<T>>) -> Result<T> {
     let answer = tokio::time::timeout(ANSWER_WITHIN, answer)
         .await
@@ -213,7 +213,7 @@ pub struct Waiter {
 pub type Listening<'a> = Vec<Pin<Box<Notified<'a>>>>;
 
 impl Waiter {
-    /// Begins to listen, for all looks of the caller. Wakes that come between two looks are kept.
+    /// Starts to listen. Wakes that come while the caller is looking for work are kept.
     pub fn listen(&self) -> Listening<'_> {
         self.waiting
             .iter()
@@ -221,8 +221,8 @@ impl Waiter {
             .collect()
     }
 
-    /// Runs `look` and, if it found nothing, waits for a wake that came after the look before, at
-    /// most as long as it says. Answers the queues that were woken; none when the time is over.
+    /// Runs `look`. If that finds nothing, waits for a wake since `look` began, at most for the time
+    /// that it returned. Returns the queues that were woken; none if the time is over.
     pub async fn look_then_wait<'a, T>(
         &'a self,
         listening: &mut Listening<'a>,
@@ -254,7 +254,7 @@ impl Waiter {
 }
 
 impl Waiter {
-    /// The batons of these queues, as far as no other caller has taken them.
+    /// Takes a baton for each of these queues that has one left.
     pub fn take_batons(&self, queues: &[QueueName]) -> Batons {
         let takes = |queue: &QueueName| {
             let waiting = &self.waiting[self.queues.iter().position(|of| of == queue)?];
@@ -289,9 +289,9 @@ impl Batons {
         &self.queues
     }
 
-    /// Wakes callers of the queues that still have something, or that may have. Where this caller
-    /// `took` nothing, what is left may be for others than the next ones, so all are woken. Each
-    /// step with batons takes tasks, so the steps end.
+    /// Wakes callers of the queues that are not known to be empty. If this caller `took` nothing,
+    /// what is left may not be for the callers next in line, so all are woken. The chain of batons
+    /// ends, because each link takes tasks.
     pub fn pass_on(&mut self, took: bool, is_empty: impl Fn(&QueueName) -> bool) {
         let queues = std::mem::take(&mut self.queues).into_iter();
         queues
@@ -310,7 +310,7 @@ impl Drop for Batons {
 }
 
 impl Drop for Waiter {
-    /// Names come from callers, so a name without a waiter is forgotten.
+    /// Removes the queues that nobody waits for: their names come from callers, and would pile up.
     fn drop(&mut self) {
         let mut map = self.wakes.lock();
         self.waiting.clear();

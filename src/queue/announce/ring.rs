@@ -1,7 +1,7 @@
 //! The events of a queue, kept once for all of its watchers.
 //!
-//! Each watcher has a place in the ring. An event waits [`HOLD`] for earlier ones, because
-//! processes have ticks of their own; then it is told, and all watchers see the same order.
+//! Each watcher has a place in the ring. An event is held for [`HOLD`] before watchers see it,
+//! because an earlier event of another process may arrive later; so all watchers see the same order.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,17 +20,16 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How long an event waits, at least, for earlier ones of other steps and of other processes.
+/// How long an event is held, at least, for earlier ones that arrive later.
 pub(super) const HOLD: Duration = Duration::from_millis(50);
-/// The told events of a queue, and those that are held. A watcher whose next event is no longer
-/// here is too slow.
+/// The most events of one queue to keep, with those that are held. A watcher whose next event has
+/// been dropped is too slow.
 pub(super) const ROOM: usize = 10_000;
-/// The events of all queues, some 60 bytes each. While there are more, a queue keeps its share of
-/// them only.
+/// The most events of all queues, some 60 bytes each. Above it, each queue keeps an equal share.
 const ROOM_OF_ALL: usize = 500_000;
-/// The events among which one that was told before is known.
+/// Among this many last events, one that arrives twice is recognized.
 const KNOWN: usize = 1_000;
-/// The words that a watcher takes at a time. The others wait here, where all share them.
+/// How many events a watcher takes at a time. The others stay here, where all watchers share them.
 const AT_ONCE: usize = 32;
 
 /// A watcher's next event was dropped before the watcher read it.
