@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::steps::{StatusChange, Step};
+use super::step::{StatusChange, Step};
 use crate::{
     model::{QueueName, StoredStatus},
     store::{

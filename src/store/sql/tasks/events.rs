@@ -19,7 +19,7 @@ use crate::{
             rows::{columns, number, queue_name, status, task_id},
             session::Session,
             statement::{Statement, lists, pieces},
-            tasks::steps::{StatusChange, Step},
+            tasks::step::{StatusChange, Step},
         },
     },
     wire,

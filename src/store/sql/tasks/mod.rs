@@ -15,6 +15,7 @@ pub(crate) mod reads;
 pub(crate) mod retention;
 pub(crate) mod search;
 pub(crate) mod settle;
+pub(crate) mod step;
 pub(crate) mod steps;
 
 use std::{sync::Arc, time::Duration};
