@@ -7,13 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::{
     error::Error,
-<<<<<<< HEAD
     reader::{Reader, view},
-    search::Known,
-=======
-    reader::Reader,
-    search::{KnownRecords, view},
->>>>>>> 42b5a306 (src: name types by the thing, and functions that act by a verb)
+    search::KnownRecords,
 };
 use crate::{
     model::{TaskEvent, TaskId},

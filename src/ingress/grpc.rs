@@ -220,13 +220,8 @@ impl Services {
             Some((TASKS, _)) => self.tasks.clone().call(request),
             _ => self.operator.clone().call(request),
         };
-<<<<<<< HEAD
-        let Ok(response) = grpc_codec::inspected(Arc::new(inspect), answer).await;
-        log_refusal(&response, &client, access.as_ref(), name);
-=======
         let Ok(response) = codec::inspected(Arc::new(inspect), answer).await;
-        log_refusal(&response, &client, access.as_ref(), method);
->>>>>>> c3d2a324 (crates: put the messages below the server and its client)
+        log_refusal(&response, &client, access.as_ref(), name);
         response
     }
 }

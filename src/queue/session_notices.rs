@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-//! Notices about sessions, from process to process, on the channel of wakes. A message may get
-//! lost.
-=======
 //! What processes and scripts tell each other about sessions: leases that an operator ended,
 //! takeovers, and caps. The messages share a Redis channel with the wakes, and may get lost.
->>>>>>> 6029cf17 (queue: explain what a process remembers of its shards)
 
 use std::sync::Arc;
 

@@ -4,14 +4,7 @@ use std::process::Command;
 
 use reqwest::Method;
 use serde_json::{Value, json};
-<<<<<<< HEAD
 use taskd::{ingress::operations, model::Role};
-=======
-use taskd::{
-    ingress::{grpc, http},
-    model::Role,
-};
->>>>>>> c3d2a324 (crates: put the messages below the server and its client)
 use tokio::io::AsyncWriteExt as _;
 use tonic::{Code, Request, client::Grpc, transport::Channel};
 use tonic_prost::ProstCodec;
@@ -100,29 +93,6 @@ async fn grpc_code(channel: &Channel, method: &str, token: Option<&str>) -> Code
         .map_or_else(|status| status.code(), |_| Code::Ok)
 }
 
-<<<<<<< HEAD
-=======
-/// All methods of taskd that the descriptors name.
-fn methods() -> Vec<String> {
-    let files = prost_types::FileDescriptorSet::decode(taskd_proto::DESCRIPTORS)
-        .unwrap()
-        .file;
-    let services = files
-        .iter()
-        .filter(|file| file.package() == "taskd.v1")
-        .flat_map(|file| &file.service);
-    let method = |service: &prost_types::ServiceDescriptorProto| {
-        let name = service.name().to_owned();
-        service
-            .method
-            .iter()
-            .map(move |method| format!("taskd.v1.{name}/{}", method.name()))
-            .collect::<Vec<_>>()
-    };
-    services.flat_map(method).collect()
-}
-
->>>>>>> c3d2a324 (crates: put the messages below the server and its client)
 /// A path that fits a route.
 fn example(route: &str) -> String {
     route

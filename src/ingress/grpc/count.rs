@@ -5,10 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use prost::Message as _;
 use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Label};
 
-use crate::{
-    ingress::tally::{Excess, Tally},
-    wire::pb,
-};
+use crate::ingress::tally::{Excess, Tally};
 
 /// The reason why a message is not decoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -34,7 +31,7 @@ pub(super) struct Shapes {
 
 impl Shapes {
     pub(super) fn new() -> Self {
-        let files = FileDescriptorSet::decode(pb::DESCRIPTORS)
+        let files = FileDescriptorSet::decode(taskd_proto::DESCRIPTORS)
             .expect("the descriptors of this build are protobuf")
             .file;
         let mut messages = HashMap::new();
@@ -171,6 +168,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::wire::pb;
     use crate::{
         config::Settings,
         ingress::{
@@ -319,15 +317,8 @@ mod tests {
 
     #[test]
     fn every_repeated_field_of_a_request_has_a_count() {
-<<<<<<< HEAD:src/ingress/grpc/count.rs
         let shapes = Shapes::new();
         let methods: BTreeSet<&str> = operations::all()
-=======
-        let files = prost_types::FileDescriptorSet::decode(taskd_proto::DESCRIPTORS)
-            .unwrap()
-            .file;
-        let messages: HashMap<String, &DescriptorProto> = files
->>>>>>> c3d2a324 (crates: put the messages below the server and its client):src/ingress/wire.rs
             .iter()
             .filter_map(|one| one.grpc)
             .collect();

@@ -254,11 +254,7 @@ impl Standing {
     }
 
     /// Waits until the connection has to end, after the answers to the requests in hand.
-<<<<<<< HEAD:src/ingress/net/standing.rs
-    pub(in crate::ingress) async fn is_ending(&self) {
-=======
-    pub(super) async fn wait_for_end(&self) {
->>>>>>> 42b5a306 (src: name types by the thing, and functions that act by a verb):src/ingress/standing.rs
+    pub(in crate::ingress) async fn wait_for_end(&self) {
         self.0.ending.cancelled().await;
     }
 

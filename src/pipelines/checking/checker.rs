@@ -90,19 +90,7 @@ pub(super) fn find(
     says: String,
     mended: bool,
 ) -> Find {
-<<<<<<< HEAD
     let queue = shard.queue.as_str().to_owned();
     let shard = Some(shard.number);
-    Find {
-        kind,
-        queue,
-        shard,
-        task,
-        says,
-        mended,
-    }
-=======
-    let (queue, shard) = (shard.queue.as_str().to_owned(), Some(shard.number));
     Find::new(kind, queue, shard, task, says, mended)
->>>>>>> e2199846 (ingress: answer finds and changed letters from model)
 }

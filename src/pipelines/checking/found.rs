@@ -55,21 +55,9 @@ mod tests {
     use super::*;
 
     fn find(n: usize) -> Find {
-<<<<<<< HEAD
         let kind = FindKind::LostPayload;
         let queue = "q".to_owned();
-        Find {
-            kind,
-            queue,
-            shard: Some(0),
-            task: None,
-            says: n.to_string(),
-            mended: false,
-        }
-=======
-        let (kind, queue) = (FindKind::LostPayload, "q".to_owned());
         Find::new(kind, queue, Some(0), None, n.to_string(), false)
->>>>>>> e2199846 (ingress: answer finds and changed letters from model)
     }
 
     #[test]

@@ -99,21 +99,9 @@ impl Checker {
                 "SQL keeps a count of {} unfinished tasks, and has {counted}",
                 wrong.kept
             );
-<<<<<<< HEAD
             let kind = FindKind::WrongQueueCount;
             let queue = wrong.queue.as_str().to_owned();
-            found.add(Find {
-                kind,
-                queue,
-                shard: None,
-                task: None,
-                says,
-                mended: mends,
-            });
-=======
-            let (kind, queue) = (FindKind::WrongQueueCount, wrong.queue.as_str().to_owned());
             found.add(Find::new(kind, queue, None, None, says, mends));
->>>>>>> e2199846 (ingress: answer finds and changed letters from model)
         }
         Ok(found)
     }

@@ -78,7 +78,7 @@ pub(crate) async fn on_bus<DB: Backend>(
 }
 
 /// The condition that a task is on the bus and waits in no batch.
-fn is_published<DB: Backend>() -> String {
+fn published_sql<DB: Backend>() -> String {
     let by_key = DB::Connection::BY_PRIMARY_KEY;
     // No EXISTS, which MariaDB might turn into a join that reads all batches.
     let of_batch = format!("(SELECT generation FROM batches {by_key} WHERE batch = insertion)");
@@ -92,9 +92,9 @@ pub(crate) async fn published_among<DB: Backend>(
 ) -> Result<Vec<PublishedTask>> {
     let mut found = Vec::new();
     for ids in lists(ids) {
-        let (by_key, is_published) = (DB::Connection::BY_PRIMARY_KEY, is_published::<DB>());
+        let (by_key, published_sql) = (DB::Connection::BY_PRIMARY_KEY, published_sql::<DB>());
         let some =
-            format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {is_published} AND id IN ");
+            format!("SELECT {PUBLISHED} FROM tasks {by_key} WHERE {published_sql} AND id IN ");
         let some = Statement::new(some).list(ids);
         found.extend(sql.read(PUBLISHED_NAME, some).await?);
     }
