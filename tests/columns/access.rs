@@ -577,9 +577,12 @@ async fn the_token_of_another_workers_lease_cannot_be_guessed() {
     // A few guesses: small numbers, and those beside its own, in the shard of the victim.
     let near = (0..20).flat_map(|n| [n, grants[1] + n, grants[1] - n]);
     for guess in near {
-        let token = [&victims_parts[..3], &[guess.to_string(), "1".to_owned()]]
-            .concat()
-            .join(":");
+        let token = [
+            &victims_parts[..3],
+            &[guess.to_string(), "1".to_owned(), "0".to_owned()],
+        ]
+        .concat()
+        .join(":");
         let item = json!({"id": victims["id"], "lease_token": token, "result": "forged"});
         let body = json!({"worker": "victim", "completions": [item]});
         let (_, answer) = post(&daemon, "/v1/tasks:complete", &scoped, body).await;
@@ -840,7 +843,7 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
                 "a",
                 "--grpc",
                 &daemon.grpc(),
-                "rustfmt.toml",
+                "crates/taskd-proto/src/pb/sources.sha256",
             ])
             .env("TASKD_TOKEN", token);
         let output = command

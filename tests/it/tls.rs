@@ -146,7 +146,7 @@ fn insert(grpc: &str, args: &[&str]) -> Output {
         "5s",
         "--grpc",
         grpc,
-        "rustfmt.toml",
+        "crates/taskd-proto/src/pb/sources.sha256",
     ]);
     command
         .args(args)
