@@ -1131,7 +1131,7 @@ async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
     let service = Service::start(&["a", "q"]).await;
     let leased = service.lease("q").await;
     // Faster than anybody forwards, so that the outbox of a is never empty.
-    let add = "for i = 1, 3000 do redis.call('XADD', KEYS[1], '*', 'x', ARGV[1], 'w', 'w', 'a', '1', 'e', '0') end";
+    let add = "for i = 1, 3000 do redis.call('XADD', KEYS[1], '*', 'x', ARGV[1], 'w', 'w', 'a', '1', 'e', '0', 'n', '1', 'g', '1') end";
     let busy = async {
         loop {
             let mut eval = redis::cmd("EVAL");
