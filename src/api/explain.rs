@@ -327,6 +327,7 @@ impl Facts {
     }
 
     /// Why this worker gets the task or not: by `bar` of `lua/lib/record.lua`, as a claim decides.
+    #[allow(clippy::too_many_lines, reason = "a branch for each reason")]
     fn worker(&self, worker: &WorkerName, place: TaskPlace) -> WorkerView {
         let view = |reason, says: String, until_unix_ms| WorkerView {
             worker: worker.to_string(),

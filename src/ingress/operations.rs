@@ -33,6 +33,10 @@ const CHANGES_TASKS: &str = "Tasks of ids are changed at once, those of a filter
 const SESSION_IS_OVER: &str = "The session is over";
 
 /// The operations, in the order of the index.
+#[allow(
+    clippy::too_many_lines,
+    reason = "a table, an entry for each operation"
+)]
 pub fn all() -> Vec<Operation> {
     let of_tasks = |name, role, summary| Operation::new("tasks", name, Some(role), summary);
     let of_workers = |name, summary| Operation::new("workers", name, Some(Work), summary);

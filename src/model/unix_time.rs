@@ -1,9 +1,6 @@
 //! Times in milliseconds since 1970.
 
-use std::{
-    fmt::Write as _,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serializer;
 
@@ -33,13 +30,10 @@ pub fn to_rfc_3339(unix_ms: i64) -> String {
         ..0 => format!("{year:05}"),
         _ => format!("+{year}"),
     };
-    let _ = write!(
-        text,
-        "-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"
-    );
+    text += &format!("-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}");
     let ms = unix_ms.rem_euclid(1000);
     if ms > 0 {
-        let _ = write!(text, ".{ms:03}");
+        text += &format!(".{ms:03}");
     }
     text.push('Z');
     text

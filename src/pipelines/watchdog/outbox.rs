@@ -257,7 +257,7 @@ impl Outbox {
                 .bring_forward(soon, now, after, LOOKED_AT_ONCE)
                 .await?;
             after = page.next;
-            rows = rows + page.rows;
+            rows += page.rows;
             cx.beat();
             if after.is_none() || cx.stop.is_cancelled() {
                 break;

@@ -88,8 +88,8 @@ impl Rebuild {
                 self.publish(&page.tasks),
                 self.page_behind(rebuilding, page.next.as_ref())
             )?;
-            tasks = tasks + page.tasks.len() as u64;
-            credited = credited + page.credited;
+            tasks += page.tasks.len() as u64;
+            credited += page.credited;
             metrics::watchdog_handled(Watched::Republished, page.tasks.len());
             cx.beat();
             last.extend(&published);
