@@ -5205,7 +5205,7 @@ pub struct ReportBatch {
     pub shard: u32,
     #[prost(message, repeated, tag = "3")]
     pub reports: ::prost::alloc::vec::Vec<Report>,
-    /// Attempts that failed, for the history of their tasks. Earlier versions skip them.
+    /// Attempts that failed, for the history of their tasks.
     #[prost(message, repeated, tag = "4")]
     pub failures: ::prost::alloc::vec::Vec<FailedAttempt>,
 }
@@ -5254,7 +5254,7 @@ pub struct Completed {
     pub attempt: u32,
     #[prost(enumeration = "Encoding", tag = "5")]
     pub result_encoding: i32,
-    /// The completed lease. Zeros in records of older versions.
+    /// The completed lease.
     #[prost(uint64, tag = "6")]
     pub generation: u64,
     #[prost(uint64, tag = "7")]
