@@ -31,8 +31,8 @@ const PREFIX: &str = "bench";
 const ENQUEUE: usize = 1000;
 /// The most bytes that `tasks` asks for.
 const MAX_BYTES: usize = 8 << 20;
-/// Of a queue, at most this part is taken before it is filled anew: so its length is what the row
-/// says.
+/// At most a tenth of a queue is taken before it is filled again, so its length stays close to what
+/// the row says.
 const PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,8 +121,7 @@ impl Failure {
         }
     }
 
-    /// Waits so long before the next attempt, instead of the backoff of the queue; at most 365
-    /// days.
+    /// Sets the delay before the next attempt, in place of the queue's backoff; at most 365 days.
     #[must_use]
     pub fn again_after(self, delay: Duration) -> Self {
         Self {

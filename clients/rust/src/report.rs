@@ -1,8 +1,8 @@
-//! The reports of a worker, on their way to taskd: what comes while a call is under way goes with
-//! the next one.
+//! Sends the reports of a worker to taskd. Reports that arrive while a call is in progress go with
+//! the next call.
 //!
-//! One shard that is away holds up no other: a report that taskd asks to send later goes behind
-//! those that came meanwhile, and waits for a moment.
+//! A shard that is away does not delay the reports of others: a report that taskd asks to have again
+//! later moves to the end of the list and waits briefly before it is sent.
 
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
