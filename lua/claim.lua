@@ -10,8 +10,7 @@
 --         (not where all lanes are empty: a call that finds nothing writes nothing, and nobody waits for the disk)
 -- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
 --   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all); and perhaps a sixth, the
---   secret of the call: its grants are then this number and the place of the request among those with tasks, in four
---   digits
+--   secret of the call: its first grant is then the number after it
 -- Returns {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
 --       | {generation, 0} no task for any request, and asking again at once brings none
@@ -190,9 +189,8 @@ for r = 1, #workers do
     if lane == nil and filled > 0 then lane = open_lane(i) end
     if lane and lane.length > lane.gone then
       if not grant then
-        -- A grant with a secret has up to 19 digits, more than a number of Lua holds: grants are texts.
-        grant = ask.secret == '' and string.format('%.0f', grants + 1)
-          or ask.secret .. string.format('%04d', grants + 1 - first_grant)
+        -- Below 2^53, so that a number of Lua holds it.
+        grant = string.format('%.0f', (tonumber(ask.secret) or first_grant) + grants + 1 - first_grant)
         held = 'h' .. grant .. ':' .. worker
       end
       local at = math.max(lane.passed[worker] or lane.stored[worker] or 0, lane.gone)

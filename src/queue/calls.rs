@@ -91,12 +91,12 @@ pub(super) struct Claiming {
     delivered: Vec<u64>,
     /// The offers before it.
     offers: u64,
-    /// The beginning of its grants, so that nobody guesses the token of another worker's lease.
+    /// The number before its first grant, so that nobody guesses the token of another worker's lease.
     secret: Option<u64>,
 }
 
-/// A random number of 15 digits. With the place of a request in four more digits it is a grant,
-/// which SQL keeps as a signed number of 64 bits.
+/// A random number of 15 digits. The first request with tasks has the next number as its grant, and
+/// so on. Scripts compute with grants, so they stay below 2^53, which a number of Lua holds exactly.
 fn secret() -> u64 {
     const LEAST: u64 = 100_000_000_000_000;
     const RANGE: u64 = 820_000_000_000_000;

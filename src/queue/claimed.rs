@@ -11,9 +11,6 @@ use super::{
 };
 use crate::model::{LeaseToken, ShardId, TaskId};
 
-/// The places of requests that a grant with a secret has room for.
-const PLACES: u64 = 10_000;
-
 /// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
 /// Beside the priorities that have elements: a worker rests from a task.
@@ -101,11 +98,11 @@ impl Claimed {
         })
     }
 
-    /// The call had this secret, so its grants begin with it.
+    /// The call had this secret, so its grants begin after it.
     pub(super) fn with_secret(self, secret: Option<u64>) -> Self {
         match secret {
             Some(secret) => Self {
-                grant: secret * PLACES + 1,
+                grant: secret + 1,
                 ..self
             },
             None => self,
