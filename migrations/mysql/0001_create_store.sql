@@ -233,10 +233,10 @@ CREATE TABLE changes (
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes of all tasks of a filter, which the watchdog makes page by page.
-CREATE TABLE jobs (
+CREATE TABLE bulk_changes (
     id         BINARY(16)    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
     what       VARCHAR(255)  NOT NULL, -- the change, for example 'retry'
-    filter     MEDIUMTEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the job
+    filter     MEDIUMTEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the bulk change
     who        VARCHAR(255)  NOT NULL,
     scope      MEDIUMTEXT    NOT NULL, -- the queues that its creator reached, as in tokens.queues
     state      TINYINT       NOT NULL, -- 0 running, 1 done, 2 stopped, 3 failed
@@ -248,9 +248,9 @@ CREATE TABLE jobs (
     last_error TEXT          NOT NULL,
     created_ms BIGINT        NOT NULL,
     updated_ms BIGINT        NOT NULL,
-    -- SHA-256 of the access token that started it: the job stops when it is revoked; '': none.
+    -- SHA-256 of the access token that started it: the bulk change stops when it is revoked; '': none.
     token      VARBINARY(32) NOT NULL DEFAULT '',
-    KEY jobs_state (state, id)
+    KEY bulk_changes_state (state, id)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Dead letters, so that an operator can list them and send them again. The letter of a dead task

@@ -255,10 +255,10 @@ CREATE TABLE changes (
 CREATE INDEX changes_at ON changes (kind, at_ms, task_id);
 
 -- Changes of all tasks of a filter, which the watchdog makes page by page.
-CREATE TABLE jobs (
+CREATE TABLE bulk_changes (
     id         BLOB    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
     what       TEXT    NOT NULL, -- the change, for example 'retry'
-    filter     TEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the job
+    filter     TEXT    NOT NULL, -- JSON: the tasks, all of them inserted before the bulk change
     who        TEXT    NOT NULL,
     scope      TEXT    NOT NULL, -- the queues that its creator reached, as in tokens.queues
     state      INTEGER NOT NULL, -- 0 running, 1 done, 2 stopped, 3 failed
@@ -270,11 +270,11 @@ CREATE TABLE jobs (
     last_error TEXT    NOT NULL,
     created_ms INTEGER NOT NULL,
     updated_ms INTEGER NOT NULL,
-    -- SHA-256 of the access token that started it: the job stops when it is revoked; '': none.
+    -- SHA-256 of the access token that started it: the bulk change stops when it is revoked; '': none.
     token      BLOB    NOT NULL DEFAULT x''
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX jobs_state ON jobs (state, id);
+CREATE INDEX bulk_changes_state ON bulk_changes (state, id);
 
 -- Dead letters, so that an operator can list them and send them again. The letter of a dead task
 -- has the task's id, and the task's row has the rest. Others have all that they are about in

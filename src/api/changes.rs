@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, JobChange, QueueName,
+        Act, BulkAction, Caller, Change, ChangeTasks, Changed, ItemAnswer, ItemStatus, QueueName,
         Requeue, RequeueTasks, TaskAct, TaskId, TasksChanged, Update, millis,
     },
     pipelines::changing::Changing,
@@ -36,7 +36,8 @@ impl Api {
             .await
     }
 
-    /// Gives tasks another priority or NUM: those of ids at once, those of a filter by a job.
+    /// Gives tasks another priority or NUM: those of ids at once, those of a filter by a bulk
+    /// change.
     pub async fn update_tasks(
         &self,
         caller: &Caller,
@@ -45,14 +46,14 @@ impl Api {
     ) -> Result<TasksChanged, Error> {
         let update = update.map_err(Error::Invalid)?;
         update.check().map_err(Error::Invalid)?;
-        let change = JobChange::Update(update);
+        let change = BulkAction::Update(update);
         self.change_chosen(caller, change, request)
             .instrument(span("update_tasks", caller))
             .await
     }
 
     /// Offers tasks anew, their leases and backoffs end: those of ids at once, those of a filter by
-    /// a job.
+    /// a bulk change.
     pub async fn requeue_tasks(
         &self,
         caller: &Caller,
@@ -77,7 +78,7 @@ impl Api {
         if let Requeue::AwayFrom(worker) | Requeue::To { worker, .. } = &requeue {
             may_name(caller, worker)?;
         }
-        let change = JobChange::Requeue(requeue);
+        let change = BulkAction::Requeue(requeue);
         self.change_chosen(caller, change, request)
             .instrument(span("requeue_tasks", caller))
             .await

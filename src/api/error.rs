@@ -8,7 +8,7 @@ use crate::{
     model::{LetterId, NoShare, QueueName, ShardId, TaskId},
     pipelines::{changing, discovery, tasks},
     queue,
-    store::{self, MOST_JOBS},
+    store::{self, MOST_BULK_CHANGES},
     telemetry::metrics,
 };
 
@@ -29,12 +29,14 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
-    #[error("there is no job {0}, or it began so long ago that it was removed")]
-    NoSuchJob(Uuid),
-    #[error("{MOST_JOBS} jobs run, and there may be no more; wait for one, or stop one")]
-    ManyJobs,
-    #[error("{} jobs of this token run, which is half of all that may; wait for one, or stop one", MOST_JOBS / 2)]
-    ManyJobsOfToken,
+    #[error("there is no bulk change {0}, or it began so long ago that it was removed")]
+    NoSuchBulkChange(Uuid),
+    #[error(
+        "{MOST_BULK_CHANGES} bulk changes run, and there may be no more; wait for one, or stop one"
+    )]
+    ManyBulkChanges,
+    #[error("{} bulk changes of this token run, which is half of all that may; wait for one, or stop one", MOST_BULK_CHANGES / 2)]
+    ManyBulkChangesOfToken,
     #[error("{0}")]
     ManyWaits(String),
     #[error("{} connections have called with this token, half of all (max_connections); use one for more calls", .0.most())]
@@ -103,7 +105,7 @@ impl Error {
             | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
             Self::NoSuchTask(_)
             | Self::NoSuchLetter(_)
-            | Self::NoSuchJob(_)
+            | Self::NoSuchBulkChange(_)
             | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
             Self::Final { .. } => Kind::Final,
@@ -120,8 +122,8 @@ impl Error {
             Self::Insert(discovery::Error::Busy(_))
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })
-            | Self::ManyJobs
-            | Self::ManyJobsOfToken
+            | Self::ManyBulkChanges
+            | Self::ManyBulkChangesOfToken
             | Self::ManyWaits(_)
             | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,

@@ -4,6 +4,7 @@
 mod access;
 mod books;
 mod books_snapshot;
+mod bulk;
 mod changes;
 mod error;
 mod explain;
@@ -13,7 +14,6 @@ mod handle;
 mod history;
 mod insert;
 mod items;
-mod jobs;
 mod ledger;
 mod letters;
 mod pauses;

@@ -42,6 +42,13 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     match error.kind() {
         ErrorKind::MissingSubcommand => return command_needed(error).unwrap_or(line),
         ErrorKind::InvalidSubcommand => {
+            let unknown = match error.get(ContextKind::InvalidSubcommand) {
+                Some(ContextValue::String(name)) => name.as_str(),
+                _ => "",
+            };
+            if let Some(hint) = other_word(unknown) {
+                return format!("unrecognized subcommand '{unknown}'; {hint}");
+            }
             return format!("{line}; {} lists the commands", help_above(error, args));
         }
         _ => {}
@@ -115,6 +122,16 @@ fn command_needed(error: &clap::Error) -> Option<String> {
         "{name} needs a command: {} or {last}; {path} --help says more",
         others.join(", ")
     ))
+}
+
+/// What to write instead of a command that other task queues have.
+fn other_word(unknown: &str) -> Option<&'static str> {
+    match unknown {
+        "job" | "jobs" => {
+            Some("taskd bulk has the changes of many tasks, and taskd tasks lists tasks")
+        }
+        _ => None,
+    }
 }
 
 /// The help that lists what the unknown command could have been.
@@ -211,7 +228,11 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 28] = [
+        let cases: [(&[&str], &str); 29] = [
+            (
+                &["jobs", "list"],
+                "taskd bulk has the changes of many tasks",
+            ),
             (
                 &["--data-dir", "x", "migrate"],
                 "put the options behind the command",
@@ -254,8 +275,8 @@ mod tests {
                 "dead needs a command: list, show, retry or purge; taskd dead --help says more",
             ),
             (
-                &["jobs"],
-                "jobs needs a command: list, show or stop; taskd jobs --help says more",
+                &["bulk"],
+                "bulk needs a command: list, show or stop; taskd bulk --help says more",
             ),
             (
                 &["token"],

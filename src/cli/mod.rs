@@ -3,6 +3,7 @@
 mod ask;
 pub mod bench;
 mod books;
+pub mod bulk;
 pub mod change;
 mod client;
 pub mod dead;
@@ -12,7 +13,6 @@ pub mod explain;
 mod fsck;
 mod http;
 pub mod insert;
-pub mod jobs;
 pub mod load;
 mod manual;
 mod mistake;
@@ -115,7 +115,7 @@ pub enum Client {
     Insert(insert::Insert),
     Work(Box<work::Work>),
     Tasks(Box<tasks::Tasks>),
-    Jobs(jobs::Jobs),
+    Bulk(bulk::Bulk),
     Dead(dead::Dead),
     Task(task::Task),
     Watch(watch::Watch),

@@ -1,11 +1,11 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, the task, letter, job, token, queue or shard that the command names is not
-//! there, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a difference,
-//! `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue` could not change
-//! something, somebody stopped the job of `tasks` or `jobs`, or `bench` or `load` counted a task
-//! too few or too many times. 2: wrong command line or settings, or no server for a command. 130,
-//! 143: a signal ended `insert`.
+//! 0: done. 1: failed, the task, letter, bulk change, token, queue or shard that the command names
+//! is not there, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a
+//! difference, `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue` could
+//! not change something, somebody stopped the bulk change of `tasks` or `bulk`, or `bench` or
+//! `load` counted a task too few or too many times. 2: wrong command line or settings, or no server
+//! for a command. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, process::ExitCode, time::Duration};
 
@@ -21,7 +21,7 @@ use nix::{
 use super::{
     Client, Command, USAGE,
     ask::printable,
-    bench, books, change, command_line, dead, dump, explain, fsck, insert, jobs, load, parse,
+    bench, books, bulk, change, command_line, dead, dump, explain, fsck, insert, load, parse,
     print::{NotThere, Unwritten, print, say},
     stats, task, tasks, token, top, watch, work,
 };
@@ -121,7 +121,7 @@ fn run_client(client: Client) -> ExitCode {
         Client::Work(args) => exit(block_on(work::run(*args)).flatten(), USAGE),
         Client::Load(args) => exit_as(block_on(load::run(args))),
         Client::Tasks(args) => exit_as(block_on(tasks::run(*args))),
-        Client::Jobs(args) => exit_as(block_on(jobs::run(args))),
+        Client::Bulk(args) => exit_as(block_on(bulk::run(args))),
         Client::Dead(args) => exit_as(block_on(dead::run(args))),
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),

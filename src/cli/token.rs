@@ -33,7 +33,7 @@ Examples:
   TASKD_TOKEN=$(taskd token create me --roles read) …         the token alone goes to stdout
 
 A token is shown once: taskd keeps only its hash. Each running process knows a new token at once, and drops \
-a revoked one within a second: calls that wait, streams and jobs of a revoked token end. The command needs the \
+a revoked one within a second: calls that wait, streams and bulk changes of a revoked token end. The command needs the \
 database of the running taskd: the same \
 --config or --data-dir.
 Exit code: 0, or 1 if there is no token to revoke, 2 if the request is wrong or there is no database."
@@ -254,21 +254,21 @@ async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
             "there is no token {name:?}; taskd token list shows all"
         )));
     }
-    for job in store
-        .running_jobs()
+    for bulk in store
+        .running_bulk_changes()
         .await?
         .into_iter()
-        .filter(|job| job.token.is_some() && job.token == hash)
+        .filter(|bulk| bulk.token.is_some() && bulk.token == hash)
     {
-        let queue = job
+        let queue = bulk
             .filter
             .queue
             .as_ref()
             .map_or("all queues", QueueName::as_str);
         say(format!(
-            "the job {} ({} of {queue}) stops: {name:?} had started it",
-            job.id,
-            job.change.of_tasks()
+            "the bulk change {} ({} of {queue}) stops: {name:?} had started it",
+            bulk.id,
+            bulk.change.of_tasks()
         ));
     }
     Ok(())

@@ -191,7 +191,7 @@ proptest! {
         drop(within(bytes, |tally| json::work::rejections(&body, tally)));
         drop(within(bytes, |tally| json::work::extensions(&body, tally)));
         drop(within(bytes, |tally| json::letters::change(&body, tally)));
-        drop(within(bytes, |tally| json::jobs::change(&body, tally)));
+        drop(within(bytes, |tally| json::bulk::change(&body, tally)));
         drop(within(bytes, |tally| json::changes::update(&body, tally)));
         drop(within(bytes, |tally| json::changes::requeue(&body, tally)));
         drop(json::fsck::request(&body));

@@ -41,7 +41,7 @@ pub struct Operation {
 /// The place of an operation in HTTP.
 pub struct Route {
     pub method: Method,
-    /// `/v1/jobs/{id}:stop`: a parameter may have a verb behind it.
+    /// `/v1/bulk/{id}:stop`: a parameter may have a verb behind it.
     pub path: &'static str,
     /// `None`: a route of its own serves it, outside those that ask for tokens.
     pub(super) handler: Option<MethodRouter<State>>,

@@ -5,15 +5,15 @@ use uuid::Uuid;
 
 use super::{
     http::{
-        Readiness, changes, events, jobs, letters, reading, sessions,
+        Readiness, bulk, changes, events, letters, reading, sessions,
         tasks::{complete_tasks, extend_tasks, get_tasks, insert_tasks, reject_tasks},
     },
     json,
     operation::Operation,
 };
 use crate::model::{
-    Act, Explanation, FsckPage, InsertAnswer, ItemAnswer, Job, LetterKind, LettersChanged, Pending,
-    QueueView,
+    Act, BulkChange, Explanation, FsckPage, InsertAnswer, ItemAnswer, LetterKind, LettersChanged,
+    Pending, QueueView,
     Role::{Admin, Insert, Read, Work},
     SessionClosed, SessionOpened, TaskEvent, TaskId, TaskList, TasksReported,
 };
@@ -29,7 +29,7 @@ pub(super) const GROUPS: [(&str, &str); 4] = [
 const LIMIT: &str = "At most this many; 0, and without it: 100";
 const CURSOR: &str = "The cursor of the answer before";
 const LAST_EVENT: &str = "As the header Last-Event-ID: the last event that the caller has seen";
-const CHANGES_TASKS: &str = "Tasks of ids are changed at once, those of a filter by a job.";
+const CHANGES_TASKS: &str = "Tasks of ids are changed at once, those of a filter by a bulk change.";
 const SESSION_IS_OVER: &str = "The session is over";
 
 /// The operations, in the order of the index.
@@ -181,41 +181,41 @@ pub fn all() -> Vec<Operation> {
             .post("/v1/tasks:retry", changes::retry_tasks)
             .grpc("taskd.v1.Operator/RetryTasks")
             .says(CHANGES_TASKS)
-            .takes::<json::jobs::Change>()
-            .answers::<json::jobs::Changed<'_>>(),
-        of_operators("listJobs", Read, "List jobs, the latest first")
-            .get("/v1/jobs", jobs::get_jobs)
-            .grpc("taskd.v1.Operator/ListJobs")
-            .query::<Uuid>("before", "Only jobs before this one")
+            .takes::<json::bulk::Change>()
+            .answers::<json::bulk::Changed<'_>>(),
+        of_operators("listBulkChanges", Read, "List bulk changes, the latest first")
+            .get("/v1/bulk", bulk::get_bulk_changes)
+            .grpc("taskd.v1.Operator/ListBulkChanges")
+            .query::<Uuid>("before", "Only bulk changes before this one")
             .limit(0, LIMIT)
-            .lists::<Job>("jobs"),
-        of_operators("getJob", Read, "Get a job with its progress")
-            .get("/v1/jobs/{id}", jobs::get_job)
-            .grpc("taskd.v1.Operator/GetJob")
-            .answers::<Job>(),
-        of_operators("stopJob", Admin, "Stop a job")
-            .post("/v1/jobs/{id}:stop", jobs::stop_job)
-            .grpc("taskd.v1.Operator/StopJob")
-            .says("A job that has ended stays as it is.")
-            .answers::<Job>(),
+            .lists::<BulkChange>("bulk"),
+        of_operators("getBulkChange", Read, "Get a bulk change with its progress")
+            .get("/v1/bulk/{id}", bulk::get_bulk_change)
+            .grpc("taskd.v1.Operator/GetBulkChange")
+            .answers::<BulkChange>(),
+        of_operators("stopBulkChange", Admin, "Stop a bulk change")
+            .post("/v1/bulk/{id}:stop", bulk::stop_bulk_change)
+            .grpc("taskd.v1.Operator/StopBulkChange")
+            .says("A bulk change that has ended stays as it is.")
+            .answers::<BulkChange>(),
         of_operators("cancelTasks", Admin, "Cancel unfinished tasks")
             .post("/v1/tasks:cancel", changes::cancel_tasks)
             .grpc("taskd.v1.Discovery/CancelTasks")
             .says(CHANGES_TASKS)
-            .takes::<json::jobs::Change>()
-            .answers::<json::jobs::Changed<'_>>(),
+            .takes::<json::bulk::Change>()
+            .answers::<json::bulk::Changed<'_>>(),
         of_operators("changeTasks", Admin, "Give unfinished tasks another priority or NUM")
             .post("/v1/tasks:change", changes::update_tasks)
             .grpc("taskd.v1.Operator/ChangeTasks")
             .says(CHANGES_TASKS)
             .takes::<json::changes::UpdateTasks>()
-            .answers::<json::jobs::Changed<'_>>(),
+            .answers::<json::bulk::Changed<'_>>(),
         of_operators("requeueTasks", Admin, "Offer tasks anew: leases and backoffs end")
             .post("/v1/tasks:requeue", changes::requeue_tasks)
             .grpc("taskd.v1.Operator/RequeueTasks")
-            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. A job requeues those of a filter.")
+            .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. A bulk change requeues those of a filter.")
             .takes::<json::changes::Requeue>()
-            .answers::<json::jobs::Changed<'_>>(),
+            .answers::<json::bulk::Changed<'_>>(),
         of_operators("pauseQueue", Admin, "Pause a queue")
             .post("/v1/queues/{queue}:pause", changes::pause_or_resume)
             .grpc("taskd.v1.Operator/PauseQueue")

@@ -3,6 +3,7 @@
 mod access;
 mod backoff;
 mod books;
+mod bulk;
 mod call;
 mod causes;
 mod changes;
@@ -11,7 +12,6 @@ mod explain;
 mod fsck;
 mod history;
 mod idempotency;
-mod jobs;
 pub mod json;
 mod letters;
 mod names;
@@ -32,6 +32,10 @@ pub mod validate;
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
 pub use books::{Books, BooksState, BusBacklog, QueueBooks, UnfinishedTasks};
+pub use bulk::{
+    BulkAction, BulkChange, BulkProgress, BulkState, ChangeTasks, ChosenTasks, TaskCount,
+    TasksChanged,
+};
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
     ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, Protocol, QueueView,
@@ -50,9 +54,6 @@ pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, 
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
-pub use jobs::{
-    ChangeTasks, ChosenTasks, Job, JobChange, JobProgress, JobState, TaskCount, TasksChanged,
-};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
     LetterPage, LetterPages, LettersChanged, StoredLetter,

@@ -10,10 +10,10 @@ use super::{
     QueueName, Rfc3339, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName, some_rfc_3339,
 };
 
-// Which tasks. Empty parts choose all. The answers about a job show it:
-/// The tasks of a job.
+// Which tasks. Empty parts choose all. The answers about a bulk change show it:
+/// The tasks of a bulk change.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
-#[schemars(rename = "JobFilter")]
+#[schemars(rename = "BulkFilter")]
 pub struct TaskFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]

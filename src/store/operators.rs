@@ -1,5 +1,5 @@
-//! What operators see and do: jobs, letters, changes of live work, histories, events, books, pauses
-//! and checks.
+//! What operators see and do: bulk changes, letters, changes of live work, histories, events,
+//! books, pauses and checks.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,25 +11,25 @@ use super::{Result, Retried, Turn, Unpublished};
 use crate::{
     config::EventQueues,
     model::{
-        Act, Attempt, Change, ChangeKind, ChangingTask, DeadLetter, FailedAttempt, Job, KeyHash,
-        LetterId, LetterKind, LetterPage, LetterPages, PausedQueue, Priority, QueueName,
+        Act, Attempt, BulkChange, Change, ChangeKind, ChangingTask, DeadLetter, FailedAttempt,
+        KeyHash, LetterId, LetterKind, LetterPage, LetterPages, PausedQueue, Priority, QueueName,
         StoredLetter, StoredStatus, TaskAct, TaskCursor, TaskId,
     },
 };
 
-/// The most jobs that run at a time.
-pub const MOST_JOBS: u32 = 100;
+/// The most bulk changes that run at a time.
+pub const MOST_BULK_CHANGES: u32 = 100;
 
-/// How long a job can be read, from its start. A job that runs stays.
-pub const JOBS_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long a bulk change can be read, from its start. A bulk change that runs stays.
+pub const BULK_CHANGES_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Whether a job was added.
+/// Whether a bulk change was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AddedJob {
+pub enum AddedBulk {
     Yes,
-    /// [`MOST_JOBS`] run.
+    /// [`MOST_BULK_CHANGES`] run.
     NoRoom,
-    /// The token of the job has as many as it may have.
+    /// The token of the bulk change has as many as it may have.
     NoRoomForToken,
 }
 
@@ -181,33 +181,44 @@ pub struct WrongCount {
 /// Every method is one transaction, and may be repeated as [`super::Store`] says.
 #[async_trait]
 pub trait Operators: Send + Sync {
-    /// Adds a job, unless [`MOST_JOBS`] run, or `most_of_token` of its token. Records its act, and
-    /// removes jobs that ended and began [`JOBS_STAY`] ago.
-    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob>;
+    /// Adds a bulk change, unless [`MOST_BULK_CHANGES`] run, or `most_of_token` of its token.
+    /// Records its act, and removes bulk changes that ended and began [`BULK_CHANGES_STAY`] ago.
+    async fn add_bulk_change(
+        &self,
+        bulk: &BulkChange,
+        most_of_token: u32,
+        act: &Act,
+    ) -> Result<AddedBulk>;
 
-    async fn job(&self, id: Uuid) -> Result<Option<Job>>;
+    async fn bulk_change(&self, id: Uuid) -> Result<Option<BulkChange>>;
 
-    /// Jobs before `before`, the latest first. Leaves out those that a later taskd has added.
-    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>>;
+    /// Bulk changes before `before`, the latest first. Leaves out those that a later taskd has
+    /// added.
+    async fn bulk_changes(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<BulkChange>>;
 
-    /// The running jobs, the earliest first. Leaves out those of a later taskd, which go on when
-    /// one leads.
-    async fn running_jobs(&self) -> Result<Vec<Job>>;
+    /// The running bulk changes, the earliest first. Leaves out those of a later taskd, which go on
+    /// when one leads.
+    async fn running_bulk_changes(&self) -> Result<Vec<BulkChange>>;
 
-    /// Stores progress and state of a job that runs and stands at `from`. Answers whether it did.
+    /// Stores progress and state of a bulk change that runs and stands at `from`. Answers whether
+    /// it did.
     ///
     /// Of two that have changed the same page one stores its counts.
-    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool>;
+    async fn advance_bulk_change(
+        &self,
+        bulk: &BulkChange,
+        from: Option<TaskCursor>,
+    ) -> Result<bool>;
 
-    /// Stops a running job, and records the act. The reason, if there is one, becomes its last
-    /// error. Answers the job after that; `None`: there is no such job.
-    async fn stop_job(
+    /// Stops a running bulk change, and records the act. The reason, if there is one, becomes its
+    /// last error. Answers the bulk change after that; `None`: there is no such bulk change.
+    async fn stop_bulk_change(
         &self,
         id: Uuid,
         at_unix_ms: i64,
         why: Option<&str>,
         act: &Act,
-    ) -> Result<Option<Job>>;
+    ) -> Result<Option<BulkChange>>;
 
     /// Sends dead and cancelled tasks again, removes their letters, and records an act for each.
     /// Answers those among `ids` that were one.

@@ -1,12 +1,12 @@
-//! Changes of tasks, and jobs: messages to and from `model`.
+//! Changes of tasks, and bulk changes: messages to and from `model`.
 
 use super::{
     pb,
     time::{read_duration, timestamp},
 };
 use crate::model::{
-    ChangeTasks, Job, JobProgress, JobState, Priority, RequeueTasks, TaskCount, TaskFilter,
-    TasksChanged, Update,
+    BulkChange, BulkProgress, BulkState, ChangeTasks, Priority, RequeueTasks, TaskCount,
+    TaskFilter, TasksChanged, Update,
 };
 
 /// Which tasks to change, and how. Either may be wrong.
@@ -123,7 +123,7 @@ impl From<TasksChanged> for pb::RetryTasksResponse {
                     at_least,
                 });
             }
-            TasksChanged::Started(job) => response.job = Some((*job).into()),
+            TasksChanged::Started(bulk) => response.bulk = Some((*bulk).into()),
         }
         response
     }
@@ -133,8 +133,8 @@ macro_rules! tasks_changed {
     ($($response:ident)*) => {$(
         impl From<TasksChanged> for pb::$response {
             fn from(changed: TasksChanged) -> Self {
-                let pb::RetryTasksResponse { results, count, job } = changed.into();
-                Self { results, count, job }
+                let pb::RetryTasksResponse { results, count, bulk } = changed.into();
+                Self { results, count, bulk }
             }
         }
     )*};
@@ -166,35 +166,35 @@ impl From<TaskFilter> for pb::TaskFilter {
     }
 }
 
-impl From<Job> for pb::Job {
-    fn from(job: Job) -> Self {
-        let state = match job.state {
-            JobState::Running => pb::JobState::Running,
-            JobState::Done => pb::JobState::Done,
-            JobState::Stopped => pb::JobState::Stopped,
-            JobState::Failed => pb::JobState::Failed,
+impl From<BulkChange> for pb::BulkChange {
+    fn from(bulk: BulkChange) -> Self {
+        let state = match bulk.state {
+            BulkState::Running => pb::BulkState::Running,
+            BulkState::Done => pb::BulkState::Done,
+            BulkState::Stopped => pb::BulkState::Stopped,
+            BulkState::Failed => pb::BulkState::Failed,
         };
-        let JobProgress {
+        let BulkProgress {
             cursor: _,
             looked_at,
             matched,
             changed,
             failed,
             last_error,
-        } = job.progress;
+        } = bulk.progress;
         Self {
-            id: job.id.to_string(),
-            what: job.change.to_string(),
+            id: bulk.id.to_string(),
+            what: bulk.change.to_string(),
             state: state.into(),
-            filter: Some(job.filter.into()),
-            who: job.who,
+            filter: Some(bulk.filter.into()),
+            who: bulk.who,
             looked_at,
             matched,
             changed,
             failed,
             last_error,
-            created_at: Some(timestamp(job.created_unix_ms)),
-            updated_at: Some(timestamp(job.updated_unix_ms)),
+            created_at: Some(timestamp(bulk.created_unix_ms)),
+            updated_at: Some(timestamp(bulk.updated_unix_ms)),
         }
     }
 }

@@ -55,7 +55,7 @@ async fn acts_are_listed_over_grpc_page_by_page() {
 }
 
 #[tokio::test]
-async fn a_list_of_acts_or_jobs_has_as_many_as_asked() {
+async fn a_list_of_acts_or_bulk_changes_has_as_many_as_asked() {
     let daemon = column::start("", &[]).await;
     for _ in 0..2 {
         assert_eq!(daemon.post("/v1/queues/q:pause", &json!({})).await.0, 200);
@@ -63,7 +63,7 @@ async fn a_list_of_acts_or_jobs_has_as_many_as_asked() {
         let change = json!({"filter": {"queue": "q"}, "yes": true});
         assert_eq!(daemon.post("/v1/tasks:cancel", &change).await.0, 200);
     }
-    for (list, all) in [("acts", 6), ("jobs", 2)] {
+    for (list, all) in [("acts", 6), ("bulk", 2)] {
         for (limit, count) in [("0", all), ("", all), ("1", 1), ("1000", all)] {
             let query = if limit.is_empty() {
                 String::new()

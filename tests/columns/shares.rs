@@ -486,11 +486,11 @@ async fn a_restricted_token_leaves_half_of_the_queues() {
     assert!(daemon.stop().await.success());
 }
 
-async fn job(daemon: &Daemon, admin: &str, id: &str) -> Value {
+async fn bulk_change(daemon: &Daemon, admin: &str, id: &str) -> Value {
     call(
         daemon,
         Method::GET,
-        &format!("/v1/jobs/{id}"),
+        &format!("/v1/bulk/{id}"),
         Some(admin),
         Value::Null,
     )
@@ -499,7 +499,7 @@ async fn job(daemon: &Daemon, admin: &str, id: &str) -> Value {
 }
 
 #[tokio::test]
-async fn jobs_leave_half_to_others_and_stop_with_their_token() {
+async fn bulk_changes_leave_half_to_others_and_stop_with_their_token() {
     const TASKS: usize = 12_000;
     let mut daemon = column::start(TOKENS, &[]).await;
     let admin = token(&daemon, "admin", &["--roles", "admin"]).await;
@@ -528,14 +528,17 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
         if status != 200 {
             break (status, answer["detail"].as_str().unwrap().to_owned());
         }
-        ids.push(answer["job"]["id"].as_str().unwrap().to_owned());
-        assert!(ids.len() < 1000, "the jobs end faster than they begin");
+        ids.push(answer["bulk"]["id"].as_str().unwrap().to_owned());
+        assert!(
+            ids.len() < 1000,
+            "the bulk changes end faster than they begin"
+        );
     };
     assert_eq!(
         refused,
         (
             429,
-            "50 jobs of this token run, which is half of all that may; wait for one, or stop one"
+            "50 bulk changes of this token run, which is half of all that may; wait for one, or stop one"
                 .into()
         )
     );
@@ -543,13 +546,13 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     assert_eq!(
         post(&daemon, "/v1/tasks:cancel", &admin, nothing).await.0,
         200,
-        "others start jobs"
+        "others start bulk changes"
     );
-    until("there is room for a job", async || {
+    until("there is room for a bulk change", async || {
         let all = json!({"filter": {"queue": "a.q"}, "yes": true});
         let (status, answer) = post(&daemon, "/v1/tasks:cancel", &own, all).await;
         if status == 200 {
-            ids.push(answer["job"]["id"].as_str().unwrap().to_owned());
+            ids.push(answer["bulk"]["id"].as_str().unwrap().to_owned());
         }
         status == 200
     })
@@ -559,15 +562,15 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     assert_eq!((code, stdout.as_str()), (0, ""), "{stderr}");
     assert!(
         stderr.contains(&format!(
-            "the job {last} (cancel tasks of a.q) stops: \"own\" had started it"
+            "the bulk change {last} (cancel tasks of a.q) stops: \"own\" had started it"
         )),
         "{stderr}"
     );
-    until("the job has stopped", async || {
-        job(&daemon, &admin, last).await["state"] != "RUNNING"
+    until("the bulk change has stopped", async || {
+        bulk_change(&daemon, &admin, last).await["state"] != "RUNNING"
     })
     .await;
-    let stopped = job(&daemon, &admin, last).await;
+    let stopped = bulk_change(&daemon, &admin, last).await;
     assert_eq!(
         (&stopped["state"], &stopped["last_error"]),
         (&json!("STOPPED"), &json!("its token was revoked"))
@@ -587,8 +590,9 @@ async fn jobs_leave_half_to_others_and_stop_with_their_token() {
     let acts = acts["acts"].as_array().unwrap();
     let on = json!(format!("{last}: its token was revoked"));
     assert!(
-        acts.iter()
-            .any(|act| act["who"] == "taskd" && act["what"] == "stop job" && act["on"] == on),
+        acts.iter().any(|act| act["who"] == "taskd"
+            && act["what"] == "stop bulk change"
+            && act["on"] == on),
         "{acts:?}"
     );
     assert!(daemon.stop().await.success());

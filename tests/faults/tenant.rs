@@ -187,8 +187,8 @@ impl Tenant {
         tenant.add("polls without number", |worst| {
             polls(grpc, token.clone(), worst)
         });
-        tenant.add("queues and jobs without number", |worst| {
-            names_and_jobs(url.clone(), token.clone(), worst)
+        tenant.add("queues and bulk changes without number", |worst| {
+            names_and_bulk_changes(url.clone(), token.clone(), worst)
         });
         tenant
     }
@@ -455,8 +455,8 @@ async fn thousand_polls(port: u16, token: &str, worst: &AtomicBool) -> Option<()
     }
 }
 
-/// Makes up queues, and starts jobs over nothing.
-async fn names_and_jobs(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
+/// Makes up queues, and starts bulk changes over nothing.
+async fn names_and_bulk_changes(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     for n in 0.. {
         let task = json!({"queue": format!("bad.{n}"), "key": "k"});
         drop(send(&url, &token, "/v1/tasks", &task).await);

@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use crate::{
-    columns::{changes::becomes, dead_letters::status_of, events::Events, jobs::insert_keys},
+    columns::{bulk::insert_keys, changes::becomes, dead_letters::status_of, events::Events},
     support::{daemon::Daemon, until},
 };
 

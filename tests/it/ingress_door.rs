@@ -193,11 +193,11 @@ async fn no_route_ignores_a_parameter() {
         "nothing was cancelled, and the queue is not paused"
     );
     assert!(
-        daemon.get("/v1/jobs").await.1["jobs"]
+        daemon.get("/v1/bulk").await.1["bulk"]
             .as_array()
             .unwrap()
             .is_empty(),
-        "no job was started"
+        "no bulk change was started"
     );
     // Headers of tasks have names of any kind.
     let (status, list) = daemon

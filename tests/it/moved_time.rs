@@ -431,17 +431,17 @@ async fn a_process_whose_clock_is_wrong_judges_discovered_deadlines_by_the_share
         )
         .await;
 
-        // Jobs and acts have the shared time, too: their ids are sorted by it.
+        // Bulk changes and acts have the shared time, too: their ids are sorted by it.
         let filter = json!({"filter": {"queue": "q"}, "yes": true});
         assert_eq!(daemon.post("/v1/tasks:cancel", &filter).await.0, 200);
-        let (_, jobs) = daemon.get("/v1/jobs").await;
+        let (_, bulk_changes) = daemon.get("/v1/bulk").await;
         let (_, acts) = daemon.get("/v1/acts").await;
         let acts = acts["acts"].as_array().unwrap();
         assert!(!acts.is_empty());
         for id in acts
             .iter()
             .map(|act| &act["id"])
-            .chain([&jobs["jobs"][0]["id"]])
+            .chain([&bulk_changes["bulk"][0]["id"]])
         {
             let id: TaskId = id.as_str().unwrap().parse().unwrap();
             let off = id.created_unix_ms() / 1000 - now;

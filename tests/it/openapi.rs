@@ -290,7 +290,7 @@ async fn the_page_loads_nothing_from_elsewhere() {
         "grpcurl -plaintext",
         "/openapi.json",
         "/docs/",
-        "/v1/jobs/{id}:stop",
+        "/v1/bulk/{id}:stop",
         "/v1/queues/{queue}:pause, :resume",
     ] {
         assert!(index.contains(path), "{index}");

@@ -54,18 +54,18 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         .insert(&[json!({"queue": "open", "key": HOSTILE, "payload": {"n": HOSTILE}})])
         .await
         .remove(0);
-    let (_, job) = daemon
+    let (_, bulk) = daemon
         .post(
             "/v1/tasks:cancel",
             &json!({"filter": {"queue": "open", "key_prefix": HOSTILE}, "yes": true}),
         )
         .await;
-    let job = job["job"]["id"]
+    let bulk = bulk["bulk"]["id"]
         .as_str()
-        .or(job["id"].as_str())
+        .or(bulk["id"].as_str())
         .map(ToOwned::to_owned);
-    let (_, jobs) = daemon.get("/v1/jobs").await;
-    let job = job.unwrap_or_else(|| jobs["jobs"][0]["id"].as_str().unwrap().to_owned());
+    let (_, bulk_changes) = daemon.get("/v1/bulk").await;
+    let bulk = bulk.unwrap_or_else(|| bulk_changes["bulk"][0]["id"].as_str().unwrap().to_owned());
     let file = tempfile::NamedTempFile::new().unwrap();
     let line = json!({"queue": "a\u{202e}b\u{9b}", "key": HOSTILE});
     std::fs::write(
@@ -99,10 +99,10 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         (&["dead", "show", letter], true),
         (&["dead", "show", letter, "--json"], true),
         (&["dead", "retry", HOSTILE], true),
-        (&["jobs", "list"], false),
-        (&["jobs", "list", "--json"], true),
-        (&["jobs", "show", &job], false),
-        (&["jobs", "show", &job, "--json"], true),
+        (&["bulk", "list"], false),
+        (&["bulk", "list", "--json"], true),
+        (&["bulk", "show", &bulk], false),
+        (&["bulk", "show", &bulk, "--json"], true),
         (&["watch", &id], false),
         (&["watch", &id, "--json"], false),
         (&["watch", "q", HOSTILE], false),

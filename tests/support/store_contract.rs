@@ -24,13 +24,13 @@ use taskd::{
 mod access;
 mod batches;
 mod books;
+mod bulk;
 mod changes;
 mod check;
 mod deadlines;
 mod events;
 mod history;
 mod idempotency;
-mod jobs;
 mod letters;
 mod pauses;
 mod queues;
@@ -41,13 +41,13 @@ mod search;
 pub(crate) use access::*;
 pub(crate) use batches::*;
 pub(crate) use books::*;
+pub(crate) use bulk::*;
 pub(crate) use changes::*;
 pub(crate) use check::*;
 pub(crate) use deadlines::*;
 pub(crate) use events::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
-pub(crate) use jobs::*;
 pub(crate) use letters::*;
 pub(crate) use pauses::*;
 pub(crate) use queues::*;
@@ -138,8 +138,8 @@ macro_rules! store_contract {
             a_change_has_one_event_and_a_call_that_changes_nothing_has_none,
             what_operators_do_has_events_too,
             events_stay_until_they_are_removed_in_the_order_of_their_tasks,
-            a_job_goes_on_where_it_stands,
-            jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
+            a_bulk_change_goes_on_where_it_stands,
+            bulk_changes_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
             each_task_that_is_sent_again_has_its_act,
             tasks_are_listed_by_every_filter,
             a_page_that_stays_in_its_queue_tells_nothing_of_others,

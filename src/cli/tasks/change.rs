@@ -1,5 +1,5 @@
 //! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter
-//! by a job.
+//! by a bulk change.
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -9,8 +9,8 @@ use tonic::Status;
 
 use super::{
     super::{
+        bulk::{self, Operator},
         client::{Server, Taskd, said},
-        jobs::{self, Operator},
         patience::{patiently, repeatedly, say_perhaps_changed},
         values::{Values, Whom},
     },
@@ -32,11 +32,11 @@ const AT_ONCE: usize = 500;
 Examples:
   taskd tasks retry 0199… 0199…                        send these tasks again
   taskd tasks retry --queue crawl --since 2h --dry-run count those of the filter
-  taskd tasks retry --queue crawl --since 2h --yes     start a job, and watch it
+  taskd tasks retry --queue crawl --since 2h --yes     start a bulk change, and watch it
   taskd tasks retry --queue crawl --status cancelled --yes --detach
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs.
-Exit code: 0, or 1 if some tasks could not be sent again or the job was stopped, 2 if the request is wrong or the \
+With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes.
+Exit code: 0, or 1 if some tasks could not be sent again or the bulk change was stopped, 2 if the request is wrong or the \
 server cannot be reached.")]
 pub(super) struct Retry {
     #[command(flatten)]
@@ -48,12 +48,12 @@ pub(super) struct Retry {
 Examples:
   taskd tasks cancel --queue crawl --key-prefix https://example.org/ --dry-run
                                                        count those of the filter
-  taskd tasks cancel --queue crawl --until 2days --yes start a job, and watch it
+  taskd tasks cancel --queue crawl --until 2days --yes start a bulk change, and watch it
   taskd tasks cancel --queue crawl --yes --detach      all unfinished tasks of a queue
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
+With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
 `taskd cancel` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be cancelled or the job was stopped, 2 if the request is wrong or the \
+Exit code: 0, or 1 if some tasks could not be cancelled or the bulk change was stopped, 2 if the request is wrong or the \
 server cannot be reached.")]
 pub(super) struct Cancel {
     #[command(flatten)]
@@ -65,13 +65,13 @@ pub(super) struct Cancel {
 Examples:
   taskd tasks change --queue crawl --key-prefix https://example.org/ --priority high --dry-run
                                                        count those of the filter
-  taskd tasks change --queue crawl --replicas 3 --yes  start a job, and watch it
+  taskd tasks change --queue crawl --replicas 3 --yes  start a bulk change, and watch it
   taskd tasks change --queue crawl --status completed --replicas 3 --yes --detach
                                                        reopens completed tasks
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
+With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
 `taskd change` names single tasks by their keys.
-Exit code: 0, or 1 if some tasks could not be changed or the job was stopped, 2 if the request is wrong or the \
+Exit code: 0, or 1 if some tasks could not be changed or the bulk change was stopped, 2 if the request is wrong or the \
 server cannot be reached.")]
 pub(super) struct Update {
     #[command(flatten)]
@@ -90,9 +90,9 @@ Examples:
                                                        w7 loses its tasks, and never gets them again
   taskd tasks requeue --queue crawl --yes --detach     every worker may get its tasks now
 
-With a filter taskd runs a job: Ctrl-C ends the watching and not the job. `taskd jobs` shows and stops jobs. \
-`taskd requeue` names single tasks by their keys. A time of --for begins when the job begins.
-Exit code: 0, or 1 if some tasks could not be requeued or the job was stopped, 2 if the request is wrong or the \
+With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
+`taskd requeue` names single tasks by their keys. A time of --for begins when the bulk change begins.
+Exit code: 0, or 1 if some tasks could not be requeued or the bulk change was stopped, 2 if the request is wrong or the \
 server cannot be reached.")]
 pub(super) struct Requeue {
     #[command(flatten)]
@@ -119,7 +119,7 @@ struct Change {
     #[arg(long)]
     yes: bool,
 
-    /// Print the id of the job, and leave it alone
+    /// Print the id of the bulk change, and leave it alone
     #[arg(long)]
     detach: bool,
 
@@ -206,7 +206,7 @@ impl Client {
                 pb::RetryTasksResponse {
                     results: answer.results,
                     count: answer.count,
-                    job: answer.job,
+                    bulk: answer.bulk,
                 }
             }
             Verb::Requeue(whom) => {
@@ -221,7 +221,7 @@ impl Client {
                 pb::RetryTasksResponse {
                     results: answer.results,
                     count: answer.count,
-                    job: answer.job,
+                    bulk: answer.bulk,
                 }
             }
             Verb::Cancel => {
@@ -235,7 +235,7 @@ impl Client {
                 pb::RetryTasksResponse {
                     results: answer.results,
                     count: answer.count,
-                    job: answer.job,
+                    bulk: answer.bulk,
                 }
             }
         })
@@ -294,21 +294,21 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
         count(args, verb, &answer.count.unwrap_or_default())?;
         return Ok(true);
     }
-    // Once: a call that broke off may have started its job.
+    // Once: a call that broke off may have started its bulk change.
     let answer = client
         .call(verb, request)
         .await
         .map_err(|status| anyhow::anyhow!("{}", said(&status)))?;
-    let job = answer.job.context("taskd has started no job")?;
+    let bulk = answer.bulk.context("taskd has started no bulk change")?;
     if args.detach {
         print(if args.json {
-            jobs::json(&job).to_string()
+            bulk::json(&bulk).to_string()
         } else {
-            job.id
+            bulk.id
         })?;
         return Ok(true);
     }
-    jobs::watch(&client.operator, job, args.json).await
+    bulk::watch(&client.operator, bulk, args.json).await
 }
 
 fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()> {

@@ -1,4 +1,4 @@
-//! The service `Operator`: dead letters, changes of live work and of many tasks, and jobs.
+//! The service `Operator`: dead letters, changes of live work and of many tasks, and bulk changes.
 
 use tonic::{Request, Response, Status};
 
@@ -37,37 +37,45 @@ impl Operator for Service {
         Ok(Response::new(changed.into()))
     }
 
-    async fn list_jobs(
+    async fn list_bulk_changes(
         &self,
-        request: Request<pb::ListJobsRequest>,
-    ) -> Result<Response<pb::ListJobsResponse>, Status> {
-        let (caller, pb::ListJobsRequest { limit, before }) = open(request);
-        let jobs = self.0.api.jobs(&caller, Some(&before), limit).await?;
+        request: Request<pb::ListBulkChangesRequest>,
+    ) -> Result<Response<pb::ListBulkChangesResponse>, Status> {
+        let (caller, pb::ListBulkChangesRequest { limit, before }) = open(request);
+        let bulk_changes = self
+            .0
+            .api
+            .bulk_changes(&caller, Some(&before), limit)
+            .await?;
         self.within(
             &caller,
-            pb::ListJobsResponse {
-                jobs: results(jobs),
+            pb::ListBulkChangesResponse {
+                bulk: results(bulk_changes),
             },
         )
     }
 
-    async fn get_job(
+    async fn get_bulk_change(
         &self,
-        request: Request<pb::GetJobRequest>,
-    ) -> Result<Response<pb::Job>, Status> {
+        request: Request<pb::GetBulkChangeRequest>,
+    ) -> Result<Response<pb::BulkChange>, Status> {
         let (caller, request) = open(request);
         Ok(Response::new(
-            self.0.api.job(&caller, &request.id).await?.into(),
+            self.0.api.bulk_change(&caller, &request.id).await?.into(),
         ))
     }
 
-    async fn stop_job(
+    async fn stop_bulk_change(
         &self,
-        request: Request<pb::StopJobRequest>,
-    ) -> Result<Response<pb::Job>, Status> {
+        request: Request<pb::StopBulkChangeRequest>,
+    ) -> Result<Response<pb::BulkChange>, Status> {
         let (caller, request) = open(request);
         Ok(Response::new(
-            self.0.api.stop_job(&caller, &request.id).await?.into(),
+            self.0
+                .api
+                .stop_bulk_change(&caller, &request.id)
+                .await?
+                .into(),
         ))
     }
 

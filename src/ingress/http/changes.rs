@@ -6,12 +6,12 @@ use super::{super::json, answer::Answer, call::Call, problem::Problem, request::
 use crate::model::TasksChanged;
 
 pub(in crate::ingress) async fn cancel_tasks(mut call: Call) -> Answer {
-    let change = call.counted(json::jobs::change).await?;
+    let change = call.counted(json::bulk::change).await?;
     changed(&call.state.api.cancel_chosen(&call.caller, change).await?)
 }
 
 pub(in crate::ingress) async fn retry_tasks(mut call: Call) -> Answer {
-    let change = call.counted(json::jobs::change).await?;
+    let change = call.counted(json::bulk::change).await?;
     changed(&call.state.api.retry_tasks(&call.caller, change).await?)
 }
 
@@ -38,7 +38,7 @@ pub(in crate::ingress) async fn requeue_tasks(mut call: Call) -> Answer {
 }
 
 fn changed(changed: &TasksChanged) -> Answer {
-    Ok(Json(json::jobs::Changed::from(changed)).into_response())
+    Ok(Json(json::bulk::Changed::from(changed)).into_response())
 }
 
 pub(in crate::ingress) async fn cancel_task(Id(id): Id, call: Call) -> Answer {

@@ -2,12 +2,12 @@
 //! `api`, and writes JSON.
 
 mod answer;
+pub(super) mod bulk;
 mod call;
 pub(super) mod changes;
 pub(super) mod events;
 mod guard;
 mod idempotency;
-pub(super) mod jobs;
 pub(super) mod letters;
 mod ndjson;
 mod openapi;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::tally::Tally,
     AtMost, Nested, Unread,
-    jobs::{MAX_IDS, chosen},
+    bulk::{MAX_IDS, chosen},
     object,
     search::Filter,
     text::{Priority, Time},

@@ -6,13 +6,13 @@
 
 pub mod backoff;
 pub(super) mod books;
+pub mod bulk;
 pub(super) mod changes;
 pub(super) mod events;
 pub(super) mod explain;
 pub(super) mod fsck;
 pub(super) mod history;
 pub mod insert;
-pub mod jobs;
 pub(super) mod large;
 pub mod letters;
 pub(super) mod query;
@@ -420,7 +420,7 @@ mod tests {
                 items(report.extensions)
             }),
             (json!({"filter": filter, "dry_run": true}), |body| {
-                jobs::change(body, &mut tally(&share()))
+                bulk::change(body, &mut tally(&share()))
                     .map_err(|error| error.to_string())?
                     .map(drop)
             }),

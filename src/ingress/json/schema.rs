@@ -10,7 +10,7 @@ use super::{
     text::{Instant, Priority, Time},
     value::Value,
 };
-use crate::model::{self, ItemStatus, JobState, LetterKind, QueueName, Rfc3339, TaskId};
+use crate::model::{self, BulkState, ItemStatus, LetterKind, QueueName, Rfc3339, TaskId};
 
 /// A type whose schema stands where it is used, without a name of its own.
 macro_rules! inline {
@@ -38,7 +38,7 @@ inline!(Time, {
 });
 inline!(Instant, { "type": "string", "format": "date-time", "examples": ["2030-01-31T12:00:00Z"] });
 inline!(Rfc3339, { "type": "string", "format": "date-time", "examples": ["2030-01-31T12:00:00Z"] });
-inline!(JobState, { "type": "string", "enum": Self::ALL.map(Self::as_str) });
+inline!(BulkState, { "type": "string", "enum": Self::ALL.map(Self::as_str) });
 // In any case; answers have them as they stand here.
 inline!(Priority, { "type": "string", "enum": model::Priority::ALL.map(model::Priority::as_str) });
 inline!(Kind, { "type": "string", "enum": model::BackoffKind::OWN.map(model::BackoffKind::as_str) });

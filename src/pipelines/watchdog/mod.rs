@@ -13,7 +13,7 @@
 //! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after
 //!   `letter_retention`, and failed attempts after `history_retention`;
 //! - `idempotency`: idempotency keys whose window is over leave SQL;
-//! - `jobs`: changes of all tasks of a filter, page by page;
+//! - `bulk`: changes of all tasks of a filter, page by page;
 //! - `events`: events that SQL keeps go to topic `events`;
 //! - `closing`: shards that had nothing for `forget_queues_after` are closed;
 //! - `trim`: old records that everybody has read leave the bus, once a minute;
@@ -22,6 +22,7 @@
 //!
 //! One process at a time does this (`lead`).
 
+mod bulk;
 mod changes;
 mod closing;
 mod deadlines;
@@ -31,7 +32,6 @@ mod events;
 mod finals;
 mod fsck;
 mod idempotency;
-mod jobs;
 mod lead;
 mod leases;
 mod lost_reports;
@@ -120,9 +120,9 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
         events::Events::run,
     );
     loops.start(
-        "watchdog/jobs",
-        jobs::Jobs::new(context, &lead),
-        jobs::Jobs::run,
+        "watchdog/bulk",
+        bulk::BulkChanges::new(context, &lead),
+        bulk::BulkChanges::run,
     );
     loops.start(
         "watchdog/depths",

@@ -15,7 +15,7 @@
 //! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether
 //!   it is being rebuilt, and the offset at which the last rebuild published its tasks.
 //! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
-//! - `jobs`: changes of all tasks of a filter, and how far they have come.
+//! - `bulk`: changes of all tasks of a filter, and how far they have come.
 //! - `kept_events`: events until topic `events` has them.
 //! - `turned_away`: how many tasks came in and were not stored.
 //! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines

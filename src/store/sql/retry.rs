@@ -32,8 +32,9 @@
 //! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds
 //!   it lost and opens it.
 //! - `remove_batches`: they are gone.
-//! - `add_job`, `advance_job`, `stop_job`: the job is there, has advanced or has ended already. The
-//!   answer to `advance_job` is then no, and the caller reads the job again.
+//! - `add_bulk_change`, `advance_bulk_change`, `stop_bulk_change`: the bulk change is there, has
+//!   advanced or has ended already. The answer to `advance_bulk_change` is then no, and the caller
+//!   reads the bulk change again.
 //! - `bring_forward`: the rows are due already.
 
 use std::{future::Future, time::Duration};

@@ -453,7 +453,7 @@ pub struct ChangeTasksResponse {
     pub count: ::core::option::Option<TaskCount>,
     /// For a filter: the watchdog changes its tasks.
     #[prost(message, optional, tag = "3")]
-    pub job: ::core::option::Option<Job>,
+    pub bulk: ::core::option::Option<BulkChange>,
 }
 /// Names tasks by `ids` or by `filter`. At most one of `to` and `away_from`.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -490,7 +490,7 @@ pub struct RequeueTasksResponse {
     pub count: ::core::option::Option<TaskCount>,
     /// For a filter: the watchdog changes its tasks.
     #[prost(message, optional, tag = "3")]
-    pub job: ::core::option::Option<Job>,
+    pub bulk: ::core::option::Option<BulkChange>,
 }
 /// Names tasks by `ids` or by `filter`.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -518,7 +518,7 @@ pub struct CancelTasksResponse {
     pub count: ::core::option::Option<TaskCount>,
     /// For a filter: the watchdog changes its tasks.
     #[prost(message, optional, tag = "3")]
-    pub job: ::core::option::Option<Job>,
+    pub bulk: ::core::option::Option<BulkChange>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
@@ -1032,18 +1032,18 @@ pub struct RetryTasksResponse {
     pub count: ::core::option::Option<TaskCount>,
     /// For a filter: the watchdog changes its tasks.
     #[prost(message, optional, tag = "3")]
-    pub job: ::core::option::Option<Job>,
+    pub bulk: ::core::option::Option<BulkChange>,
 }
 /// A change of all tasks of a filter, which the watchdog makes page by page. It changes no task that was inserted after
 /// it began.
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Job {
+pub struct BulkChange {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
     /// The change, for example `retry`.
     #[prost(string, tag = "2")]
     pub what: ::prost::alloc::string::String,
-    #[prost(enumeration = "JobState", tag = "3")]
+    #[prost(enumeration = "BulkState", tag = "3")]
     pub state: i32,
     #[prost(message, optional, tag = "4")]
     pub filter: ::core::option::Option<TaskFilter>,
@@ -1052,7 +1052,7 @@ pub struct Job {
     pub who: ::prost::alloc::string::String,
     #[prost(uint64, tag = "6")]
     pub looked_at: u64,
-    /// Tasks of the filter so far. After a kill the job may have changed more than it counts.
+    /// Tasks of the filter so far. After a kill the bulk change may have changed more than it counts.
     #[prost(uint64, tag = "7")]
     pub matched: u64,
     #[prost(uint64, tag = "8")]
@@ -1068,26 +1068,26 @@ pub struct Job {
     pub updated_at: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListJobsRequest {
+pub struct ListBulkChangesRequest {
     /// At most so many, 1 to 1,000; 0 means 100.
     #[prost(uint32, tag = "1")]
     pub limit: u32,
-    /// Jobs before the job with this id; empty: from the latest one on.
+    /// Bulk changes before the bulk change with this id; empty: from the latest one on.
     #[prost(string, tag = "2")]
     pub before: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ListJobsResponse {
+pub struct ListBulkChangesResponse {
     #[prost(message, repeated, tag = "1")]
-    pub jobs: ::prost::alloc::vec::Vec<Job>,
+    pub bulk: ::prost::alloc::vec::Vec<BulkChange>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct GetJobRequest {
+pub struct GetBulkChangeRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct StopJobRequest {
+pub struct StopBulkChangeRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
 }
@@ -1806,7 +1806,7 @@ impl ItemStatus {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum JobState {
+pub enum BulkState {
     Unspecified = 0,
     Running = 1,
     Done = 2,
@@ -1815,28 +1815,28 @@ pub enum JobState {
     /// It cannot go on: see last_error.
     Failed = 4,
 }
-impl JobState {
+impl BulkState {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Unspecified => "JOB_STATE_UNSPECIFIED",
-            Self::Running => "JOB_STATE_RUNNING",
-            Self::Done => "JOB_STATE_DONE",
-            Self::Stopped => "JOB_STATE_STOPPED",
-            Self::Failed => "JOB_STATE_FAILED",
+            Self::Unspecified => "BULK_STATE_UNSPECIFIED",
+            Self::Running => "BULK_STATE_RUNNING",
+            Self::Done => "BULK_STATE_DONE",
+            Self::Stopped => "BULK_STATE_STOPPED",
+            Self::Failed => "BULK_STATE_FAILED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "JOB_STATE_UNSPECIFIED" => Some(Self::Unspecified),
-            "JOB_STATE_RUNNING" => Some(Self::Running),
-            "JOB_STATE_DONE" => Some(Self::Done),
-            "JOB_STATE_STOPPED" => Some(Self::Stopped),
-            "JOB_STATE_FAILED" => Some(Self::Failed),
+            "BULK_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "BULK_STATE_RUNNING" => Some(Self::Running),
+            "BULK_STATE_DONE" => Some(Self::Done),
+            "BULK_STATE_STOPPED" => Some(Self::Stopped),
+            "BULK_STATE_FAILED" => Some(Self::Failed),
             _ => None,
         }
     }
@@ -3878,7 +3878,7 @@ pub mod operator_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a job.
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk change.
         pub async fn retry_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::RetryTasksRequest>,
@@ -3903,12 +3903,12 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "RetryTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lists jobs, the latest first. A job can be read for 30 days from its start, and until its end.
-        pub async fn list_jobs(
+        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and until its end.
+        pub async fn list_bulk_changes(
             &mut self,
-            request: impl tonic::IntoRequest<super::ListJobsRequest>,
+            request: impl tonic::IntoRequest<super::ListBulkChangesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListJobsResponse>,
+            tonic::Response<super::ListBulkChangesResponse>,
             tonic::Status,
         > {
             self.inner
@@ -3921,37 +3921,18 @@ pub mod operator_client {
                 })?;
             let codec = crate::codec::Codec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/taskd.v1.Operator/ListJobs",
+                "/taskd.v1.Operator/ListBulkChanges",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("taskd.v1.Operator", "ListJobs"));
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListBulkChanges"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reads one job with its progress. NOT_FOUND if there is none with this id.
-        pub async fn get_job(
+        /// Reads one bulk change with its progress. NOT_FOUND if there is none with this id.
+        pub async fn get_bulk_change(
             &mut self,
-            request: impl tonic::IntoRequest<super::GetJobRequest>,
-        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = crate::codec::Codec::default();
-            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Operator/GetJob");
-            let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Operator", "GetJob"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
-        pub async fn stop_job(
-            &mut self,
-            request: impl tonic::IntoRequest<super::StopJobRequest>,
-        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status> {
+            request: impl tonic::IntoRequest<super::GetBulkChangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status> {
             self.inner
                 .ready()
                 .await
@@ -3962,10 +3943,33 @@ pub mod operator_client {
                 })?;
             let codec = crate::codec::Codec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/taskd.v1.Operator/StopJob",
+                "/taskd.v1.Operator/GetBulkChange",
             );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Operator", "StopJob"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "GetBulkChange"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended stays as it is.
+        pub async fn stop_bulk_change(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StopBulkChangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/StopBulkChange",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "StopBulkChange"));
             self.inner.unary(req, path, codec).await
         }
         /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
@@ -4247,7 +4251,7 @@ pub mod operator_server {
     /// Generated trait containing gRPC methods that should be implemented for use with OperatorServer.
     #[async_trait]
     pub trait Operator: std::marker::Send + std::marker::Sync + 'static {
-        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a job.
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk change.
         async fn retry_tasks(
             &self,
             request: tonic::Request<super::RetryTasksRequest>,
@@ -4255,24 +4259,24 @@ pub mod operator_server {
             tonic::Response<super::RetryTasksResponse>,
             tonic::Status,
         >;
-        /// Lists jobs, the latest first. A job can be read for 30 days from its start, and until its end.
-        async fn list_jobs(
+        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and until its end.
+        async fn list_bulk_changes(
             &self,
-            request: tonic::Request<super::ListJobsRequest>,
+            request: tonic::Request<super::ListBulkChangesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListJobsResponse>,
+            tonic::Response<super::ListBulkChangesResponse>,
             tonic::Status,
         >;
-        /// Reads one job with its progress. NOT_FOUND if there is none with this id.
-        async fn get_job(
+        /// Reads one bulk change with its progress. NOT_FOUND if there is none with this id.
+        async fn get_bulk_change(
             &self,
-            request: tonic::Request<super::GetJobRequest>,
-        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
-        /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it is.
-        async fn stop_job(
+            request: tonic::Request<super::GetBulkChangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
+        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended stays as it is.
+        async fn stop_bulk_change(
             &self,
-            request: tonic::Request<super::StopJobRequest>,
-        ) -> std::result::Result<tonic::Response<super::Job>, tonic::Status>;
+            request: tonic::Request<super::StopBulkChangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
         /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
         async fn get_books(
             &self,
@@ -4476,23 +4480,25 @@ pub mod operator_server {
                     };
                     Box::pin(fut)
                 }
-                "/taskd.v1.Operator/ListJobs" => {
+                "/taskd.v1.Operator/ListBulkChanges" => {
                     #[allow(non_camel_case_types)]
-                    struct ListJobsSvc<T: Operator>(pub Arc<T>);
-                    impl<T: Operator> tonic::server::UnaryService<super::ListJobsRequest>
-                    for ListJobsSvc<T> {
-                        type Response = super::ListJobsResponse;
+                    struct ListBulkChangesSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ListBulkChangesRequest>
+                    for ListBulkChangesSvc<T> {
+                        type Response = super::ListBulkChangesResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ListJobsRequest>,
+                            request: tonic::Request<super::ListBulkChangesRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Operator>::list_jobs(&inner, request).await
+                                <T as Operator>::list_bulk_changes(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -4503,7 +4509,7 @@ pub mod operator_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ListJobsSvc(inner);
+                        let method = ListBulkChangesSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -4519,23 +4525,25 @@ pub mod operator_server {
                     };
                     Box::pin(fut)
                 }
-                "/taskd.v1.Operator/GetJob" => {
+                "/taskd.v1.Operator/GetBulkChange" => {
                     #[allow(non_camel_case_types)]
-                    struct GetJobSvc<T: Operator>(pub Arc<T>);
-                    impl<T: Operator> tonic::server::UnaryService<super::GetJobRequest>
-                    for GetJobSvc<T> {
-                        type Response = super::Job;
+                    struct GetBulkChangeSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::GetBulkChangeRequest>
+                    for GetBulkChangeSvc<T> {
+                        type Response = super::BulkChange;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::GetJobRequest>,
+                            request: tonic::Request<super::GetBulkChangeRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Operator>::get_job(&inner, request).await
+                                <T as Operator>::get_bulk_change(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -4546,7 +4554,7 @@ pub mod operator_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = GetJobSvc(inner);
+                        let method = GetBulkChangeSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -4562,23 +4570,25 @@ pub mod operator_server {
                     };
                     Box::pin(fut)
                 }
-                "/taskd.v1.Operator/StopJob" => {
+                "/taskd.v1.Operator/StopBulkChange" => {
                     #[allow(non_camel_case_types)]
-                    struct StopJobSvc<T: Operator>(pub Arc<T>);
-                    impl<T: Operator> tonic::server::UnaryService<super::StopJobRequest>
-                    for StopJobSvc<T> {
-                        type Response = super::Job;
+                    struct StopBulkChangeSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::StopBulkChangeRequest>
+                    for StopBulkChangeSvc<T> {
+                        type Response = super::BulkChange;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::StopJobRequest>,
+                            request: tonic::Request<super::StopBulkChangeRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as Operator>::stop_job(&inner, request).await
+                                <T as Operator>::stop_bulk_change(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -4589,7 +4599,7 @@ pub mod operator_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = StopJobSvc(inner);
+                        let method = StopBulkChangeSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

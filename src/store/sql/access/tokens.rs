@@ -224,7 +224,7 @@ async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
 }
 
 /// Removes acts that have been there for long before this one, a thousand more than a call adds at
-/// most. A job leaves an act for each task, so millions may come of age together.
+/// most. A bulk change leaves an act for each task, so millions may come of age together.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let now: Vec<(i64,)> = session
         .fetch(Statement::new(format!("SELECT {}", S::NOW_MS)))

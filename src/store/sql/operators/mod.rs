@@ -1,11 +1,11 @@
-//! What operators see and do: jobs, letters, changes, histories, events, books and pauses.
+//! What operators see and do: bulk changes, letters, changes, histories, events, books and pauses.
 
 mod books;
+mod bulk;
 mod changes;
 mod check;
 mod events;
 mod history;
-mod jobs;
 mod letters;
 mod pauses;
 
@@ -17,11 +17,11 @@ use uuid::Uuid;
 use crate::{
     config::EventQueues,
     model::{
-        Act, Change, DeadLetter, FailedAttempt, Job, LetterId, LetterKind, LetterPage, LetterPages,
-        PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
+        Act, BulkChange, Change, DeadLetter, FailedAttempt, LetterId, LetterKind, LetterPage,
+        LetterPages, PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
     },
     store::{
-        AddedJob, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
+        AddedBulk, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
         OffBusCounts, Operators, Pausing, Result, Retried, TurnedAwayCounts, Wanted, WrongCount,
         sql::{SqlStore, access::tokens, backend::Backend, meta},
     },
@@ -29,39 +29,52 @@ use crate::{
 
 #[async_trait]
 impl<DB: Backend> Operators for SqlStore<DB> {
-    async fn add_job(&self, job: &Job, most_of_token: u32, act: &Act) -> Result<AddedJob> {
-        let input = (job.clone(), most_of_token, act.clone());
+    async fn add_bulk_change(
+        &self,
+        bulk: &BulkChange,
+        most_of_token: u32,
+        act: &Act,
+    ) -> Result<AddedBulk> {
+        let input = (bulk.clone(), most_of_token, act.clone());
         self.sql
-            .run("add_job", input, |session, (job, most_of_token, act)| {
-                Box::pin(jobs::add(session, job, *most_of_token, act))
-            })
+            .run(
+                "add_bulk_change",
+                input,
+                |session, (bulk, most_of_token, act)| {
+                    Box::pin(bulk::add(session, bulk, *most_of_token, act))
+                },
+            )
             .await
     }
 
-    async fn job(&self, id: Uuid) -> Result<Option<Job>> {
-        jobs::job(&self.sql, id).await
+    async fn bulk_change(&self, id: Uuid) -> Result<Option<BulkChange>> {
+        bulk::bulk_change(&self.sql, id).await
     }
 
-    async fn jobs(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Job>> {
-        jobs::jobs(&self.sql, before, limit).await
+    async fn bulk_changes(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<BulkChange>> {
+        bulk::bulk_changes(&self.sql, before, limit).await
     }
 
-    async fn running_jobs(&self) -> Result<Vec<Job>> {
-        jobs::running_jobs(&self.sql).await
+    async fn running_bulk_changes(&self) -> Result<Vec<BulkChange>> {
+        bulk::running_bulk_changes(&self.sql).await
     }
 
-    async fn advance_job(&self, job: &Job, from: Option<TaskCursor>) -> Result<bool> {
-        jobs::advance_job(&self.sql, job, from).await
+    async fn advance_bulk_change(
+        &self,
+        bulk: &BulkChange,
+        from: Option<TaskCursor>,
+    ) -> Result<bool> {
+        bulk::advance_bulk_change(&self.sql, bulk, from).await
     }
 
-    async fn stop_job(
+    async fn stop_bulk_change(
         &self,
         id: Uuid,
         at_unix_ms: i64,
         why: Option<&str>,
         act: &Act,
-    ) -> Result<Option<Job>> {
-        jobs::stop_job(&self.sql, id, at_unix_ms, why, act).await
+    ) -> Result<Option<BulkChange>> {
+        bulk::stop_bulk_change(&self.sql, id, at_unix_ms, why, act).await
     }
 
     async fn retry_with_acts(
@@ -72,14 +85,14 @@ impl<DB: Backend> Operators for SqlStore<DB> {
         what: &str,
     ) -> Result<Vec<Retried>> {
         // Every attempt has the same acts, by which it knows what an earlier one has done.
-        let acts: jobs::Acts = ids
+        let acts: bulk::Acts = ids
             .iter()
             .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
             .collect();
         let input = (acts, now_unix_ms, self.event_queues());
         self.sql
             .run("retry", input, |session, (acts, now, events)| {
-                Box::pin(jobs::retry(session, acts, *now, events))
+                Box::pin(bulk::retry(session, acts, *now, events))
             })
             .await
     }

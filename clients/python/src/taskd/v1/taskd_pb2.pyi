@@ -100,13 +100,13 @@ class ItemStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ITEM_STATUS_INVALID: _ClassVar[ItemStatus]
     ITEM_STATUS_TRY_LATER: _ClassVar[ItemStatus]
 
-class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class BulkState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
-    JOB_STATE_RUNNING: _ClassVar[JobState]
-    JOB_STATE_DONE: _ClassVar[JobState]
-    JOB_STATE_STOPPED: _ClassVar[JobState]
-    JOB_STATE_FAILED: _ClassVar[JobState]
+    BULK_STATE_UNSPECIFIED: _ClassVar[BulkState]
+    BULK_STATE_RUNNING: _ClassVar[BulkState]
+    BULK_STATE_DONE: _ClassVar[BulkState]
+    BULK_STATE_STOPPED: _ClassVar[BulkState]
+    BULK_STATE_FAILED: _ClassVar[BulkState]
 
 class LetterKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -184,11 +184,11 @@ ITEM_STATUS_UNKNOWN_TASK: ItemStatus
 ITEM_STATUS_CANCELLED: ItemStatus
 ITEM_STATUS_INVALID: ItemStatus
 ITEM_STATUS_TRY_LATER: ItemStatus
-JOB_STATE_UNSPECIFIED: JobState
-JOB_STATE_RUNNING: JobState
-JOB_STATE_DONE: JobState
-JOB_STATE_STOPPED: JobState
-JOB_STATE_FAILED: JobState
+BULK_STATE_UNSPECIFIED: BulkState
+BULK_STATE_RUNNING: BulkState
+BULK_STATE_DONE: BulkState
+BULK_STATE_STOPPED: BulkState
+BULK_STATE_FAILED: BulkState
 LETTER_KIND_UNSPECIFIED: LetterKind
 LETTER_KIND_TASK: LetterKind
 LETTER_KIND_DISCOVERED: LetterKind
@@ -588,14 +588,14 @@ class ChangeTasksRequest(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ..., priority: _Optional[_Union[Priority, str]] = ..., replicas: _Optional[int] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class ChangeTasksResponse(_message.Message):
-    __slots__ = ("results", "count", "job")
+    __slots__ = ("results", "count", "bulk")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
     count: TaskCount
-    job: Job
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    bulk: BulkChange
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., bulk: _Optional[_Union[BulkChange, _Mapping]] = ...) -> None: ...
 
 class RequeueTasksRequest(_message.Message):
     __slots__ = ("ids", "to", "away_from", "reserved_for", "filter", "dry_run", "yes")
@@ -616,14 +616,14 @@ class RequeueTasksRequest(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ..., to: _Optional[str] = ..., away_from: _Optional[str] = ..., reserved_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class RequeueTasksResponse(_message.Message):
-    __slots__ = ("results", "count", "job")
+    __slots__ = ("results", "count", "bulk")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
     count: TaskCount
-    job: Job
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    bulk: BulkChange
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., bulk: _Optional[_Union[BulkChange, _Mapping]] = ...) -> None: ...
 
 class CancelTasksRequest(_message.Message):
     __slots__ = ("ids", "filter", "dry_run", "yes")
@@ -638,14 +638,14 @@ class CancelTasksRequest(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class CancelTasksResponse(_message.Message):
-    __slots__ = ("results", "count", "job")
+    __slots__ = ("results", "count", "bulk")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
     count: TaskCount
-    job: Job
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    bulk: BulkChange
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., bulk: _Optional[_Union[BulkChange, _Mapping]] = ...) -> None: ...
 
 class GetTasksRequest(_message.Message):
     __slots__ = ("worker", "queues", "max_tasks", "wait", "lease_duration", "max_bytes")
@@ -1073,16 +1073,16 @@ class TaskCount(_message.Message):
     def __init__(self, matched: _Optional[int] = ..., looked_at: _Optional[int] = ..., at_least: bool = ...) -> None: ...
 
 class RetryTasksResponse(_message.Message):
-    __slots__ = ("results", "count", "job")
+    __slots__ = ("results", "count", "bulk")
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
-    JOB_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     results: _containers.RepeatedCompositeFieldContainer[ItemResult]
     count: TaskCount
-    job: Job
-    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+    bulk: BulkChange
+    def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., bulk: _Optional[_Union[BulkChange, _Mapping]] = ...) -> None: ...
 
-class Job(_message.Message):
+class BulkChange(_message.Message):
     __slots__ = ("id", "what", "state", "filter", "who", "looked_at", "matched", "changed", "failed", "last_error", "created_at", "updated_at")
     ID_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
@@ -1098,7 +1098,7 @@ class Job(_message.Message):
     UPDATED_AT_FIELD_NUMBER: _ClassVar[int]
     id: str
     what: str
-    state: JobState
+    state: BulkState
     filter: TaskFilter
     who: str
     looked_at: int
@@ -1108,9 +1108,9 @@ class Job(_message.Message):
     last_error: str
     created_at: _timestamp_pb2.Timestamp
     updated_at: _timestamp_pb2.Timestamp
-    def __init__(self, id: _Optional[str] = ..., what: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., who: _Optional[str] = ..., looked_at: _Optional[int] = ..., matched: _Optional[int] = ..., changed: _Optional[int] = ..., failed: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., what: _Optional[str] = ..., state: _Optional[_Union[BulkState, str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., who: _Optional[str] = ..., looked_at: _Optional[int] = ..., matched: _Optional[int] = ..., changed: _Optional[int] = ..., failed: _Optional[int] = ..., last_error: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
-class ListJobsRequest(_message.Message):
+class ListBulkChangesRequest(_message.Message):
     __slots__ = ("limit", "before")
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
@@ -1118,19 +1118,19 @@ class ListJobsRequest(_message.Message):
     before: str
     def __init__(self, limit: _Optional[int] = ..., before: _Optional[str] = ...) -> None: ...
 
-class ListJobsResponse(_message.Message):
-    __slots__ = ("jobs",)
-    JOBS_FIELD_NUMBER: _ClassVar[int]
-    jobs: _containers.RepeatedCompositeFieldContainer[Job]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+class ListBulkChangesResponse(_message.Message):
+    __slots__ = ("bulk",)
+    BULK_FIELD_NUMBER: _ClassVar[int]
+    bulk: _containers.RepeatedCompositeFieldContainer[BulkChange]
+    def __init__(self, bulk: _Optional[_Iterable[_Union[BulkChange, _Mapping]]] = ...) -> None: ...
 
-class GetJobRequest(_message.Message):
+class GetBulkChangeRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
-class StopJobRequest(_message.Message):
+class StopBulkChangeRequest(_message.Message):
     __slots__ = ("id",)
     ID_FIELD_NUMBER: _ClassVar[int]
     id: str

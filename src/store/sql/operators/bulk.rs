@@ -1,5 +1,6 @@
-//! Jobs. A page of a job is changed first; then one statement stores the progress, if the job still
-//! stands where the page began. So a page that was changed twice is counted once.
+//! Bulk changes. A page of a bulk change is changed first; then one statement stores the progress,
+//! if the bulk change still stands where the page began. So a page that was changed twice is
+//! counted once.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -13,11 +14,11 @@ use uuid::{Timestamp, Uuid};
 use crate::{
     config::EventQueues,
     model::{
-        Act, Job, JobProgress, JobState, QueueName, SecretHash, TaskCursor, TaskFilter, TaskId,
-        TaskStatus, WorkerName,
+        Act, BulkChange, BulkProgress, BulkState, QueueName, SecretHash, TaskCursor, TaskFilter,
+        TaskId, TaskStatus, WorkerName,
     },
     store::{
-        AddedJob, JOBS_STAY, MOST_JOBS, Result, Retried,
+        AddedBulk, BULK_CHANGES_STAY, MOST_BULK_CHANGES, Result, Retried,
         sql::{
             access::tokens,
             backend::Backend,
@@ -35,53 +36,56 @@ use crate::{
 const COLUMNS: &str = "id, what, filter, who, scope, token, state, position, looked_at, matched, changed, \
      failed, last_error, created_ms, updated_ms";
 
-pub(crate) async fn job<DB: Backend>(sql: &Runner<DB>, id: Uuid) -> Result<Option<Job>> {
+pub(crate) async fn bulk_change<DB: Backend>(
+    sql: &Runner<DB>,
+    id: Uuid,
+) -> Result<Option<BulkChange>> {
     let found = select("WHERE id = ?").bind(&id);
-    sql.read::<Columns>("job", found)
+    sql.read::<Columns>("bulk", found)
         .await?
         .into_iter()
         .next()
-        .map(Job::try_from)
+        .map(BulkChange::try_from)
         .transpose()
 }
 
-pub(crate) async fn jobs<DB: Backend>(
+pub(crate) async fn bulk_changes<DB: Backend>(
     sql: &Runner<DB>,
     before: Option<Uuid>,
     limit: u32,
-) -> Result<Vec<Job>> {
+) -> Result<Vec<BulkChange>> {
     let page = pages::latest(select(""), before, limit);
-    Ok(readable(sql.read("jobs", page).await?))
+    Ok(readable(sql.read("bulk", page).await?))
 }
 
-pub(crate) async fn running_jobs<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<Job>> {
-    let running = select(&DB::Connection::by_index("jobs_state"))
+pub(crate) async fn running_bulk_changes<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<BulkChange>> {
+    let running = select(&DB::Connection::by_index("bulk_changes_state"))
         .sql(" WHERE state = 0 ORDER BY id LIMIT ?")
         // Two calls at once may exceed the most by one.
-        .bind(2 * MOST_JOBS);
-    Ok(readable(sql.read("running_jobs", running).await?))
+        .bind(2 * MOST_BULK_CHANGES);
+    Ok(readable(sql.read("running_bulk_changes", running).await?))
 }
 
-pub(crate) async fn advance_job<DB: Backend>(
+pub(crate) async fn advance_bulk_change<DB: Backend>(
     sql: &Runner<DB>,
-    job: &Job,
+    bulk: &BulkChange,
     from: Option<TaskCursor>,
 ) -> Result<bool> {
-    let advance = sql.run("advance_job", (job.clone(), from), |session, (job, from)| {
+    let advance = sql.run("advance_bulk_change", (bulk.clone(), from), |session, (bulk, from)| {
         Box::pin(async move {
-            let JobProgress { cursor, looked_at, matched, changed, failed, last_error } = &job.progress;
-            const SET: &str = "UPDATE jobs SET state = ?, position = ?, looked_at = ?, matched = ?, changed = ?, \
+            let BulkProgress { cursor, looked_at, matched, changed, failed, last_error } = &bulk.progress;
+            const SET: &str = "UPDATE bulk_changes SET state = ?, position = ?, looked_at = ?, matched = ?, changed = ?, \
                  failed = ?, last_error = ?, updated_ms = ? WHERE id = ? AND state = 0 AND position = ?";
             let set = Statement::new(SET)
-                .bind(job.state as u32)
+                .bind(bulk.state as u32)
                 .bind(position(cursor.as_ref()))
                 .bind(*looked_at)
                 .bind(*matched)
                 .bind(*changed)
                 .bind(*failed)
                 .bind(last_error.as_str())
-                .bind(job.updated_unix_ms)
-                .bind(&job.id)
+                .bind(bulk.updated_unix_ms)
+                .bind(&bulk.id)
                 .bind(position(from.as_ref()));
             Ok(session.execute(set).await? > 0)
         })
@@ -89,18 +93,18 @@ pub(crate) async fn advance_job<DB: Backend>(
     advance.await
 }
 
-pub(crate) async fn stop_job<DB: Backend>(
+pub(crate) async fn stop_bulk_change<DB: Backend>(
     sql: &Runner<DB>,
     id: Uuid,
     at_unix_ms: i64,
     why: Option<&str>,
     act: &Act,
-) -> Result<Option<Job>> {
+) -> Result<Option<BulkChange>> {
     let input = (id, at_unix_ms, why.map(str::to_owned), act.clone());
-    let stop = sql.run("stop_job", input, |session, (id, at, why, act)| {
+    let stop = sql.run("stop_bulk_change", input, |session, (id, at, why, act)| {
         Box::pin(async move {
-            let mut stop = Statement::new("UPDATE jobs SET state = ?, updated_ms = ?")
-                .bind(JobState::Stopped as u32)
+            let mut stop = Statement::new("UPDATE bulk_changes SET state = ?, updated_ms = ?")
+                .bind(BulkState::Stopped as u32)
                 .bind(*at);
             if let Some(why) = why {
                 stop = stop.sql(", last_error = ?").bind(why.as_str());
@@ -113,11 +117,11 @@ pub(crate) async fn stop_job<DB: Backend>(
         })
     });
     stop.await?;
-    job(sql, id).await
+    bulk_change(sql, id).await
 }
 
 fn select<'a>(rest: &str) -> Statement<'a> {
-    Statement::new(format!("SELECT {COLUMNS} FROM jobs {rest}"))
+    Statement::new(format!("SELECT {COLUMNS} FROM bulk_changes {rest}"))
 }
 
 fn position(cursor: Option<&TaskCursor>) -> &[u8] {
@@ -126,61 +130,63 @@ fn position(cursor: Option<&TaskCursor>) -> &[u8] {
 
 pub(crate) async fn add<S: Session>(
     session: &mut S,
-    job: &Job,
+    bulk: &BulkChange,
     most_of_token: u32,
     act: &Act,
-) -> Result<AddedJob> {
-    const RUNNING: &str = "SELECT COUNT(*) FROM jobs WHERE state = 0 AND id <> ?";
-    if count(session, Statement::new(RUNNING).bind(&job.id)).await? >= i64::from(MOST_JOBS) {
-        return Ok(AddedJob::NoRoom);
+) -> Result<AddedBulk> {
+    const RUNNING: &str = "SELECT COUNT(*) FROM bulk_changes WHERE state = 0 AND id <> ?";
+    if count(session, Statement::new(RUNNING).bind(&bulk.id)).await? >= i64::from(MOST_BULK_CHANGES)
+    {
+        return Ok(AddedBulk::NoRoom);
     }
-    if let Some(token) = &job.token {
+    if let Some(token) = &bulk.token {
         let of_token = Statement::new(RUNNING)
-            .bind(&job.id)
+            .bind(&bulk.id)
             .sql(" AND token = ?")
             .bind(&token.0[..]);
         if count(session, of_token).await? >= i64::from(most_of_token) {
-            return Ok(AddedJob::NoRoomForToken);
+            return Ok(AddedBulk::NoRoomForToken);
         }
     }
-    let JobProgress {
+    let BulkProgress {
         cursor,
         looked_at,
         matched,
         changed,
         failed,
         last_error,
-    } = &job.progress;
+    } = &bulk.progress;
     let row: [Value<'_>; 15] = [
-        (&job.id).into(),
-        job.change.to_string().into(),
-        filter_text(&job.filter).into(),
-        job.who.as_str().into(),
-        job.scope.to_string().into(),
-        job.token.as_ref().map_or(&[][..], |token| &token.0).into(),
-        (job.state as u32).into(),
+        (&bulk.id).into(),
+        bulk.change.to_string().into(),
+        filter_text(&bulk.filter).into(),
+        bulk.who.as_str().into(),
+        bulk.scope.to_string().into(),
+        bulk.token.as_ref().map_or(&[][..], |token| &token.0).into(),
+        (bulk.state as u32).into(),
         position(cursor.as_ref()).into(),
         (*looked_at).into(),
         (*matched).into(),
         (*changed).into(),
         (*failed).into(),
         last_error.as_str().into(),
-        job.created_unix_ms.into(),
-        job.updated_unix_ms.into(),
+        bulk.created_unix_ms.into(),
+        bulk.updated_unix_ms.into(),
     ];
-    let insert = Statement::new(format!("INSERT INTO jobs ({COLUMNS})")).values([row].into_iter());
+    let insert =
+        Statement::new(format!("INSERT INTO bulk_changes ({COLUMNS})")).values([row].into_iter());
     // A repeated call finds its own row.
     session.execute(insert.sql(&S::keep_first("id"))).await?;
     tokens::keep(session, act).await?;
-    let old_ms = job
+    let old_ms = bulk
         .created_unix_ms
         .unsigned_abs()
-        .saturating_sub(JOBS_STAY.as_millis() as u64);
+        .saturating_sub(BULK_CHANGES_STAY.as_millis() as u64);
     let old = Uuid::new_v7(Timestamp::from_unix_time(old_ms / 1000, 0, 0, 0));
     session
-        .execute(Statement::new("DELETE FROM jobs WHERE id < ? AND state <> 0").bind(&old))
+        .execute(Statement::new("DELETE FROM bulk_changes WHERE id < ? AND state <> 0").bind(&old))
         .await?;
-    Ok(AddedJob::Yes)
+    Ok(AddedBulk::Yes)
 }
 
 async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<i64> {
@@ -252,18 +258,20 @@ columns! {
     }
 }
 
-/// The jobs that this taskd understands.
-fn readable(rows: Vec<Columns>) -> Vec<Job> {
+/// The bulk changes that this taskd understands.
+fn readable(rows: Vec<Columns>) -> Vec<BulkChange> {
     let read = |columns: Columns| {
         let id = Uuid::from_slice(&columns.id).unwrap_or_default();
-        Job::try_from(columns)
-            .inspect_err(|error| tracing::warn!("the job {id} is left to a later taskd: {error}"))
+        BulkChange::try_from(columns)
+            .inspect_err(|error| {
+                tracing::warn!("the bulk change {id} is left to a later taskd: {error}")
+            })
             .ok()
     };
     rows.into_iter().filter_map(read).collect()
 }
 
-impl TryFrom<Columns> for Job {
+impl TryFrom<Columns> for BulkChange {
     type Error = crate::store::Error;
 
     fn try_from(columns: Columns) -> Result<Self> {
@@ -272,16 +280,18 @@ impl TryFrom<Columns> for Job {
         } else {
             Some(TaskCursor(task_id(&columns.position)?))
         };
-        let state = JobState::from_number(columns.state);
+        let state = BulkState::from_number(columns.state);
         Ok(Self {
-            id: Uuid::from_slice(&columns.id).map_err(|_| corrupt("a job's id is a UUID"))?,
+            id: Uuid::from_slice(&columns.id)
+                .map_err(|_| corrupt("a bulk change's id is a UUID"))?,
             change: columns.what.parse().map_err(|e: String| corrupt(e))?,
             filter: filter_of(&columns.filter)?,
             who: columns.who,
             scope: columns.scope.parse().map_err(|e: String| corrupt(e))?,
             token: token_of(&columns.token)?,
-            state: state.ok_or_else(|| corrupt(format!("a job in state {}", columns.state)))?,
-            progress: JobProgress {
+            state: state
+                .ok_or_else(|| corrupt(format!("a bulk change in state {}", columns.state)))?,
+            progress: BulkProgress {
                 cursor,
                 looked_at: number(columns.looked_at)?,
                 matched: number(columns.matched)?,
@@ -301,11 +311,12 @@ fn token_of(hash: &[u8]) -> Result<Option<SecretHash>> {
     }
     let hash = hash
         .try_into()
-        .map_err(|_| corrupt("the hash of a job's token has 32 bytes"))?;
+        .map_err(|_| corrupt("the hash of a bulk change's token has 32 bytes"))?;
     Ok(Some(SecretHash(hash)))
 }
 
-/// A filter as SQL keeps it. A field that only a later taskd knows makes the job one of its own.
+/// A filter as SQL keeps it. A field that only a later taskd knows makes the bulk change one of its
+/// own.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 struct StoredFilter {
@@ -349,7 +360,8 @@ fn filter_text(filter: &TaskFilter) -> String {
 }
 
 fn filter_of(text: &str) -> Result<TaskFilter> {
-    let wrong = |error: &dyn std::fmt::Display| corrupt(format!("the filter of a job: {error}"));
+    let wrong =
+        |error: &dyn std::fmt::Display| corrupt(format!("the filter of a bulk change: {error}"));
     let stored: StoredFilter = serde_json::from_str(text).map_err(|error| wrong(&error))?;
     let bytes = |text: &str| BASE64.decode(text).map_err(|error| wrong(&error));
     Ok(TaskFilter {

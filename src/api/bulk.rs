@@ -1,4 +1,4 @@
-//! Changes of many tasks: by their ids at once, and by a filter as a job of the watchdog.
+//! Changes of many tasks: by their ids at once, and by a filter as a bulk change of the watchdog.
 
 use std::collections::HashMap;
 
@@ -15,17 +15,17 @@ use super::{
 };
 use crate::{
     model::{
-        Act, Caller, ChangeTasks, ChosenTasks, ECHO, ItemAnswer, ItemStatus, Job, JobChange,
-        JobProgress, JobState, Scope, StoredStatus, TaskCount, TaskFilter, TaskId, TasksChanged,
-        shorten,
+        Act, BulkAction, BulkChange, BulkProgress, BulkState, Caller, ChangeTasks, ChosenTasks,
+        ECHO, ItemAnswer, ItemStatus, Scope, StoredStatus, TaskCount, TaskFilter, TaskId,
+        TasksChanged, shorten,
     },
-    store::{AddedJob, ListedTask, MOST_JOBS, TaskSearch},
+    store::{AddedBulk, ListedTask, MOST_BULK_CHANGES, TaskSearch},
 };
 
 /// The tasks that a count looks at, in all and at once.
 const COUNTED: u64 = 100_000;
 const COUNTED_AT_ONCE: u32 = 1000;
-/// The pages that an answer reads, at most. A caller may not reach the queues of most jobs.
+/// The pages that an answer reads, at most. A caller may not reach the queues of most bulk changes.
 const MOST_PAGES: usize = 20;
 
 impl Api {
@@ -35,7 +35,7 @@ impl Api {
         caller: &Caller,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
-        self.change_chosen(caller, JobChange::Retry, request)
+        self.change_chosen(caller, BulkAction::Retry, request)
             .instrument(span("retry_tasks", caller))
             .await
     }
@@ -46,7 +46,7 @@ impl Api {
         caller: &Caller,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
-        self.change_chosen(caller, JobChange::Cancel, request)
+        self.change_chosen(caller, BulkAction::Cancel, request)
             .instrument(span("cancel_chosen", caller))
             .await
     }
@@ -54,7 +54,7 @@ impl Api {
     pub(super) async fn change_chosen(
         &self,
         caller: &Caller,
-        change: JobChange,
+        change: BulkAction,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
         // The body may have taken long.
@@ -77,7 +77,7 @@ impl Api {
         match (dry_run, yes) {
             (true, _) => Ok(TasksChanged::Counted(self.count(caller, filter).await?)),
             (false, true) => Ok(TasksChanged::Started(Box::new(
-                self.start_job(caller, change, filter).await?,
+                self.start_bulk_change(caller, change, filter).await?,
             ))),
             (false, false) => {
                 let why = "a filter may mean many tasks: send dry_run = true to count them, or yes = true to go on";
@@ -90,7 +90,7 @@ impl Api {
     async fn change_ids(
         &self,
         caller: &Caller,
-        change: &JobChange,
+        change: &BulkAction,
         ids: Vec<String>,
         dry_run: bool,
     ) -> Result<TasksChanged, Error> {
@@ -178,17 +178,18 @@ impl Api {
         }
     }
 
-    /// Stores a job, which the watchdog runs. It changes no task that is inserted from now on.
-    async fn start_job(
+    /// Stores a bulk change, which the watchdog runs. It changes no task that is inserted from now
+    /// on.
+    async fn start_bulk_change(
         &self,
         caller: &Caller,
-        change: JobChange,
+        change: BulkAction,
         mut filter: TaskFilter,
-    ) -> Result<Job, Error> {
+    ) -> Result<BulkChange, Error> {
         let query = self.query()?;
         let now = query.now_unix_ms();
         filter.until_unix_ms = Some(filter.until_unix_ms.map_or(now, |until| until.min(now)));
-        let job = Job {
+        let bulk = BulkChange {
             id: TaskId::at(now, 0).0,
             change,
             filter,
@@ -198,104 +199,116 @@ impl Api {
                 .token()
                 .map_or_else(Scope::default, |token| token.scope.clone()),
             token: caller.access.hash(),
-            state: JobState::Running,
-            progress: JobProgress::default(),
+            state: BulkState::Running,
+            progress: BulkProgress::default(),
             created_unix_ms: now,
             updated_unix_ms: now,
         };
-        let queue = job
+        let queue = bulk
             .filter
             .queue
             .as_ref()
             .map_or_else(|| "all queues".to_owned(), ToString::to_string);
-        let words = job.change.of_tasks();
+        let words = bulk.change.of_tasks();
         let act = Act::at_time(
             now,
-            &job.who,
-            &format!("start job: {words}"),
-            &format!("{} of {queue}", job.id),
+            &bulk.who,
+            &format!("start bulk change: {words}"),
+            &format!("{} of {queue}", bulk.id),
         );
-        // A restricted token leaves half of the jobs to others.
+        // A restricted token leaves half of the bulk changes to others.
         let most_of_token = if caller.access.restricted().is_some() {
-            MOST_JOBS / 2
+            MOST_BULK_CHANGES / 2
         } else {
-            MOST_JOBS
+            MOST_BULK_CHANGES
         };
-        match query.store().add_job(&job, most_of_token, &act).await? {
-            AddedJob::Yes => {}
-            AddedJob::NoRoom => return Err(Error::ManyJobs),
-            AddedJob::NoRoomForToken => return Err(Error::ManyJobsOfToken),
+        match query
+            .store()
+            .add_bulk_change(&bulk, most_of_token, &act)
+            .await?
+        {
+            AddedBulk::Yes => {}
+            AddedBulk::NoRoom => return Err(Error::ManyBulkChanges),
+            AddedBulk::NoRoomForToken => return Err(Error::ManyBulkChangesOfToken),
         }
-        tracing::info!(job = %job.id, who = %job.who, "{}: the job {} will {words} of {queue}", job.who, job.id);
-        Ok(job)
+        tracing::info!(bulk = %bulk.id, who = %bulk.who, "{}: the bulk change {} will {words} of {queue}", bulk.who, bulk.id);
+        Ok(bulk)
     }
 
-    /// Jobs before the job `before`, the latest first, of queues that the caller reaches.
-    pub async fn jobs(
+    /// Bulk changes before the bulk change `before`, the latest first, of queues that the caller
+    /// reaches.
+    pub async fn bulk_changes(
         &self,
         caller: &Caller,
         before: Option<&str>,
         limit: u32,
-    ) -> Result<Vec<Job>, Error> {
-        let mut before = before.filter(|id| !id.is_empty()).map(job_id).transpose()?;
+    ) -> Result<Vec<BulkChange>, Error> {
+        let mut before = before
+            .filter(|id| !id.is_empty())
+            .map(bulk_id)
+            .transpose()?;
         let limit = bounded(limit, LISTED)? as usize;
         let query = self.query()?;
-        let mut jobs = Vec::new();
+        let mut bulk_changes = Vec::new();
         for _ in 0..MOST_PAGES {
             let page = query
                 .store()
-                .jobs(before, MOST_LISTED)
-                .instrument(span("jobs", caller))
+                .bulk_changes(before, MOST_LISTED)
+                .instrument(span("bulk", caller))
                 .await?;
-            before = page.last().map(|job| job.id);
-            // A page leaves out the jobs of a later taskd, so a short one may not be the last.
+            before = page.last().map(|bulk| bulk.id);
+            // A page leaves out the bulk changes of a later taskd, so a short one may not be the
+            // last.
             let is_last = page.is_empty();
-            jobs.extend(page.into_iter().filter(|job| reaches_job(caller, job)));
-            if is_last || jobs.len() >= limit {
+            bulk_changes.extend(
+                page.into_iter()
+                    .filter(|bulk| reaches_bulk_change(caller, bulk)),
+            );
+            if is_last || bulk_changes.len() >= limit {
                 break;
             }
         }
-        jobs.truncate(limit);
-        Ok(jobs)
+        bulk_changes.truncate(limit);
+        Ok(bulk_changes)
     }
 
-    pub async fn job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
-        let id = job_id(id)?;
-        let job = self
+    pub async fn bulk_change(&self, caller: &Caller, id: &str) -> Result<BulkChange, Error> {
+        let id = bulk_id(id)?;
+        let bulk = self
             .query()?
             .store()
-            .job(id)
-            .instrument(span("job", caller))
+            .bulk_change(id)
+            .instrument(span("bulk", caller))
             .await?;
-        job.filter(|job| reaches_job(caller, job))
-            .ok_or(Error::NoSuchJob(id))
+        bulk.filter(|bulk| reaches_bulk_change(caller, bulk))
+            .ok_or(Error::NoSuchBulkChange(id))
     }
 
-    /// Stops a job. The tasks that it has changed stay changed. A job that has ended stays as it
-    /// is.
-    pub async fn stop_job(&self, caller: &Caller, id: &str) -> Result<Job, Error> {
-        self.job(caller, id).await?;
-        let id = job_id(id)?;
+    /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has
+    /// ended stays as it is.
+    pub async fn stop_bulk_change(&self, caller: &Caller, id: &str) -> Result<BulkChange, Error> {
+        self.bulk_change(caller, id).await?;
+        let id = bulk_id(id)?;
         let query = self.query()?;
         let now = query.now_unix_ms();
-        let act = Act::at_time(now, who(caller), "stop job", &id.to_string());
+        let act = Act::at_time(now, who(caller), "stop bulk change", &id.to_string());
         let stop = query
             .store()
-            .stop_job(id, now, None, &act)
-            .instrument(span("stop_job", caller));
-        stop.await?.ok_or(Error::NoSuchJob(id))
+            .stop_bulk_change(id, now, None, &act)
+            .instrument(span("stop_bulk_change", caller));
+        stop.await?.ok_or(Error::NoSuchBulkChange(id))
     }
 }
 
-fn reaches_job(caller: &Caller, job: &Job) -> bool {
-    reaches_all_of(caller, job.filter.queue.as_ref()).is_ok()
+fn reaches_bulk_change(caller: &Caller, bulk: &BulkChange) -> bool {
+    reaches_all_of(caller, bulk.filter.queue.as_ref()).is_ok()
 }
 
-fn job_id(text: &str) -> Result<Uuid, Error> {
+fn bulk_id(text: &str) -> Result<Uuid, Error> {
     Uuid::parse_str(text).map_err(|_| {
         let text = shorten(text, ECHO);
         Error::Invalid(format!(
-            "{text:?} is not the id of a job; ids are UUIDs, as a list of jobs shows them"
+            "{text:?} is not the id of a bulk change; ids are UUIDs, as a list of bulk changes shows them"
         ))
     })
 }

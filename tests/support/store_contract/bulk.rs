@@ -1,11 +1,11 @@
-//! Jobs, and what they do to tasks.
+//! Bulk changes, and what they do to tasks.
 
 use taskd::{
     model::{
-        Act, Job, JobChange, JobProgress, JobState, Scope, SecretHash, TaskCursor, TaskFilter,
-        TaskId, TaskStatus, WorkerName,
+        Act, BulkAction, BulkChange, BulkProgress, BulkState, Scope, SecretHash, TaskCursor,
+        TaskFilter, TaskId, TaskStatus, WorkerName,
     },
-    store::{AddedJob, MOST_JOBS, Retried, Store},
+    store::{AddedBulk, MOST_BULK_CHANGES, Retried, Store},
 };
 use uuid::{Timestamp, Uuid};
 
@@ -25,16 +25,16 @@ fn filter() -> TaskFilter {
     }
 }
 
-fn job() -> Job {
-    Job {
+fn bulk_change() -> BulkChange {
+    BulkChange {
         id: Uuid::now_v7(),
-        change: JobChange::Retry,
+        change: BulkAction::Retry,
         filter: filter(),
         who: "ops".into(),
         scope: "a,b*".parse::<Scope>().unwrap(),
         token: Some(SecretHash([1; 32])),
-        state: JobState::Running,
-        progress: JobProgress::default(),
+        state: BulkState::Running,
+        progress: BulkProgress::default(),
         created_unix_ms: NOW,
         updated_unix_ms: NOW,
     }
@@ -44,49 +44,55 @@ fn act(what: &str) -> Act {
     Act::new("ops", what, "it")
 }
 
-pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
+pub(crate) async fn a_bulk_change_goes_on_where_it_stands(db: &impl Database) {
     let store = db.open().await;
-    let (first, second) = (job(), job());
+    let (first, second) = (bulk_change(), bulk_change());
     // A repeated call has added it already.
     let start = act("start");
     for _ in 0..2 {
         assert_eq!(
-            store.add_job(&first, MOST_JOBS, &start).await.unwrap(),
-            AddedJob::Yes
+            store
+                .add_bulk_change(&first, MOST_BULK_CHANGES, &start)
+                .await
+                .unwrap(),
+            AddedBulk::Yes
         );
     }
     assert_eq!(
         store
-            .add_job(&second, MOST_JOBS, &act("start"))
+            .add_bulk_change(&second, MOST_BULK_CHANGES, &act("start"))
             .await
             .unwrap(),
-        AddedJob::Yes
+        AddedBulk::Yes
     );
-    assert_eq!(store.job(first.id).await.unwrap().as_ref(), Some(&first));
-    assert_eq!(store.job(Uuid::now_v7()).await.unwrap(), None);
     assert_eq!(
-        store.running_jobs().await.unwrap(),
+        store.bulk_change(first.id).await.unwrap().as_ref(),
+        Some(&first)
+    );
+    assert_eq!(store.bulk_change(Uuid::now_v7()).await.unwrap(), None);
+    assert_eq!(
+        store.running_bulk_changes().await.unwrap(),
         [first.clone(), second.clone()],
         "the earliest first"
     );
     assert_eq!(
-        store.jobs(None, 10).await.unwrap(),
+        store.bulk_changes(None, 10).await.unwrap(),
         [second.clone(), first.clone()],
         "the latest first"
     );
     assert_eq!(
-        store.jobs(Some(second.id), 10).await.unwrap(),
+        store.bulk_changes(Some(second.id), 10).await.unwrap(),
         std::slice::from_ref(&first)
     );
     assert_eq!(
-        store.jobs(None, 1).await.unwrap(),
+        store.bulk_changes(None, 1).await.unwrap(),
         std::slice::from_ref(&second)
     );
     assert_eq!(store.acts(None, 10).await.unwrap().len(), 2);
 
     // Of two leaders with the same page one stores it.
     let cursor = Some(TaskCursor(TaskId::new()));
-    let progress = JobProgress {
+    let progress = BulkProgress {
         cursor,
         looked_at: 7,
         matched: 5,
@@ -94,46 +100,51 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
         failed: 1,
         last_error: "no".into(),
     };
-    let ahead = Job {
+    let ahead = BulkChange {
         progress,
         updated_unix_ms: NOW + 1,
         ..first.clone()
     };
-    assert!(store.advance_job(&ahead, None).await.unwrap());
-    let late = Job {
-        progress: JobProgress {
+    assert!(store.advance_bulk_change(&ahead, None).await.unwrap());
+    let late = BulkChange {
+        progress: BulkProgress {
             matched: 9,
             ..ahead.progress.clone()
         },
         ..first.clone()
     };
-    assert!(!store.advance_job(&late, None).await.unwrap());
+    assert!(!store.advance_bulk_change(&late, None).await.unwrap());
     assert_eq!(
-        db.open().await.job(first.id).await.unwrap().as_ref(),
+        db.open()
+            .await
+            .bulk_change(first.id)
+            .await
+            .unwrap()
+            .as_ref(),
         Some(&ahead)
     );
-    let done = Job {
-        state: JobState::Done,
+    let done = BulkChange {
+        state: BulkState::Done,
         ..ahead.clone()
     };
-    assert!(store.advance_job(&done, cursor).await.unwrap());
+    assert!(store.advance_bulk_change(&done, cursor).await.unwrap());
     assert!(
-        !store.advance_job(&ahead, cursor).await.unwrap(),
+        !store.advance_bulk_change(&ahead, cursor).await.unwrap(),
         "it has ended"
     );
     assert_eq!(
-        store.running_jobs().await.unwrap(),
+        store.running_bulk_changes().await.unwrap(),
         std::slice::from_ref(&second)
     );
 
-    // A stop ends a running job, and leaves one that has ended.
+    // A stop ends a running bulk change, and leaves one that has ended.
     let (stop, too_late) = (act("stop"), act("too late"));
-    let progress = JobProgress {
+    let progress = BulkProgress {
         last_error: "why".into(),
         ..second.progress.clone()
     };
-    let stopped = Job {
-        state: JobState::Stopped,
+    let stopped = BulkChange {
+        state: BulkState::Stopped,
         progress,
         updated_unix_ms: NOW + 5,
         ..second.clone()
@@ -141,7 +152,7 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
     for _ in 0..2 {
         assert_eq!(
             store
-                .stop_job(second.id, NOW + 5, Some("why"), &stop)
+                .stop_bulk_change(second.id, NOW + 5, Some("why"), &stop)
                 .await
                 .unwrap(),
             Some(stopped.clone())
@@ -149,23 +160,23 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
     }
     assert_eq!(
         store
-            .stop_job(first.id, NOW + 5, Some("late"), &too_late)
+            .stop_bulk_change(first.id, NOW + 5, Some("late"), &too_late)
             .await
             .unwrap(),
         Some(done)
     );
     assert_eq!(
         store
-            .stop_job(Uuid::now_v7(), NOW, None, &too_late)
+            .stop_bulk_change(Uuid::now_v7(), NOW, None, &too_late)
             .await
             .unwrap(),
         None
     );
     assert!(
-        !store.advance_job(&second, None).await.unwrap(),
-        "a page that comes late changes no stopped job"
+        !store.advance_bulk_change(&second, None).await.unwrap(),
+        "a page that comes late changes no stopped bulk change"
     );
-    assert_eq!(store.running_jobs().await.unwrap(), []);
+    assert_eq!(store.running_bulk_changes().await.unwrap(), []);
     let acts = store.acts(None, 10).await.unwrap();
     assert_eq!(
         acts.iter().map(|act| &act.what[..]).collect::<Vec<_>>(),
@@ -173,7 +184,9 @@ pub(crate) async fn a_job_goes_on_where_it_stands(db: &impl Database) {
     );
 }
 
-pub(crate) async fn jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it(db: &impl Database) {
+pub(crate) async fn bulk_changes_are_bounded_and_those_of_a_later_taskd_are_left_to_it(
+    db: &impl Database,
+) {
     let store = db.open().await;
     let created_unix_ms = NOW - 40 * 24 * 3_600_000;
     let id = Uuid::new_v7(Timestamp::from_unix_time(
@@ -182,79 +195,98 @@ pub(crate) async fn jobs_are_bounded_and_those_of_a_later_taskd_are_left_to_it(d
         0,
         0,
     ));
-    let old = Job {
+    let old = BulkChange {
         id,
-        state: JobState::Done,
+        state: BulkState::Done,
         created_unix_ms,
-        ..job()
+        ..bulk_change()
     };
     assert_eq!(
-        store.add_job(&old, MOST_JOBS, &act("start")).await.unwrap(),
-        AddedJob::Yes
+        store
+            .add_bulk_change(&old, MOST_BULK_CHANGES, &act("start"))
+            .await
+            .unwrap(),
+        AddedBulk::Yes
     );
-    assert!(store.job(old.id).await.unwrap().is_some());
-    // The jobs of one token are bounded apart.
-    let of_token = Job {
+    assert!(store.bulk_change(old.id).await.unwrap().is_some());
+    // The bulk changes of one token are bounded apart.
+    let of_token = BulkChange {
         token: Some(SecretHash([7; 32])),
-        ..job()
+        ..bulk_change()
     };
     assert_eq!(
-        store.add_job(&of_token, 1, &act("start")).await.unwrap(),
-        AddedJob::Yes
+        store
+            .add_bulk_change(&of_token, 1, &act("start"))
+            .await
+            .unwrap(),
+        AddedBulk::Yes
     );
     assert_eq!(
-        store.add_job(&of_token, 1, &act("start")).await.unwrap(),
-        AddedJob::Yes,
+        store
+            .add_bulk_change(&of_token, 1, &act("start"))
+            .await
+            .unwrap(),
+        AddedBulk::Yes,
         "a repeated call"
     );
-    let another = Job {
+    let another = BulkChange {
         id: Uuid::now_v7(),
         ..of_token.clone()
     };
     assert_eq!(
-        store.add_job(&another, 1, &act("start")).await.unwrap(),
-        AddedJob::NoRoomForToken
+        store
+            .add_bulk_change(&another, 1, &act("start"))
+            .await
+            .unwrap(),
+        AddedBulk::NoRoomForToken
     );
-    let of_another = Job {
+    let of_another = BulkChange {
         id: Uuid::now_v7(),
         token: Some(SecretHash([8; 32])),
         ..of_token.clone()
     };
     assert_eq!(
-        store.add_job(&of_another, 1, &act("start")).await.unwrap(),
-        AddedJob::Yes
-    );
-    let mut all = Vec::new();
-    for _ in 2..MOST_JOBS {
-        all.push(job());
-        let added = store
-            .add_job(all.last().unwrap(), MOST_JOBS, &act("start"))
-            .await
-            .unwrap();
-        assert_eq!(added, AddedJob::Yes);
-    }
-    assert_eq!(store.job(old.id).await.unwrap(), None, "it ended long ago");
-    assert_eq!(
         store
-            .add_job(&job(), MOST_JOBS, &act("start"))
+            .add_bulk_change(&of_another, 1, &act("start"))
             .await
             .unwrap(),
-        AddedJob::NoRoom
+        AddedBulk::Yes
+    );
+    let mut all = Vec::new();
+    for _ in 2..MOST_BULK_CHANGES {
+        all.push(bulk_change());
+        let added = store
+            .add_bulk_change(all.last().unwrap(), MOST_BULK_CHANGES, &act("start"))
+            .await
+            .unwrap();
+        assert_eq!(added, AddedBulk::Yes);
+    }
+    assert_eq!(
+        store.bulk_change(old.id).await.unwrap(),
+        None,
+        "it ended long ago"
+    );
+    assert_eq!(
+        store
+            .add_bulk_change(&bulk_change(), MOST_BULK_CHANGES, &act("start"))
+            .await
+            .unwrap(),
+        AddedBulk::NoRoom
     );
     let again = store
-        .add_job(&all[0], MOST_JOBS, &act("start"))
+        .add_bulk_change(&all[0], MOST_BULK_CHANGES, &act("start"))
         .await
         .unwrap();
-    assert_eq!(again, AddedJob::Yes, "a repeated call has its job");
-    db.execute("UPDATE jobs SET what = 'paint'").await;
+    assert_eq!(again, AddedBulk::Yes, "a repeated call has its bulk change");
+    db.execute("UPDATE bulk_changes SET what = 'paint'").await;
     assert_eq!(
         (
-            store.running_jobs().await.unwrap(),
-            store.jobs(None, 10).await.unwrap()
+            store.running_bulk_changes().await.unwrap(),
+            store.bulk_changes(None, 10).await.unwrap()
         ),
         (vec![], vec![])
     );
-    assert!(store.job(all[0].id).await.is_err());
+    assert!(store.bulk_change(all[0].id).await.is_err());
 }
 
 pub(crate) async fn each_task_that_is_sent_again_has_its_act(db: &impl Database) {

@@ -1,11 +1,11 @@
-//! Changes of many tasks, and jobs.
+//! Changes of many tasks, and bulk changes.
 
 use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{super::tally::Tally, AtMost, Nested, Unread, object, search::Filter};
-use crate::model::{ChangeTasks, ItemAnswer, Job, TaskCount, TasksChanged};
+use crate::model::{BulkChange, ChangeTasks, ItemAnswer, TaskCount, TasksChanged};
 
 /// The most tasks that a call names by id.
 pub(super) const MAX_IDS: usize = 1000;
@@ -55,7 +55,7 @@ pub(super) fn chosen(
     Ok(filter.and_then(|filter| ChangeTasks::new(ids.0, filter, dry_run, yes)))
 }
 
-/// The answers about ids, a count, or the job that changes the tasks of a filter.
+/// The answers about ids, a count, or the bulk change that changes the tasks of a filter.
 #[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
 #[schemars(rename = "TasksChanged")]
@@ -69,7 +69,7 @@ pub(in crate::ingress) enum Changed<'a> {
         at_least: bool,
     },
     Started {
-        job: &'a Job,
+        bulk: &'a BulkChange,
     },
 }
 
@@ -86,7 +86,7 @@ impl<'a> From<&'a TasksChanged> for Changed<'a> {
                 looked_at: *looked_at,
                 at_least: *at_least,
             },
-            TasksChanged::Started(job) => Self::Started { job },
+            TasksChanged::Started(bulk) => Self::Started { bulk },
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `taskd jobs`: lists, shows, watches and stops jobs, over gRPC.
+//! `taskd bulk`: lists, shows, watches and stops bulk changes, over gRPC.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
     print::{self, print, print_one, say, say_more},
 };
 use crate::{
-    model::{JobState, TaskStatus},
+    model::{BulkState, TaskStatus},
     wire::{
         pb::{self, operator_client::OperatorClient},
         task_status,
@@ -21,44 +21,44 @@ use crate::{
 
 pub(super) type Operator = OperatorClient<Taskd>;
 
-/// The time between two looks at a job.
+/// The time between two looks at a bulk change.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The most jobs of one call.
+/// The most bulk changes of one call.
 const MOST: u32 = 1000;
 /// The largest answer.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// List, show and stop jobs: changes of many tasks, which taskd makes page by page
+/// List, show and stop bulk changes: changes of many tasks, which taskd makes page by page
 #[derive(Args)]
 #[command(arg_required_else_help = false)]
 #[command(after_help = "\
 Examples:
-  taskd jobs list                   the latest first
-  taskd jobs show 0199…             one job with its progress, as JSON
-  taskd jobs show 0199… --watch     until it ends
-  taskd jobs stop 0199…             what it has changed stays changed
+  taskd bulk list                   the latest first
+  taskd bulk show 0199…             one bulk change with its progress, as JSON
+  taskd bulk show 0199… --watch     until it ends
+  taskd bulk stop 0199…             what it has changed stays changed
 
-`taskd tasks retry --queue NAME --yes` starts one. A job can be read for 30 days from its start.
-Exit code: 0, or 1 if the job that was watched could not change some tasks, was stopped, or is not there, 2 if the \
+`taskd tasks retry --queue NAME --yes` starts one. A bulk change can be read for 30 days from its start.
+Exit code: 0, or 1 if the bulk change that was watched could not change some tasks, was stopped, or is not there, 2 if the \
 request is wrong or the server cannot be reached.")]
-pub struct Jobs {
+pub struct Bulk {
     #[command(subcommand)]
     what: What,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// List jobs, the latest first
+    /// List bulk changes, the latest first
     List(List),
-    /// Show one job with its progress, as JSON
+    /// Show one bulk change with its progress, as JSON
     Show(Show),
-    /// Stop a job
+    /// Stop a bulk change
     Stop(Stop),
 }
 
 #[derive(Args)]
 struct List {
-    /// Most jobs to list
+    /// Most bulk changes to list
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
 
@@ -72,14 +72,14 @@ struct List {
 
 #[derive(Args)]
 struct Show {
-    /// Id of the job
+    /// Id of the bulk change
     id: String,
 
     /// Wait for its end
     #[arg(long)]
     watch: bool,
 
-    /// Changes nothing: a job is JSON also without it
+    /// Changes nothing: a bulk change is JSON also without it
     #[arg(long)]
     json: bool,
 
@@ -89,15 +89,16 @@ struct Show {
 
 #[derive(Args)]
 struct Stop {
-    /// Id of the job
+    /// Id of the bulk change
     id: String,
 
     #[command(flatten)]
     server: Server,
 }
 
-/// Runs the command. False if the job that was watched could not change some tasks, or was stopped.
-pub async fn run(args: Jobs) -> anyhow::Result<bool> {
+/// Runs the command. False if the bulk change that was watched could not change some tasks, or was
+/// stopped.
+pub async fn run(args: Bulk) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
         What::Show(Show {
@@ -107,20 +108,20 @@ pub async fn run(args: Jobs) -> anyhow::Result<bool> {
             ..
         }) => {
             let client = connect(&server).await?;
-            let job = read(&client, &id).await?;
+            let bulk = read(&client, &id).await?;
             if is_watched {
-                return watch(&client, job, true).await;
+                return watch(&client, bulk, true).await;
             }
-            print(format_args!("{:#}", json(&job)))?;
+            print(format_args!("{:#}", json(&bulk)))?;
             Ok(true)
         }
         What::Stop(Stop { id, server }) => {
             let client = connect(&server).await?;
-            let request = pb::StopJobRequest { id };
-            let job = patiently(async || client.clone().stop_job(request.clone()).await)
+            let request = pb::StopBulkChangeRequest { id };
+            let bulk = patiently(async || client.clone().stop_bulk_change(request.clone()).await)
                 .await?
                 .into_inner();
-            print(sentence(&job))?;
+            print(sentence(&bulk))?;
             Ok(true)
         }
     }
@@ -130,10 +131,10 @@ pub(super) async fn connect(server: &Server) -> anyhow::Result<Operator> {
     Ok(Operator::new(server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES))
 }
 
-async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::Job> {
-    let request = pb::GetJobRequest { id: id.to_owned() };
+async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::BulkChange> {
+    let request = pb::GetBulkChangeRequest { id: id.to_owned() };
     Ok(
-        patiently(async || client.clone().get_job(request.clone()).await)
+        patiently(async || client.clone().get_bulk_change(request.clone()).await)
             .await?
             .into_inner(),
     )
@@ -142,37 +143,40 @@ async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::Job> {
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
     // One more tells whether the list goes on.
-    let request = pb::ListJobsRequest {
+    let request = pb::ListBulkChangesRequest {
         limit: MOST.min(args.limit + 1),
         before: String::new(),
     };
-    let mut jobs = patiently(async || client.clone().list_jobs(request.clone()).await)
-        .await?
-        .into_inner()
-        .jobs;
-    if jobs.len() > args.limit as usize {
-        jobs.pop();
+    let mut bulk_changes =
+        patiently(async || client.clone().list_bulk_changes(request.clone()).await)
+            .await?
+            .into_inner()
+            .bulk;
+    if bulk_changes.len() > args.limit as usize {
+        bulk_changes.pop();
         say_more(args.limit, "--limit");
     }
     if args.json {
-        jobs.iter().try_for_each(|job| print_one(json(job)))?;
+        bulk_changes
+            .iter()
+            .try_for_each(|bulk| print_one(json(bulk)))?;
         return Ok(());
     }
     let mut table = print::table([
         "ID", "CREATED", "WHO", "WHAT", "QUEUE", "STATE", "MATCHED", "CHANGED", "FAILED",
     ]);
-    for job in &jobs {
-        let created = job.created_at.map(|at| at.to_string()).unwrap_or_default();
-        let queue = job.filter.as_ref().map_or("", |filter| &filter.queue);
+    for bulk in &bulk_changes {
+        let created = bulk.created_at.map(|at| at.to_string()).unwrap_or_default();
+        let queue = bulk.filter.as_ref().map_or("", |filter| &filter.queue);
         let [matched, changed, failed] =
-            [job.matched, job.changed, job.failed].map(|count| count.to_string());
+            [bulk.matched, bulk.changed, bulk.failed].map(|count| count.to_string());
         table.add_row([
-            &job.id,
+            &bulk.id,
             &created,
-            &job.who,
-            &job.what,
+            &bulk.who,
+            &bulk.what,
             queue,
-            state(job),
+            state(bulk),
             &matched,
             &changed,
             &failed,
@@ -182,91 +186,91 @@ async fn list(args: &List) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Watches a job until its end. Answers whether it has changed all its tasks.
+/// Watches a bulk change until its end. Answers whether it has changed all its tasks.
 pub(super) async fn watch(
     client: &Operator,
-    mut job: pb::Job,
+    mut bulk: pb::BulkChange,
     as_json: bool,
 ) -> anyhow::Result<bool> {
     let bar = progress_bar();
     bar.suspend(|| {
         say(format_args!(
-            "job {}: taskd jobs stop {} stops it",
-            job.id, job.id
+            "bulk change {}: taskd bulk stop {} stops it",
+            bulk.id, bulk.id
         ))
     });
-    while job.state == i32::from(pb::JobState::Running) {
-        let looked_at = HumanCount(job.looked_at);
-        let changed = HumanCount(job.changed);
+    while bulk.state == i32::from(pb::BulkState::Running) {
+        let looked_at = HumanCount(bulk.looked_at);
+        let changed = HumanCount(bulk.changed);
         bar.set_message(format!("{looked_at} tasks looked at, {changed} changed"));
         bar.tick();
         tokio::time::sleep(LOOK_EVERY).await;
-        job = read(client, &job.id).await?;
+        bulk = read(client, &bulk.id).await?;
     }
     bar.finish_and_clear();
     print(if as_json {
-        json(&job).to_string()
+        json(&bulk).to_string()
     } else {
-        sentence(&job)
+        sentence(&bulk)
     })?;
-    Ok(job.failed == 0 && job.state() == pb::JobState::Done)
+    Ok(bulk.failed == 0 && bulk.state() == pb::BulkState::Done)
 }
 
-fn state(job: &pb::Job) -> &'static str {
-    match job.state() {
-        pb::JobState::Running => JobState::Running.as_str(),
-        pb::JobState::Done => JobState::Done.as_str(),
-        pb::JobState::Stopped => JobState::Stopped.as_str(),
-        pb::JobState::Failed => JobState::Failed.as_str(),
-        pb::JobState::Unspecified => "UNKNOWN",
+fn state(bulk: &pb::BulkChange) -> &'static str {
+    match bulk.state() {
+        pb::BulkState::Running => BulkState::Running.as_str(),
+        pb::BulkState::Done => BulkState::Done.as_str(),
+        pb::BulkState::Stopped => BulkState::Stopped.as_str(),
+        pb::BulkState::Failed => BulkState::Failed.as_str(),
+        pb::BulkState::Unspecified => "UNKNOWN",
     }
 }
 
-fn sentence(job: &pb::Job) -> String {
-    let matched = HumanCount(job.matched);
-    let changed = HumanCount(job.changed);
+fn sentence(bulk: &pb::BulkChange) -> String {
+    let matched = HumanCount(bulk.matched);
+    let changed = HumanCount(bulk.changed);
     let mut text = format!(
-        "job {} is {}: {changed} of {matched} tasks changed",
-        job.id,
-        state(job)
+        "bulk change {} is {}: {changed} of {matched} tasks changed",
+        bulk.id,
+        state(bulk)
     );
-    if !job.last_error.is_empty() {
+    if !bulk.last_error.is_empty() {
         text.push_str(&format!(
             "; {} failed, the last error: {}",
-            HumanCount(job.failed),
-            job.last_error
+            HumanCount(bulk.failed),
+            bulk.last_error
         ));
     }
     text
 }
 
 /// As the HTTP API shows it.
-pub(super) fn json(job: &pb::Job) -> Value {
+pub(super) fn json(bulk: &pb::BulkChange) -> Value {
     let mut object = Map::new();
     let mut set = |name: &str, value: Value| drop(object.insert(name.into(), value));
-    set("id", job.id.as_str().into());
-    set("what", job.what.as_str().into());
-    set("state", state(job).into());
+    set("id", bulk.id.as_str().into());
+    set("what", bulk.what.as_str().into());
+    set("state", state(bulk).into());
     set(
         "filter",
-        job.filter.as_ref().map(filter).unwrap_or_default(),
+        bulk.filter.as_ref().map(filter).unwrap_or_default(),
     );
-    set("who", job.who.as_str().into());
+    set("who", bulk.who.as_str().into());
     let counts = [
-        ("looked_at", job.looked_at),
-        ("matched", job.matched),
-        ("changed", job.changed),
-        ("failed", job.failed),
+        ("looked_at", bulk.looked_at),
+        ("matched", bulk.matched),
+        ("changed", bulk.changed),
+        ("failed", bulk.failed),
     ];
     counts
         .into_iter()
         .for_each(|(name, count)| set(name, count.into()));
-    if !job.last_error.is_empty() {
-        set("last_error", job.last_error.as_str().into());
+    if !bulk.last_error.is_empty() {
+        set("last_error", bulk.last_error.as_str().into());
     }
     for (name, at) in [
-        ("created_at", job.created_at),
-        ("updated_at", job.updated_at),
+        ("created_at", bulk.created_at),
+        ("updated_at", bulk.updated_at),
     ] {
         if let Some(at) = at {
             set(name, at.to_string().into());

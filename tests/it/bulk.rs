@@ -1,4 +1,4 @@
-//! Jobs whose process is killed, and jobs whose shards do not answer for a while.
+//! Bulk changes whose process is killed, and bulk changes whose shards do not answer for a while.
 
 use std::collections::BTreeSet;
 
@@ -7,8 +7,8 @@ use sqlx::{Connection, SqliteConnection};
 
 use crate::{
     columns::{
+        bulk::{dead_tasks, ended, insert_keys, targets},
         dead_letters::ONE_ATTEMPT,
-        jobs::{dead_tasks, ended, insert_keys, targets},
     },
     support::{
         daemon::{Daemon, keys, once},
@@ -26,22 +26,22 @@ async fn start(daemon: &Daemon) -> String {
         )
         .await;
     assert_eq!(status, 200, "{answer}");
-    answer["job"]["id"].as_str().unwrap().to_owned()
+    answer["bulk"]["id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test]
-async fn a_job_that_is_killed_goes_on_and_changes_each_task_once() {
+async fn a_bulk_change_that_is_killed_goes_on_and_changes_each_task_once() {
     let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
     let ids = dead_tasks(&daemon, "q", 0, TASKS).await;
-    let job = start(&daemon).await;
+    let bulk = start(&daemon).await;
     // Wherever it stands: the test does not depend on it.
     until("it has begun", async || {
-        let (_, shown) = daemon.get(&format!("/v1/jobs/{job}")).await;
+        let (_, shown) = daemon.get(&format!("/v1/bulk/{bulk}")).await;
         shown["changed"].as_u64() > Some(0)
     })
     .await;
     daemon.kill9_and_restart();
-    let shown = ended(&daemon, &job).await;
+    let shown = ended(&daemon, &bulk).await;
     assert_eq!(shown["state"], "DONE", "{shown}");
     // A page that was changed and not counted is not there any more.
     assert!(
@@ -60,18 +60,19 @@ async fn a_job_that_is_killed_goes_on_and_changes_each_task_once() {
 async fn a_page_that_was_changed_and_not_counted_changes_nothing_twice() {
     let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
     dead_tasks(&daemon, "q", 0, 300).await;
-    let job = start(&daemon).await;
-    assert_eq!(ended(&daemon, &job).await["changed"], 300);
+    let bulk = start(&daemon).await;
+    assert_eq!(ended(&daemon, &bulk).await["changed"], 300);
     assert!(daemon.stop().await.success());
-    // As a kill between a change and its count leaves it: the job stands before its first page.
+    // As a kill between a change and its count leaves it: the bulk change stands before its first
+    // page.
     let file = format!("sqlite://{}", daemon.data().join("taskd.db").display());
     let mut sqlite = SqliteConnection::connect(&file).await.unwrap();
-    let back = "UPDATE jobs SET state = 0, position = x'', looked_at = 0, matched = 0, changed = 0";
+    let back = "UPDATE bulk_changes SET state = 0, position = x'', looked_at = 0, matched = 0, changed = 0";
     sqlx::query(back).execute(&mut sqlite).await.unwrap();
     sqlite.close().await.unwrap();
     daemon.start_again();
     daemon.ready().await;
-    let shown = ended(&daemon, &job).await;
+    let shown = ended(&daemon, &bulk).await;
     assert_eq!(
         (&shown["changed"], &shown["failed"]),
         (&json!(0), &json!(0)),
@@ -83,7 +84,7 @@ async fn a_page_that_was_changed_and_not_counted_changes_nothing_twice() {
 }
 
 #[tokio::test]
-async fn a_job_whose_pages_fail_for_now_holds_up_no_other() {
+async fn a_bulk_change_whose_pages_fail_for_now_holds_up_no_other() {
     let mut daemon = Daemon::start(ONE_ATTEMPT, &[]).await;
     let dead = dead_tasks(&daemon, "q", 0, 3).await;
     daemon
@@ -107,13 +108,13 @@ async fn a_job_whose_pages_fail_for_now_holds_up_no_other() {
             &json!({"filter": {"queue": "other"}, "yes": true}),
         )
         .await;
-    let job = ended(&daemon, answer["job"]["id"].as_str().unwrap()).await;
+    let bulk = ended(&daemon, answer["bulk"]["id"].as_str().unwrap()).await;
     assert_eq!(
-        (&job["state"], &job["changed"]),
+        (&bulk["state"], &bulk["changed"]),
         (&json!("DONE"), &json!(1)),
-        "{job}"
+        "{bulk}"
     );
-    let (_, shown) = daemon.get(&format!("/v1/jobs/{fails}")).await;
+    let (_, shown) = daemon.get(&format!("/v1/bulk/{fails}")).await;
     assert_eq!(
         (&shown["state"], &shown["changed"]),
         (&json!("RUNNING"), &json!(0)),
@@ -155,7 +156,7 @@ async fn a_requeue_reaches_tasks_that_come_into_its_page_while_a_shard_does_not_
         )
         .await;
     assert_eq!(status, 200, "{answer}");
-    let job = answer["job"]["id"].as_str().unwrap().to_owned();
+    let bulk = answer["bulk"]["id"].as_str().unwrap().to_owned();
     until("a page has its turn again", async || {
         daemon.log().contains("carries out changes of tasks later")
     })
@@ -189,7 +190,7 @@ async fn a_requeue_reaches_tasks_that_come_into_its_page_while_a_shard_does_not_
         .exec_async(&mut redis)
         .await
         .unwrap();
-    let shown = ended(&daemon, &job).await;
+    let shown = ended(&daemon, &bulk).await;
     // A turn may have read some of the others before their end.
     assert_eq!(
         (&shown["state"], &shown["changed"]),

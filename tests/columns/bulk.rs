@@ -1,5 +1,5 @@
-//! Tasks that are sent again by ids and by filters, and jobs, over HTTP and gRPC and by
-//! `taskd tasks` and `taskd jobs`.
+//! Tasks that are sent again by ids and by filters, and bulk changes, over HTTP and gRPC and by
+//! `taskd tasks` and `taskd bulk`.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -25,18 +25,18 @@ async fn retry(daemon: &Daemon, body: Value) -> Value {
     answer
 }
 
-/// The job, as soon as it does not run any more.
+/// The bulk change, as soon as it does not run any more.
 pub(crate) async fn ended(daemon: &Daemon, id: &str) -> Value {
-    let mut job = Value::Null;
-    until("the job has ended", async || {
-        let Some((200, answer)) = daemon.try_get(&format!("/v1/jobs/{id}")).await else {
+    let mut bulk = Value::Null;
+    until("the bulk change has ended", async || {
+        let Some((200, answer)) = daemon.try_get(&format!("/v1/bulk/{id}")).await else {
             return false;
         };
-        job = answer;
-        job["state"] != "RUNNING"
+        bulk = answer;
+        bulk["state"] != "RUNNING"
     })
     .await;
-    job
+    bulk
 }
 
 /// Inserts tasks `key-<n>`, which die.
@@ -172,7 +172,7 @@ async fn tasks_are_sent_again_by_their_ids_each_with_its_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_sends_all_tasks_of_a_filter_again() {
+async fn a_bulk_change_sends_all_tasks_of_a_filter_again() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
     let ids = dead_tasks(&daemon, "q", 0, 600).await;
     dead_tasks(&daemon, "other", 0, 3).await;
@@ -187,14 +187,14 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
         json!({"filter": {"queue": "q", "status": "DEAD"}, "yes": true}),
     )
     .await;
-    let started = &answer["job"];
+    let started = &answer["bulk"];
     assert_eq!(
         (&started["what"], &started["filter"]["status"]),
         (&json!("retry"), &json!("DEAD"))
     );
     let id = started["id"].as_str().unwrap();
-    let job = ended(&daemon, id).await;
-    let counts = ["state", "matched", "changed", "failed", "looked_at"].map(|name| &job[name]);
+    let bulk = ended(&daemon, id).await;
+    let counts = ["state", "matched", "changed", "failed", "looked_at"].map(|name| &bulk[name]);
     assert_eq!(
         counts,
         [
@@ -204,43 +204,46 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
             &json!(0),
             &json!(600)
         ],
-        "{job}"
+        "{bulk}"
     );
     assert!(
-        job["filter"]["until"].is_string(),
-        "it ends at its creation: {job}"
+        bulk["filter"]["until"].is_string(),
+        "it ends at its creation: {bulk}"
     );
 
-    // One act for the job, and one for each task.
-    assert_eq!(targets(&daemon, "start job").await, [format!("{id} of q")]);
+    // One act for the bulk change, and one for each task.
+    assert_eq!(
+        targets(&daemon, "start bulk change").await,
+        [format!("{id} of q")]
+    );
     let changed: BTreeSet<String> = once(targets(&daemon, "retry task").await);
     assert_eq!(changed, ids.into_iter().collect());
     assert_eq!(once(daemon.drain("w", "q").await), keys(0, 600));
     assert_eq!(daemon.queue("other").await["dead"], 3);
 
-    // Jobs are listed over HTTP and gRPC.
-    let (_, listed) = daemon.get("/v1/jobs").await;
-    assert_eq!(listed["jobs"], json!([job]));
-    let (_, none) = daemon.get(&format!("/v1/jobs?before={id}&limit=5")).await;
-    assert_eq!(none["jobs"], json!([]));
+    // Bulk changes are listed over HTTP and gRPC.
+    let (_, listed) = daemon.get("/v1/bulk").await;
+    assert_eq!(listed["bulk"], json!([bulk]));
+    let (_, none) = daemon.get(&format!("/v1/bulk?before={id}&limit=5")).await;
+    assert_eq!(none["bulk"], json!([]));
     let mut grpc = OperatorClient::connect(daemon.grpc()).await.unwrap();
     let read = grpc
-        .get_job(pb::GetJobRequest { id: id.to_owned() })
+        .get_bulk_change(pb::GetBulkChangeRequest { id: id.to_owned() })
         .await
         .unwrap()
         .into_inner();
     assert_eq!(
         (read.state(), read.changed, &read.who[..]),
-        (pb::JobState::Done, 600, "anybody")
+        (pb::BulkState::Done, 600, "anybody")
     );
     let stopped = grpc
-        .stop_job(pb::StopJobRequest { id: id.to_owned() })
+        .stop_bulk_change(pb::StopBulkChangeRequest { id: id.to_owned() })
         .await
         .unwrap()
         .into_inner();
-    assert_eq!(stopped.state(), pb::JobState::Done, "it has ended before");
+    assert_eq!(stopped.state(), pb::BulkState::Done, "it has ended before");
 
-    // The command starts a job and watches it.
+    // The command starts a bulk change and watches it.
     let (code, _, why) = taskd(&daemon, &["tasks", "retry"]);
     assert!(
         code == 2 && why.starts_with("taskd: name the ids of tasks, or a queue"),
@@ -260,32 +263,32 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other", "--yes"]);
     assert_eq!(code, 0, "{why}");
     assert!(
-        said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd jobs stop"),
+        said.contains("is DONE: 3 of 3 tasks changed") && why.contains("taskd bulk stop"),
         "{said} {why}"
     );
-    let (code, table, _) = taskd(&daemon, &["jobs", "list"]);
+    let (code, table, _) = taskd(&daemon, &["bulk", "list"]);
     assert_eq!((code, table.lines().count()), (0, 3), "{table}");
     assert_eq!(
-        taskd(&daemon, &["jobs", "list", "--limit", "2"]).2,
+        taskd(&daemon, &["bulk", "list", "--limit", "2"]).2,
         "",
         "these are all"
     );
-    let (_, lines, why) = taskd(&daemon, &["jobs", "list", "--json", "--limit", "1"]);
+    let (_, lines, why) = taskd(&daemon, &["bulk", "list", "--json", "--limit", "1"]);
     assert_eq!(why, "1 shown, and there may be more; --limit N shows N\n");
     let line: Value = serde_json::from_str(&lines).unwrap();
     assert_eq!(
         (&line["filter"]["queue"], &line["changed"]),
         (&json!("other"), &json!(3))
     );
-    let (_, shown, _) = taskd(&daemon, &["jobs", "show", id, "--json"]);
+    let (_, shown, _) = taskd(&daemon, &["bulk", "show", id, "--json"]);
     assert_eq!(
         serde_json::from_str::<Value>(&shown).unwrap(),
-        job,
+        bulk,
         "as the API shows it"
     );
     let unknown = "0190a5c2-0000-7000-8000-000000000000";
     for (verb, id, expected) in [("show", "x", 2), ("show", unknown, 1), ("stop", unknown, 1)] {
-        let (code, said, why) = taskd(&daemon, &["jobs", verb, id]);
+        let (code, said, why) = taskd(&daemon, &["bulk", verb, id]);
         assert_eq!(
             (code, said.as_str(), why.lines().count()),
             (expected, "", 1),
@@ -296,7 +299,7 @@ async fn a_job_sends_all_tasks_of_a_filter_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_cancels_all_unfinished_tasks_of_a_filter() {
+async fn a_bulk_change_cancels_all_unfinished_tasks_of_a_filter() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;
     let insert = async |keys: std::ops::Range<usize>| {
         let tasks: Vec<_> = keys
@@ -331,11 +334,11 @@ async fn a_job_cancels_all_unfinished_tasks_of_a_filter() {
     );
 
     let (_, started) = cancel(json!({"filter": {"queue": "q"}, "yes": true})).await;
-    let job = ended(&daemon, started["job"]["id"].as_str().unwrap()).await;
+    let bulk = ended(&daemon, started["bulk"]["id"].as_str().unwrap()).await;
     assert_eq!(
-        (&job["what"], &job["changed"], &job["failed"]),
+        (&bulk["what"], &bulk["changed"], &bulk["failed"]),
         (&json!("cancel"), &json!(300), &json!(0)),
-        "{job}"
+        "{bulk}"
     );
     assert_eq!(daemon.complete("w", &leased).await, ["CANCELLED"]);
     assert!(daemon.lease("w2", "q", 1, "100ms").await.is_empty());
@@ -404,31 +407,34 @@ async fn a_job_cancels_all_unfinished_tasks_of_a_filter() {
 }
 
 #[tokio::test]
-async fn a_job_without_a_watchdog_waits_and_can_be_stopped() {
+async fn a_bulk_change_without_a_watchdog_waits_and_can_be_stopped() {
     let mut daemon = column::start(ONE_ATTEMPT, &["--pipelines", "discovery,fanout,tasks"]).await;
     let ids = dead_tasks(&daemon, "q", 0, 3).await;
     let start = json!({"filter": {"queue": "q"}, "yes": true});
-    let stopped = retry(&daemon, start.clone()).await["job"]["id"]
+    let stopped = retry(&daemon, start.clone()).await["bulk"]["id"]
         .as_str()
         .unwrap()
         .to_owned();
-    let (status, job) = daemon
-        .post(&format!("/v1/jobs/{stopped}:stop"), &json!({}))
+    let (status, bulk) = daemon
+        .post(&format!("/v1/bulk/{stopped}:stop"), &json!({}))
         .await;
-    assert_eq!((status, &job["state"]), (200, &json!("STOPPED")), "{job}");
-    assert_eq!(targets(&daemon, "stop job").await, [stopped.as_str()]);
-    let (code, said, why) = taskd(&daemon, &["jobs", "show", &stopped, "--watch"]);
+    assert_eq!((status, &bulk["state"]), (200, &json!("STOPPED")), "{bulk}");
+    assert_eq!(
+        targets(&daemon, "stop bulk change").await,
+        [stopped.as_str()]
+    );
+    let (code, said, why) = taskd(&daemon, &["bulk", "show", &stopped, "--watch"]);
     assert!(
         code == 1 && said.contains("\"state\":\"STOPPED\""),
         "{code} {said} {why}"
     );
     let (status, problem) = daemon
-        .post(&format!("/v1/jobs/{stopped}"), &json!({}))
+        .post(&format!("/v1/bulk/{stopped}"), &json!({}))
         .await;
     assert_eq!(status, 400, "{problem}");
 
     // One that was not stopped changes what was there when it was asked for, and nothing else.
-    let waits = retry(&daemon, start).await["job"]["id"]
+    let waits = retry(&daemon, start).await["bulk"]["id"]
         .as_str()
         .unwrap()
         .to_owned();
@@ -518,17 +524,17 @@ async fn a_wrong_change_is_one_line_and_changes_nothing() {
             .0,
         400
     );
-    for path in ["/v1/jobs/x", "/v1/jobs?before=x", "/v1/jobs?limit=x"] {
+    for path in ["/v1/bulk/x", "/v1/bulk?before=x", "/v1/bulk?limit=x"] {
         assert_eq!(daemon.get(path).await.0, 400, "{path}");
     }
     assert_eq!(
         daemon
-            .get("/v1/jobs/0190a5c2-0000-7000-8000-000000000000")
+            .get("/v1/bulk/0190a5c2-0000-7000-8000-000000000000")
             .await
             .0,
         404
     );
-    assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
+    assert_eq!(daemon.get("/v1/bulk").await.1["bulk"], json!([]));
     assert_eq!(daemon.queue("q").await["dead"], 1);
     assert!(daemon.stop().await.success());
 }
@@ -632,9 +638,9 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
     // Another queue's task is not there.
     let (_, answer) = post(&daemon, "/v1/tasks:retry", &acme, json!({"ids": [ids[1]]})).await;
     assert_eq!(answer["results"][0]["status"], "UNKNOWN_TASK", "{answer}");
-    let job = |queue: &str| json!({"filter": {"queue": queue}, "yes": true});
+    let bulk = |queue: &str| json!({"filter": {"queue": queue}, "yes": true});
     assert_eq!(
-        post(&daemon, "/v1/tasks:retry", &acme, job("other"))
+        post(&daemon, "/v1/tasks:retry", &acme, bulk("other"))
             .await
             .0,
         403
@@ -646,14 +652,14 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
         json!({"filter": {"queue": "other"}, "yes": true}),
     )
     .await;
-    let others = others["job"]["id"].as_str().unwrap();
-    let (_, own) = post(&daemon, "/v1/tasks:retry", &acme, job("acme")).await;
-    let own = own["job"]["id"].as_str().unwrap();
-    assert_eq!(get(&acme, &format!("/v1/jobs/{others}")).await.0, 404);
+    let others = others["bulk"]["id"].as_str().unwrap();
+    let (_, own) = post(&daemon, "/v1/tasks:retry", &acme, bulk("acme")).await;
+    let own = own["bulk"]["id"].as_str().unwrap();
+    assert_eq!(get(&acme, &format!("/v1/bulk/{others}")).await.0, 404);
     assert_eq!(
         post(
             &daemon,
-            &format!("/v1/jobs/{others}:stop"),
+            &format!("/v1/bulk/{others}:stop"),
             &acme,
             json!({})
         )
@@ -661,29 +667,29 @@ async fn a_token_lists_and_changes_tasks_of_its_queues_only() {
         .0,
         404
     );
-    let (_, listed) = get(&acme, "/v1/jobs").await;
+    let (_, listed) = get(&acme, "/v1/bulk").await;
     assert_eq!(
-        listed["jobs"]
+        listed["bulk"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|job| &job["id"])
+            .map(|bulk| &bulk["id"])
             .collect::<Vec<_>>(),
         [own]
     );
-    until("the job has changed its task", async || {
-        get(&acme, &format!("/v1/jobs/{own}")).await.1["changed"] == 1 && !is_dead("acme").await
+    until("the bulk change has changed its task", async || {
+        get(&acme, &format!("/v1/bulk/{own}")).await.1["changed"] == 1 && !is_dead("acme").await
     })
     .await;
-    let (_, job) = get(&all, &format!("/v1/jobs/{own}")).await;
-    assert_eq!(job["who"], "acme");
+    let (_, bulk) = get(&all, &format!("/v1/bulk/{own}")).await;
+    assert_eq!(bulk["who"], "acme");
 }
 
-/// Starts a job, and answers its id.
+/// Starts a bulk change, and answers its id.
 async fn start(daemon: &Daemon, what: &str, body: Value) -> String {
     let (status, answer) = daemon.post(&format!("/v1/tasks:{what}"), &body).await;
     assert_eq!(status, 200, "{body}: {answer}");
-    answer["job"]["id"].as_str().unwrap().to_owned()
+    answer["bulk"]["id"].as_str().unwrap().to_owned()
 }
 
 pub(crate) async fn insert_keys(
@@ -708,7 +714,7 @@ pub(crate) async fn insert_keys(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_gives_all_tasks_of_a_filter_other_values() {
+async fn a_bulk_change_gives_all_tasks_of_a_filter_other_values() {
     let mut daemon = column::start("max_replicas = 4", &[]).await;
     let ids = insert_keys(&daemon, "q", 0..300).await;
     let leased = daemon.lease_all("a", "q", 20).await;
@@ -777,9 +783,9 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
             "{body}: {problem}"
         );
     }
-    assert_eq!(daemon.get("/v1/jobs").await.1["jobs"], json!([]));
+    assert_eq!(daemon.get("/v1/bulk").await.1["bulk"], json!([]));
 
-    let job = ended(
+    let bulk = ended(
         &daemon,
         &start(
             &daemon,
@@ -789,22 +795,25 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
         .await,
     )
     .await;
-    let counts = ["what", "state", "matched", "changed", "failed"].map(|name| &job[name]);
+    let counts = ["what", "state", "matched", "changed", "failed"].map(|name| &bulk[name]);
     let what = json!("change priority=high replicas=2");
     assert_eq!(
         counts,
         [&what, &json!("DONE"), &json!(280), &json!(280), &json!(0)],
-        "{job}"
+        "{bulk}"
     );
-    assert_eq!(once(targets(&daemon, "change task (job").await).len(), 280);
     assert_eq!(
-        targets(&daemon, "start job: change tasks: priority high")
+        once(targets(&daemon, "change task (bulk change").await).len(),
+        280
+    );
+    assert_eq!(
+        targets(&daemon, "start bulk change: change tasks: priority high")
             .await
             .len(),
         1
     );
     // A second one finds the values there. The command reopens what is completed.
-    let job = ended(
+    let bulk = ended(
         &daemon,
         &start(
             &daemon,
@@ -815,9 +824,9 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
     )
     .await;
     assert_eq!(
-        (&job["matched"], &job["changed"], &job["failed"]),
+        (&bulk["matched"], &bulk["changed"], &bulk["failed"]),
         (&json!(280), &json!(0), &json!(0)),
-        "{job}"
+        "{bulk}"
     );
     let completed = [
         "tasks",
@@ -859,7 +868,7 @@ async fn a_job_gives_all_tasks_of_a_filter_other_values() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
+async fn a_bulk_change_takes_all_tasks_of_a_filter_from_a_worker() {
     let mut daemon = column::start("", &[]).await;
     insert_keys(&daemon, "q", 0..300).await;
     let hangs = daemon.lease_all("hangs", "q", 200).await;
@@ -880,7 +889,10 @@ async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
         code == 0 && said.contains("300 of 300 tasks changed"),
         "{said} {why}"
     );
-    assert_eq!(once(targets(&daemon, "requeue task (job").await).len(), 300);
+    assert_eq!(
+        once(targets(&daemon, "requeue task (bulk change").await).len(),
+        300
+    );
     assert!(
         daemon
             .complete("hangs", &hangs[..5])
@@ -910,31 +922,31 @@ async fn a_job_takes_all_tasks_of_a_filter_from_a_worker() {
         to: "hangs".into(),
         ..ask.clone()
     };
-    let job = grpc
+    let bulk = grpc
         .requeue_tasks(to)
         .await
         .unwrap()
         .into_inner()
-        .job
+        .bulk
         .unwrap();
-    assert_eq!(job.what, "requeue to=hangs");
-    assert_eq!(ended(&daemon, &job.id).await["failed"], 0);
+    assert_eq!(bulk.what, "requeue to=hangs");
+    assert_eq!(ended(&daemon, &bulk.id).await["failed"], 0);
     assert!(daemon.lease("other", "q", 10, "0s").await.is_empty());
     daemon.lease_all("hangs", "q", 1).await;
-    let job = grpc
+    let bulk = grpc
         .requeue_tasks(ask)
         .await
         .unwrap()
         .into_inner()
-        .job
+        .bulk
         .unwrap();
-    ended(&daemon, &job.id).await;
+    ended(&daemon, &bulk.id).await;
     assert_eq!(daemon.drain("other", "q").await.len(), 300 - done);
     assert!(daemon.stop().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
+async fn bulk_changes_that_change_and_requeue_go_on_after_a_kill() {
     let mut daemon = column::start("", &[]).await;
     let ids = insert_keys(&daemon, "q", 0..1500).await;
     daemon.lease_all("hangs", "q", 700).await;
@@ -951,18 +963,18 @@ async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
         json!({"filter": filter, "yes": true, "away_from": "hangs"}),
     )
     .await;
-    for job in [&change, &requeue] {
+    for bulk in [&change, &requeue] {
         // Wherever it stands: the test does not depend on it.
         until("it has begun", async || {
-            let (_, shown) = daemon.get(&format!("/v1/jobs/{job}")).await;
+            let (_, shown) = daemon.get(&format!("/v1/bulk/{bulk}")).await;
             shown["matched"].as_u64() > Some(0)
         })
         .await;
         daemon.kill9_and_restart();
         daemon.ready().await;
     }
-    for job in [&change, &requeue] {
-        let shown = ended(&daemon, job).await;
+    for bulk in [&change, &requeue] {
+        let shown = ended(&daemon, bulk).await;
         assert_eq!(
             (&shown["state"], &shown["failed"], &shown["matched"]),
             (&json!("DONE"), &json!(0), &json!(1500)),
@@ -971,9 +983,12 @@ async fn jobs_that_change_and_requeue_go_on_after_a_kill() {
     }
     let all: BTreeSet<String> = ids.into_iter().collect();
     // Each has its act. A page that was done twice has those of a requeue twice.
-    assert_eq!(once(targets(&daemon, "change task (job").await), all);
     assert_eq!(
-        targets(&daemon, "requeue task (job")
+        once(targets(&daemon, "change task (bulk change").await),
+        all
+    );
+    assert_eq!(
+        targets(&daemon, "requeue task (bulk change")
             .await
             .into_iter()
             .collect::<BTreeSet<_>>(),

@@ -1,4 +1,4 @@
-//! Jobs: a change of all tasks of a filter, which the watchdog makes page by page.
+//! Bulk changes: a change of all tasks of a filter, which the watchdog makes page by page.
 
 use std::{fmt, str::FromStr};
 
@@ -11,9 +11,9 @@ use super::{
     TaskStatus, Update, WorkerName, rfc_3339,
 };
 
-/// The change that a job makes to each of its tasks. SQL keeps the text.
+/// The change that a bulk change makes to each of its tasks. SQL keeps the text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobChange {
+pub enum BulkAction {
     /// Send dead and cancelled tasks again.
     Retry,
     /// No worker does unfinished tasks any more.
@@ -24,7 +24,7 @@ pub enum JobChange {
     Requeue(Requeue),
 }
 
-impl JobChange {
+impl BulkAction {
     /// The change of live work, if it is one.
     pub fn live(&self) -> Option<Change> {
         match self {
@@ -77,7 +77,8 @@ impl JobChange {
         }
     }
 
-    /// The filter of a job: of all tasks that the change can be for. An error where there are none.
+    /// The filter of a bulk change: of all tasks that the change can be for. An error where there
+    /// are none.
     pub fn filter(&self, filter: TaskFilter) -> Result<TaskFilter, String> {
         filter.check()?;
         let verb = self.verb();
@@ -112,7 +113,7 @@ impl JobChange {
 }
 
 /// The names of workers stand at the end: they may have spaces.
-impl fmt::Display for JobChange {
+impl fmt::Display for BulkAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.verb())?;
         match self {
@@ -136,13 +137,13 @@ impl fmt::Display for JobChange {
 }
 
 /// As [`fmt::Display`] writes it.
-impl Serialize for JobChange {
+impl Serialize for BulkAction {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl FromStr for JobChange {
+impl FromStr for BulkAction {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -199,20 +200,20 @@ fn requeue(text: &str) -> Option<Requeue> {
 
 /// A change of all tasks of a filter, with its progress.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
-pub struct Job {
-    // A UUIDv7, so that jobs sort by their time.
+pub struct BulkChange {
+    // A UUIDv7, so that bulk changes sort by their time.
     pub id: Uuid,
     /// The change, for example `retry`.
     #[serde(rename = "what")]
     #[schemars(with = "String")]
-    pub change: JobChange,
-    pub state: JobState,
-    // Its times end at the job's creation.
+    pub change: BulkAction,
+    pub state: BulkState,
+    // Its times end at the bulk change's creation.
     pub filter: TaskFilter,
     /// The token of its creator.
     pub who: String,
     #[serde(flatten)]
-    pub progress: JobProgress,
+    pub progress: BulkProgress,
     #[serde(rename = "created_at", serialize_with = "rfc_3339")]
     #[schemars(with = "Rfc3339")]
     pub created_unix_ms: i64,
@@ -222,15 +223,16 @@ pub struct Job {
     /// The queues that its creator reached.
     #[serde(skip)]
     pub scope: Scope,
-    /// The token that started it; `None`: calls needed none. The job stops when the token is no
-    /// longer valid.
+    /// The token that started it; `None`: calls needed none. The bulk change stops when the token
+    /// is no longer valid.
     #[serde(skip)]
     pub token: Option<SecretHash>,
 }
 
-/// How far a job has come. A job that was killed may have changed more tasks than it counts.
+/// How far a bulk change has come. A bulk change that was killed may have changed more tasks than
+/// it counts.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
-pub struct JobProgress {
+pub struct BulkProgress {
     /// The last task that it looked at.
     #[serde(skip)]
     pub cursor: Option<TaskCursor>,
@@ -240,24 +242,24 @@ pub struct JobProgress {
     pub changed: u64,
     /// Tasks that could not be changed; `last_error` is about the last of them.
     pub failed: u64,
-    // Why the last of these, or the job itself, failed.
+    // Why the last of these, or the bulk change itself, failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub last_error: String,
 }
 
-/// The state of a job. SQL keeps the discriminants.
+/// The state of a bulk change. SQL keeps the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum JobState {
+pub enum BulkState {
     Running = 0,
     Done = 1,
-    /// An operator stopped the job.
+    /// An operator stopped the bulk change.
     Stopped = 2,
-    /// The job cannot go on.
+    /// The bulk change cannot go on.
     Failed = 3,
 }
 
-impl JobState {
+impl BulkState {
     pub const ALL: [Self; 4] = [Self::Running, Self::Done, Self::Stopped, Self::Failed];
 
     pub fn as_str(self) -> &'static str {
@@ -274,14 +276,14 @@ impl JobState {
     }
 }
 
-impl Serialize for JobState {
+impl Serialize for BulkState {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.as_str())
     }
 }
 
-impl Job {
-    /// The longest error that a job keeps, in characters.
+impl BulkChange {
+    /// The longest error that a bulk change keeps, in characters.
     const LONGEST_ERROR: usize = 1000;
 
     pub fn set_error(&mut self, error: &str) {
@@ -337,8 +339,8 @@ pub enum TasksChanged {
     /// The tasks of ids, each in order.
     Items(Vec<ItemAnswer>),
     Counted(TaskCount),
-    /// A job changes the tasks of a filter.
-    Started(Box<Job>),
+    /// A bulk change changes the tasks of a filter.
+    Started(Box<BulkChange>),
 }
 
 /// The number of tasks that a request names.
@@ -364,7 +366,7 @@ mod tests {
                 statuses,
                 ..Default::default()
             };
-            JobChange::Retry
+            BulkAction::Retry
                 .filter(filter)
                 .map(|filter| filter.statuses)
         };
@@ -377,7 +379,7 @@ mod tests {
         );
         let cancel = |statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
-            JobChange::Cancel.filter(TaskFilter {
+            BulkAction::Cancel.filter(TaskFilter {
                 queue: QueueName::new("q").ok(),
                 statuses,
                 ..Default::default()
@@ -393,7 +395,7 @@ mod tests {
                 statuses,
                 ..Default::default()
             };
-            JobChange::Update(update)
+            BulkAction::Update(update)
                 .filter(filter)
                 .map(|filter| filter.statuses)
         };
@@ -431,7 +433,7 @@ mod tests {
             .is_err()
         );
         assert_eq!(
-            JobChange::Retry.filter(TaskFilter::default()).unwrap_err(),
+            BulkAction::Retry.filter(TaskFilter::default()).unwrap_err(),
             "the filter of retry needs a queue"
         );
     }
@@ -439,20 +441,20 @@ mod tests {
     #[test]
     fn a_change_is_read_as_it_was_written() {
         let worker = || WorkerName::new(&format!("w to=x {}", "y".repeat(119))).expect("a name");
-        let update = |priority, replicas| JobChange::Update(Update { priority, replicas });
+        let update = |priority, replicas| BulkAction::Update(Update { priority, replicas });
         for change in [
-            JobChange::Retry,
-            JobChange::Cancel,
+            BulkAction::Retry,
+            BulkAction::Cancel,
             update(Some(Priority::High), None),
             update(None, Some(3)),
             update(Some(Priority::Low), Some(1)),
-            JobChange::Requeue(Requeue::All),
-            JobChange::Requeue(Requeue::AwayFrom(worker())),
-            JobChange::Requeue(Requeue::To {
+            BulkAction::Requeue(Requeue::All),
+            BulkAction::Requeue(Requeue::AwayFrom(worker())),
+            BulkAction::Requeue(Requeue::To {
                 worker: worker(),
                 until_unix_ms: None,
             }),
-            JobChange::Requeue(Requeue::To {
+            BulkAction::Requeue(Requeue::To {
                 worker: worker(),
                 until_unix_ms: Some(i64::MAX),
             }),
@@ -470,7 +472,7 @@ mod tests {
             "requeue by=w",
             "requeue to=",
         ] {
-            assert!(other.parse::<JobChange>().is_err(), "{other}");
+            assert!(other.parse::<BulkAction>().is_err(), "{other}");
         }
     }
 }

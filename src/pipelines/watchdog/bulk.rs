@@ -1,10 +1,11 @@
-//! Jobs: changes of all tasks of a filter, page by page. Each running job gets a page in turn.
+//! Bulk changes: changes of all tasks of a filter, page by page. Each running bulk change gets a
+//! page in turn.
 //!
-//! A page is changed first, then SQL stores how far the job is. A process that is killed in between
-//! leaves a page that the next leader changes again. A task that was changed does not fit the
-//! filter of the job any more, or stays as it is. So each task is changed once, and the job counts
-//! fewer of them than it has changed. A requeue is made twice: it ends the leases that were given
-//! since.
+//! A page is changed first, then SQL stores how far the bulk change is. A process that is killed in
+//! between leaves a page that the next leader changes again. A task that was changed does not fit
+//! the filter of the bulk change any more, or stays as it is. So each task is changed once, and the
+//! bulk change counts fewer of them than it has changed. A requeue is made twice: it ends the
+//! leases that were given since.
 //!
 //! A page of a requeue has its turn again for the tasks whose shards do not answer, and for those
 //! that come into the page meanwhile.
@@ -21,8 +22,8 @@ use uuid::Uuid;
 use super::{error::Error, lead::Lead};
 use crate::{
     model::{
-        Act, Change, Changed, Job, JobChange, JobState, SecretHash, TaskAct, TaskCursor, TaskId,
-        Update,
+        Act, BulkAction, BulkChange, BulkState, Change, Changed, SecretHash, TaskAct, TaskCursor,
+        TaskId, Update,
     },
     pipelines::{
         changing::{self, Changing},
@@ -71,7 +72,7 @@ type Expiries = HashMap<SecretHash, Option<i64>>;
 type TokensRead = Option<(u64, Arc<Expiries>)>;
 
 #[derive(Clone)]
-pub(super) struct Jobs {
+pub(super) struct BulkChanges {
     store: Arc<dyn Store>,
     changing: Changing,
     clock: Clock,
@@ -82,7 +83,7 @@ pub(super) struct Jobs {
     tokens: Arc<Mutex<TokensRead>>,
 }
 
-impl Jobs {
+impl BulkChanges {
     pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let store = Arc::clone(&context.store);
         let changing = context.changing();
@@ -99,31 +100,32 @@ impl Jobs {
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         while self.lead.wait(&cx).await {
-            let running = self.store.running_jobs().await?;
+            let running = self.store.running_bulk_changes().await?;
             cx.beat();
             self.rests
                 .lock()
-                .retain(|id, _| running.iter().any(|job| job.id == *id));
+                .retain(|id, _| running.iter().any(|bulk| bulk.id == *id));
             if running.is_empty() {
                 cx.idle(cx.pause(IDLE)).await;
                 continue;
             }
             let mut failed = Ok(());
             let mut stopped = HashSet::new();
-            for job in &running {
+            for bulk in &running {
                 if !self.lead.wait(&cx).await {
                     return Ok(());
                 }
-                // Before each page, so that a job changes nothing more once its token is revoked.
+                // Before each page, so that a bulk change changes nothing more once its token is
+                // revoked.
                 self.stop_without_right(&running, &mut stopped).await?;
-                if stopped.contains(&job.id) {
+                if stopped.contains(&bulk.id) {
                     continue;
                 }
                 let started = Instant::now();
-                // A job whose page fails now holds up no other one: it has its turn again.
-                let stepped = self.step(job.clone()).await;
+                // A bulk change whose page fails now holds up no other one: it has its turn again.
+                let stepped = self.step(bulk.clone()).await;
                 failed = failed.and(stepped);
-                metrics::watchdog_step("jobs", started.elapsed());
+                metrics::watchdog_step("bulk", started.elapsed());
                 cx.beat();
                 // The loop works at most half of the time, so that others reach the database,
                 // however much is to do.
@@ -136,13 +138,13 @@ impl Jobs {
         Ok(())
     }
 
-    /// Stops the jobs whose token is no longer valid.
+    /// Stops the bulk changes whose token is no longer valid.
     async fn stop_without_right(
         &self,
-        running: &[Job],
+        running: &[BulkChange],
         stopped: &mut HashSet<Uuid>,
     ) -> Result<(), Error> {
-        if running.iter().all(|job| job.token.is_none()) {
+        if running.iter().all(|bulk| bulk.token.is_none()) {
             return Ok(());
         }
         // The version first: a change after it is read again.
@@ -162,49 +164,57 @@ impl Jobs {
             }
         };
         let now = self.clock.now_unix_ms();
-        for job in running {
-            let Some(token) = &job.token else { continue };
+        for bulk in running {
+            let Some(token) = &bulk.token else { continue };
             let why = match tokens.get(token) {
                 None => "its token was revoked",
                 Some(Some(expires_unix_ms)) if *expires_unix_ms <= now => "its token has expired",
                 Some(_) => continue,
             };
-            if stopped.insert(job.id) {
-                let act = Act::at_time(now, "taskd", "stop job", &format!("{}: {why}", job.id));
-                self.store.stop_job(job.id, now, Some(why), &act).await?;
-                tracing::warn!(job = %job.id, "the job {} ({}) stops: {why}", job.id, job.change.of_tasks());
+            if stopped.insert(bulk.id) {
+                let act = Act::at_time(
+                    now,
+                    "taskd",
+                    "stop bulk change",
+                    &format!("{}: {why}", bulk.id),
+                );
+                self.store
+                    .stop_bulk_change(bulk.id, now, Some(why), &act)
+                    .await?;
+                tracing::warn!(bulk = %bulk.id, "the bulk change {} ({}) stops: {why}", bulk.id, bulk.change.of_tasks());
             }
         }
         Ok(())
     }
 
-    /// Changes a page of the job. A job that can never go on holds up no other one.
-    async fn step(&self, mut job: Job) -> Result<(), Error> {
-        let from = job.progress.cursor;
-        match self.page(&mut job).await {
+    /// Changes a page of the bulk change. A bulk change that can never go on holds up no other one.
+    async fn step(&self, mut bulk: BulkChange) -> Result<(), Error> {
+        let from = bulk.progress.cursor;
+        match self.page(&mut bulk).await {
             Ok(()) => {}
             Err(error) if is_refusal(&error) => {
-                tracing::warn!(job = %job.id, "the job {} ({}) failed: {error}", job.id, job.change.of_tasks());
-                job.set_error(&error.to_string());
-                job.state = JobState::Failed;
+                tracing::warn!(bulk = %bulk.id, "the bulk change {} ({}) failed: {error}", bulk.id, bulk.change.of_tasks());
+                bulk.set_error(&error.to_string());
+                bulk.state = BulkState::Failed;
             }
             Err(error) => return Err(error),
         }
-        job.updated_unix_ms = self.clock.now_unix_ms();
-        // Another leader has done the same page, or somebody has stopped the job: their row stays.
-        if self.store.advance_job(&job, from).await? && job.state == JobState::Done {
-            let id = job.id;
-            let words = job.change.of_tasks();
-            let progress = &job.progress;
-            tracing::info!(job = %id, "the job {id} ({words}) is done: {} changed", progress.changed);
+        bulk.updated_unix_ms = self.clock.now_unix_ms();
+        // Another leader has done the same page, or somebody has stopped the bulk change: their row
+        // stays.
+        if self.store.advance_bulk_change(&bulk, from).await? && bulk.state == BulkState::Done {
+            let id = bulk.id;
+            let words = bulk.change.of_tasks();
+            let progress = &bulk.progress;
+            tracing::info!(bulk = %id, "the bulk change {id} ({words}) is done: {} changed", progress.changed);
         }
         Ok(())
     }
 
-    async fn page(&self, job: &mut Job) -> Result<(), Error> {
-        let filter = job.filter.clone();
-        let after = job.progress.cursor;
-        let stays_in_queue = !job.scope.is_everything();
+    async fn page(&self, bulk: &mut BulkChange) -> Result<(), Error> {
+        let filter = bulk.filter.clone();
+        let after = bulk.progress.cursor;
+        let stays_in_queue = !bulk.scope.is_everything();
         let search = TaskSearch {
             filter,
             limit: CHANGED_AT_ONCE,
@@ -213,35 +223,35 @@ impl Jobs {
             stays_in_queue,
         };
         let page = self.store.search(&search).await?;
-        let reached = |task: &&ListedTask| job.scope.includes(task.shard.queue.as_str());
+        let reached = |task: &&ListedTask| bulk.scope.includes(task.shard.queue.as_str());
         let matched: Vec<&ListedTask> = page.tasks.iter().filter(reached).collect();
-        let is_new = |task: &&&ListedTask| !has_values(&job.change, task);
+        let is_new = |task: &&&ListedTask| !has_values(&bulk.change, task);
         let ids: Vec<TaskId> = matched.iter().filter(is_new).map(|task| task.id).collect();
-        let Outcome { changed, unchanged } = self.change(job, &ids).await?;
-        let progress = &mut job.progress;
+        let Outcome { changed, unchanged } = self.change(bulk, &ids).await?;
+        let progress = &mut bulk.progress;
         progress.looked_at += u64::from(page.looked_at);
         progress.matched += (matched.len() - ids.len()) as u64 + changed + unchanged.len() as u64;
         progress.changed += changed;
         progress.failed += unchanged.len() as u64;
         if let Some((id, why)) = unchanged.last() {
-            job.set_error(&format!("{id}: {why}"));
+            bulk.set_error(&format!("{id}: {why}"));
         }
         match page.next {
-            Some(next) => job.progress.cursor = Some(next),
-            None => job.state = JobState::Done,
+            Some(next) => bulk.progress.cursor = Some(next),
+            None => bulk.state = BulkState::Done,
         }
         Ok(())
     }
 
     /// Changes tasks, and records an act for each.
-    async fn change(&self, job: &Job, ids: &[TaskId]) -> Result<Outcome, Error> {
-        if ids.is_empty() && !matches!(job.change, JobChange::Requeue(_)) {
+    async fn change(&self, bulk: &BulkChange, ids: &[TaskId]) -> Result<Outcome, Error> {
+        if ids.is_empty() && !matches!(bulk.change, BulkAction::Requeue(_)) {
             return Ok(Outcome::default());
         }
-        let Some(change) = job.change.live() else {
+        let Some(change) = bulk.change.live() else {
             let retried = self
                 .store
-                .retry_with_acts(ids, self.clock.now_unix_ms(), &job.who, &act_of(job))
+                .retry_with_acts(ids, self.clock.now_unix_ms(), &bulk.who, &act_of(bulk))
                 .await?;
             let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
             let stayed = |id| {
@@ -250,12 +260,12 @@ impl Jobs {
             };
             return Ok(Outcome::of(ids.iter().map(|id| (*id, stayed(*id)))));
         };
-        if matches!(job.change, JobChange::Requeue(_)) {
-            return self.requeue(job, &change, ids).await;
+        if matches!(bulk.change, BulkAction::Requeue(_)) {
+            return self.requeue(bulk, &change, ids).await;
         }
         let changed = self
             .changing
-            .change(ids, &change, &acts(job, ids, self.clock.now_unix_ms()))
+            .change(ids, &change, &acts(bulk, ids, self.clock.now_unix_ms()))
             .await?;
         Ok(Outcome::of(
             ids.iter()
@@ -266,12 +276,17 @@ impl Jobs {
 
     /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says
     /// that the page has its turn again.
-    async fn requeue(&self, job: &Job, change: &Change, ids: &[TaskId]) -> Result<Outcome, Error> {
-        let behind = job.progress.cursor;
+    async fn requeue(
+        &self,
+        bulk: &BulkChange,
+        change: &Change,
+        ids: &[TaskId],
+    ) -> Result<Outcome, Error> {
+        let behind = bulk.progress.cursor;
         let rest = self
             .rests
             .lock()
-            .get(&job.id)
+            .get(&bulk.id)
             .filter(|rest| rest.behind == behind)
             .cloned();
         let mut rest = rest.unwrap_or_else(|| Rest::new(behind));
@@ -284,7 +299,7 @@ impl Jobs {
             true => Vec::new(),
             false => {
                 self.changing
-                    .change(&due, change, &acts(job, &due, self.clock.now_unix_ms()))
+                    .change(&due, change, &acts(bulk, &due, self.clock.now_unix_ms()))
                     .await?
             }
         };
@@ -304,10 +319,10 @@ impl Jobs {
         }
         let mut rests = self.rests.lock();
         if !has_its_turn_again {
-            rests.remove(&job.id);
+            rests.remove(&bulk.id);
             return Ok(rest.outcome);
         }
-        rests.insert(job.id, rest);
+        rests.insert(bulk.id, rest);
         Err(Error::NotRequeued)
     }
 }
@@ -340,27 +355,27 @@ impl Rest {
 }
 
 /// An act for each task.
-fn acts(job: &Job, ids: &[TaskId], now_unix_ms: i64) -> Vec<TaskAct> {
-    let act = act_of(job);
+fn acts(bulk: &BulkChange, ids: &[TaskId], now_unix_ms: i64) -> Vec<TaskAct> {
+    let act = act_of(bulk);
     ids.iter()
         .map(|id| {
             (
                 *id,
-                Act::at_time(now_unix_ms, &job.who, &act, &id.to_string()),
+                Act::at_time(now_unix_ms, &bulk.who, &act, &id.to_string()),
             )
         })
         .collect()
 }
 
-/// The words of an act, which SQL keeps up to 64 characters long. The job has the rest.
-fn act_of(job: &Job) -> String {
-    format!("{} task (job {})", job.change.verb(), job.id)
+/// The words of an act, which SQL keeps up to 64 characters long. The bulk change has the rest.
+fn act_of(bulk: &BulkChange) -> String {
+    format!("{} task (bulk change {})", bulk.change.verb(), bulk.id)
 }
 
-/// True if SQL has the values that the job gives: from before, or since a page that was changed and
-/// not counted. The queue has them, too, or SQL keeps the wish.
-fn has_values(change: &JobChange, task: &ListedTask) -> bool {
-    let JobChange::Update(Update { priority, replicas }) = change else {
+/// True if SQL has the values that the bulk change gives: from before, or since a page that was
+/// changed and not counted. The queue has them, too, or SQL keeps the wish.
+fn has_values(change: &BulkAction, task: &ListedTask) -> bool {
+    let BulkAction::Update(Update { priority, replicas }) = change else {
         return false;
     };
     priority.is_none_or(|new| new == task.priority)
