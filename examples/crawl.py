@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 from typing import TypedDict
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from taskd import UNFINISHED, AsyncClient, Reject, Retry, Task, Worker
+from taskd_client import UNFINISHED, AsyncClient, Reject, Retry, Task, Worker
 
 # How often a line says how far the crawl is, in seconds.
 PROGRESS = 5.0

@@ -73,22 +73,22 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     (
         "clients/python/README.md",
-        "from taskd import Client, NewTask",
+        "from taskd_client import Client, NewTask",
         PYTHON_PART,
     ),
     (
         "clients/python/README.md",
-        "from taskd import AsyncClient",
+        "from taskd_client import AsyncClient",
         PYTHON_PART,
     ),
     (
         "clients/python/README.md",
-        "from taskd import TLS",
+        "from taskd_client import TLS",
         "needs a name and certificates",
     ),
     (
         "clients/python/README.md",
-        "from taskd.testing",
+        "from taskd_client.testing",
         PYTHON_PART,
     ),
     (
@@ -280,7 +280,7 @@ impl Newcomer {
             file
         };
         let mut command = match block.language.as_str() {
-            "python" if block.code.contains("from taskd import") => {
+            "python" if block.code.contains("from taskd_client import") => {
                 let mut command = self.command(self.python.as_ref()?);
                 command
                     .arg(save("worker.py"))
@@ -361,7 +361,7 @@ impl Newcomer {
             block.code,
             program.said()
         );
-        let has_package = ["from taskd import", "@taskd/client", "taskd_client"]
+        let has_package = ["from taskd_client import", "@taskd/client", "taskd_client"]
             .iter()
             .any(|of| block.code.contains(of));
         if has_package {

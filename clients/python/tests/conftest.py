@@ -24,7 +24,7 @@ from uuid import uuid4
 
 import pytest
 
-from taskd import Worker
+from taskd_client import Worker
 
 # taskd refuses variables that it does not know, and a test must not take the settings of its caller.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}

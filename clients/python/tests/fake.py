@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client.v1 import taskd_pb2 as pb
 
 Script = Callable[["FakeStream"], Awaitable[None]]
 

@@ -16,7 +16,7 @@ import pytest
 from conftest import Program, Taskd, until
 from fake import FakeTaskd
 
-from taskd import (
+from taskd_client import (
     UNFINISHED,
     AsyncClient,
     Client,

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from conftest import ROOT, Taskd, until
 
-from taskd import Client, TaskStatus
+from taskd_client import Client, TaskStatus
 
 PAGES = {
     "/site/": '<title>Start</title><a href="a.html">a</a><a href="b.html#top">b</a><a href="/outside">no</a>',

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from conftest import Background, Program, Proxy, Taskd, free_port, until
 
-from taskd import (
+from taskd_client import (
     TLS,
     AsyncClient,
     Client,

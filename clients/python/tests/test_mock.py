@@ -14,11 +14,11 @@ from uuid import UUID
 
 import pytest
 
-from taskd import Encoding, InvalidRequest, PayloadError, PutOff, Reject, Retry, Task, Worker
-from taskd._codec import encode
-from taskd._typed import payload_reader
-from taskd.logs import JsonFormatter, TaskFields
-from taskd.testing import MockSource, make_task
+from taskd_client import Encoding, InvalidRequest, PayloadError, PutOff, Reject, Retry, Task, Worker
+from taskd_client._codec import encode
+from taskd_client._typed import payload_reader
+from taskd_client.logs import JsonFormatter, TaskFields
+from taskd_client.testing import MockSource, make_task
 
 
 def test_a_crawl_without_a_server() -> None:

@@ -9,9 +9,9 @@ import pytest
 from conftest import Background, Taskd, until
 from test_reports import Scripted, work
 
-from taskd import Answer, Client, InvalidRequest, ItemStatus, Task, Unavailable, Worker, _reports, _session
-from taskd._grpc_source import GrpcSource
-from taskd.source import Completion, Lease
+from taskd_client import Answer, Client, InvalidRequest, ItemStatus, Task, Unavailable, Worker, _reports, _session
+from taskd_client._grpc_source import GrpcSource
+from taskd_client.source import Completion, Lease
 
 OK = Answer(ItemStatus.OK)
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from conftest import ROOT, Background, Program, Taskd, until
 
-import taskd as taskd_package
-from taskd.testing import MockSource
+import taskd_client as taskd_package
+from taskd_client.testing import MockSource
 
 README = (ROOT / "clients" / "python" / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -35,7 +35,7 @@ def test_the_worker_and_its_tests() -> None:
 
 
 def test_the_worker_of_the_documents() -> None:
-    (code,) = re.findall(r"```python\n(from taskd.*?)```", (ROOT / "docs" / "workers.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(from taskd_client.*?)```", (ROOT / "docs" / "workers.md").read_text(), re.DOTALL)
     assert code == example("worker.run()")
     names: dict[str, Any] = {}
     exec(code.replace("worker.run()", ""), names)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from conftest import ROOT
 
-from taskd import Answer, Encoding, ItemStatus, Retry, Task, Unavailable, Worker
-from taskd._grpc_source import extension_timeout, rejection
-from taskd._handler import reason
-from taskd.source import Completion, Lease, Rejection
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client import Answer, Encoding, ItemStatus, Retry, Task, Unavailable, Worker
+from taskd_client._grpc_source import extension_timeout, rejection
+from taskd_client._handler import reason
+from taskd_client.source import Completion, Lease, Rejection
+from taskd_client.v1 import taskd_pb2 as pb
 
 OK = Answer(ItemStatus.OK)
 
@@ -225,7 +225,7 @@ def test_reasons_and_delays_are_cut_to_what_taskd_takes() -> None:
 def test_the_package_asks_for_the_protobuf_that_its_code_needs() -> None:
     package = ROOT / "clients" / "python"
     (generated,) = re.findall(
-        r"^# Protobuf Python Version: (\S+)$", (package / "src/taskd/v1/taskd_pb2.py").read_text(), re.MULTILINE
+        r"^# Protobuf Python Version: (\S+)$", (package / "src/taskd_client/v1/taskd_pb2.py").read_text(), re.MULTILINE
     )
     assert f'"protobuf>={generated}"' in (package / "pyproject.toml").read_text()
     assert pb.DESCRIPTOR.package == "taskd.v1"

@@ -16,9 +16,9 @@ import pytest
 from conftest import Background, Program, Proxy, Taskd, until
 from fake import FakeStream, FakeTaskd, leased
 
-from taskd import Client, NewTask, Priority, Task, TaskStatus, Unavailable, Worker
-from taskd._connection import COMPLETE, Connection, Target
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client import Client, NewTask, Priority, Task, TaskStatus, Unavailable, Worker
+from taskd_client._connection import COMPLETE, Connection, Target
+from taskd_client.v1 import taskd_pb2 as pb
 
 MakeTaskd = Callable[..., Taskd]
 Start = Callable[..., Program]

@@ -13,7 +13,7 @@ import pytest
 from conftest import Background, Proxy, Taskd, until
 from fake import FakeTaskd
 
-from taskd import (
+from taskd_client import (
     AsyncClient,
     Backoff,
     Client,

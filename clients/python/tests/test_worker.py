@@ -17,7 +17,7 @@ import pytest
 from conftest import Taskd
 from conftest import until as wait_for
 
-from taskd import (
+from taskd_client import (
     AsyncClient,
     Client,
     InvalidRequest,

@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Any
 
-from taskd import Task, Worker
+from taskd_client import Task, Worker
 
 worker = Worker(sys.argv[1], queue=sys.argv[2], concurrency=1, prefetch=5, name=f"die-{sys.argv[2]}")
 

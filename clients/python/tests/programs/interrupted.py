@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from taskd import Client, NewTask
+from taskd_client import Client, NewTask
 
 address, queue = sys.argv[1:]
 

@@ -5,7 +5,7 @@ import signal
 import sys
 from dataclasses import dataclass
 
-from taskd import Reject, Task, Worker
+from taskd_client import Reject, Task, Worker
 
 
 @dataclass

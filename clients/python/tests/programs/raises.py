@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 
-from taskd import Task, Worker
+from taskd_client import Task, Worker
 
 
 class Own(BaseException):

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from taskd import Task, Worker
-from taskd.logs import configure
+from taskd_client import Task, Worker
+from taskd_client.logs import configure
 
 address, queue, folder = sys.argv[1:4]
 prefetch = int(sys.argv[4]) if len(sys.argv) > 4 else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskd._time import Seconds, seconds
+from taskd_client._time import Seconds, seconds
 
 
 class TaskdError(Exception):

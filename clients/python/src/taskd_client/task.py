@@ -10,10 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
-from taskd._codec import decode, encode
-from taskd._time import Seconds, seconds, to_datetime, to_duration
-from taskd.errors import Unserialisable
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._codec import decode, encode
+from taskd_client._time import Seconds, seconds, to_datetime, to_duration
+from taskd_client.errors import Unserialisable
+from taskd_client.v1 import taskd_pb2 as pb
 
 PayloadT = TypeVar("PayloadT")
 

@@ -12,14 +12,14 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
-from taskd._batches import AT_ONCE, LINGER, Batch
-from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses
-from taskd._time import Seconds
-from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted
-from taskd.errors import Unavailable
-from taskd.source import Answer
-from taskd.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._batches import AT_ONCE, LINGER, Batch
+from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses
+from taskd_client._time import Seconds
+from taskd_client.client import AsyncClient, Explanation, InsertCounts, Inserted
+from taskd_client.errors import Unavailable
+from taskd_client.source import Answer
+from taskd_client.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
+from taskd_client.v1 import taskd_pb2 as pb
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """The boundary between a worker and the place that its tasks come from.
 
-`taskd._grpc_source` asks taskd; `taskd.testing` needs no server.
+`taskd_client._grpc_source` asks taskd; `taskd_client.testing` needs no server.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from taskd._codec import Encoding
-from taskd.task import Priority
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._codec import Encoding
+from taskd_client.task import Priority
+from taskd_client.v1 import taskd_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,13 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from taskd._handler import Handler, Outcome, completed, error_text, failed, reason
-from taskd._reports import Reports
-from taskd._stream_source import StreamSource
-from taskd._surplus import Surplus
-from taskd._threads import Processes, Threads
-from taskd._time import Pauses
-from taskd.errors import (
+from taskd_client._handler import Handler, Outcome, completed, error_text, failed, reason
+from taskd_client._reports import Reports
+from taskd_client._stream_source import StreamSource
+from taskd_client._surplus import Surplus
+from taskd_client._threads import Processes, Threads
+from taskd_client._time import Pauses
+from taskd_client.errors import (
     EndOfSource,
     InvalidRequest,
     PayloadError,
@@ -29,11 +29,11 @@ from taskd.errors import (
     TaskdError,
     Unavailable,
 )
-from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection, Source
-from taskd.task import Task, set_current_task
+from taskd_client.source import Answer, Completion, ItemStatus, Lease, Rejection, Source
+from taskd_client.task import Task, set_current_task
 
 if TYPE_CHECKING:
-    from taskd.worker import Options, Stats
+    from taskd_client.worker import Options, Stats
 
 logger = logging.getLogger("taskd.worker")
 

@@ -1,6 +1,6 @@
 """Workers and clients of taskd.
 
-from taskd import Worker
+from taskd_client import Worker
 
 worker = Worker("127.0.0.1:7601", queue="pages")
 
@@ -12,10 +12,10 @@ async def fetch(task):
 worker.run()
 """
 
-from taskd._codec import Encoding
-from taskd._connection import TLS
-from taskd.client import AsyncClient, Explanation, InsertCounts, Inserted, InsertStatus
-from taskd.errors import (
+from taskd_client._codec import Encoding
+from taskd_client._connection import TLS
+from taskd_client.client import AsyncClient, Explanation, InsertCounts, Inserted, InsertStatus
+from taskd_client.errors import (
     EndOfSource,
     InvalidRequest,
     NotFound,
@@ -31,9 +31,9 @@ from taskd.errors import (
     Unserialisable,
     Unsupported,
 )
-from taskd.source import Answer, ItemStatus
-from taskd.sync import Client
-from taskd.task import (
+from taskd_client.source import Answer, ItemStatus
+from taskd_client.sync import Client
+from taskd_client.task import (
     FINAL,
     UNFINISHED,
     Attempt,
@@ -48,7 +48,7 @@ from taskd.task import (
     TaskStatus,
     current_task,
 )
-from taskd.worker import Stats, Worker
+from taskd_client.worker import Stats, Worker
 
 __all__ = [
     "FINAL",

@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from taskd._handler import Outcome, reason
-from taskd._time import Pauses
-from taskd.errors import InvalidRequest, Unavailable
-from taskd.source import Answer, Completion, ItemStatus, Lease, NextSource, Rejection, Source
+from taskd_client._handler import Outcome, reason
+from taskd_client._time import Pauses
+from taskd_client.errors import InvalidRequest, Unavailable
+from taskd_client.source import Answer, Completion, ItemStatus, Lease, NextSource, Rejection, Source
 
 if TYPE_CHECKING:
-    from taskd._session import Held
+    from taskd_client._session import Held
 
 logger = logging.getLogger("taskd.worker")
 

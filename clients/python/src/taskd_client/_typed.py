@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
-from taskd._codec import Encoding, decode, parse
-from taskd.errors import PayloadError
+from taskd_client._codec import Encoding, decode, parse
+from taskd_client.errors import PayloadError
 
 PayloadReader = Callable[[bytes, int], Any]
 # Reads a JSON value; the text says where in the payload the value is.

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from taskd._connection import StreamCall, settle
-from taskd.errors import Unavailable
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._connection import StreamCall, settle
+from taskd_client.errors import Unavailable
+from taskd_client.v1 import taskd_pb2 as pb
 
 # How long taskd may take to open a session.
 _OPEN_WITHIN = 10.0

@@ -7,7 +7,7 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-from taskd.task import current_task
+from taskd_client.task import current_task
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -13,8 +13,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from taskd._connection import Connection
-from taskd._grpc_source import (
+from taskd_client._connection import Connection
+from taskd_client._grpc_source import (
     REPORT_TIMEOUT,
     GrpcSource,
     completion,
@@ -24,11 +24,11 @@ from taskd._grpc_source import (
     read_lease,
     rejection,
 )
-from taskd._stream import REFUSALS, Kind, Silent, Stream, StreamRefused
-from taskd._time import Pauses, to_duration
-from taskd.errors import TaskdError, Unavailable
-from taskd.source import Answer, Completion, Lease, Rejection
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._stream import REFUSALS, Kind, Silent, Stream, StreamRefused
+from taskd_client._time import Pauses, to_duration
+from taskd_client.errors import TaskdError, Unavailable
+from taskd_client.source import Answer, Completion, Lease, Rejection
+from taskd_client.v1 import taskd_pb2 as pb
 
 logger = logging.getLogger("taskd.worker")
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 from contextlib import suppress
 
-from taskd.task import NewTask
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client.task import NewTask
+from taskd_client.v1 import taskd_pb2 as pb
 
 # The bounds of one insert: tasks, and bytes (one larger task goes alone).
 MAX_TASKS = 1000

@@ -1,6 +1,6 @@
 """Tests of handlers without a server.
 
-from taskd.testing import MockSource
+from taskd_client.testing import MockSource
 
 def test_fetch():
     source = MockSource()
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from taskd._codec import Encoding, decode
-from taskd.errors import EndOfSource
-from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection
-from taskd.task import NewTask, Priority, Task, key_text, read_priority
-from taskd.v1 import taskd_pb2 as pb
-from taskd.worker import Worker
+from taskd_client._codec import Encoding, decode
+from taskd_client.errors import EndOfSource
+from taskd_client.source import Answer, Completion, ItemStatus, Lease, Rejection
+from taskd_client.task import NewTask, Priority, Task, key_text, read_priority
+from taskd_client.v1 import taskd_pb2 as pb
+from taskd_client.worker import Worker
 
 # Without time, a handler that puts a task off until something changes would do so for ever.
 _MOST_PUT_OFF = 100

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from taskd._codec import Encoding
-from taskd._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection
-from taskd._time import to_duration
-from taskd.errors import Unavailable
-from taskd.source import Answer, Completion, ItemStatus, Lease, Rejection
-from taskd.task import read_priority
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._codec import Encoding
+from taskd_client._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection
+from taskd_client._time import to_duration
+from taskd_client.errors import Unavailable
+from taskd_client.source import Answer, Completion, ItemStatus, Lease, Rejection
+from taskd_client.task import read_priority
+from taskd_client.v1 import taskd_pb2 as pb
 
 # taskd answers a report in milliseconds; a process that hangs must not keep it.
 REPORT_TIMEOUT = 20.0

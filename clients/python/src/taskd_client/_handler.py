@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-from taskd._codec import encode
-from taskd._typed import PayloadReader, payload_reader
-from taskd.errors import PayloadError, PutOff, Reject, Retry, Unserialisable
-from taskd.source import Completion, Lease, Rejection
-from taskd.task import Task, key_text, set_current_task
+from taskd_client._codec import encode
+from taskd_client._typed import PayloadReader, payload_reader
+from taskd_client.errors import PayloadError, PutOff, Reject, Retry, Unserialisable
+from taskd_client.source import Completion, Lease, Rejection
+from taskd_client.task import Task, key_text, set_current_task
 
 Outcome = Completion | Rejection
 

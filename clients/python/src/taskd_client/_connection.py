@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import grpc
 import grpc.aio
 
-from taskd._time import Pauses
-from taskd.errors import (
+from taskd_client._time import Pauses
+from taskd_client.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
@@ -25,7 +25,7 @@ from taskd.errors import (
     Unavailable,
     Unsupported,
 )
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client.v1 import taskd_pb2 as pb
 
 DEFAULT_ADDRESS = "127.0.0.1:7601"
 _VERSION = "0.1.0"

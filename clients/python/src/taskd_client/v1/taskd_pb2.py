@@ -30,7 +30,7 @@ DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14taskd/v1/taskd
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'taskd.v1.taskd_pb2', _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'taskd_client.v1.taskd_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\010taskd.v1P\001Z\020taskd/v1;taskdv1\252\002\010Taskd.V1\352\002\tTaskd::V1'

@@ -25,9 +25,9 @@ from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
 
-from taskd._batches import AT_ONCE, MAX_TASKS, cut, cut_async
-from taskd._codec import decode
-from taskd._connection import (
+from taskd_client._batches import AT_ONCE, MAX_TASKS, cut, cut_async
+from taskd_client._codec import decode
+from taskd_client._connection import (
     CANCEL,
     DEFAULT_ADDRESS,
     EXPLAIN,
@@ -43,11 +43,11 @@ from taskd._connection import (
     Target,
     patiently,
 )
-from taskd._grpc_source import read_answer
-from taskd._time import Pauses, Seconds, seconds, to_datetime, to_duration
-from taskd.errors import InvalidRequest, TaskRejected, Unavailable, Unsupported
-from taskd.source import Answer
-from taskd.task import (
+from taskd_client._grpc_source import read_answer
+from taskd_client._time import Pauses, Seconds, seconds, to_datetime, to_duration
+from taskd_client.errors import InvalidRequest, TaskRejected, Unavailable, Unsupported
+from taskd_client.source import Answer
+from taskd_client.task import (
     TO_STATUS,
     Backoff,
     Gap,
@@ -63,7 +63,7 @@ from taskd.task import (
     read_status,
     read_task,
 )
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client.v1 import taskd_pb2 as pb
 
 logger = logging.getLogger("taskd.client")
 

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from dataclasses import replace
 
-from taskd._batches import Batch
-from taskd._connection import Target
-from taskd._time import Pauses
-from taskd.client import AsyncClient, InsertStatus
-from taskd.errors import Unavailable
-from taskd.source import Completion
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._batches import Batch
+from taskd_client._connection import Target
+from taskd_client._time import Pauses
+from taskd_client.client import AsyncClient, InsertStatus
+from taskd_client.errors import Unavailable
+from taskd_client.source import Completion
+from taskd_client.v1 import taskd_pb2 as pb
 
 logger = logging.getLogger("taskd.worker")
 

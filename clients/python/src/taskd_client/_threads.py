@@ -17,9 +17,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from typing import Any, cast
 
-from taskd._handler import Handler, Outcome, completed, failed
-from taskd.source import Completion, Lease, Rejection
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client._handler import Handler, Outcome, completed, failed
+from taskd_client.source import Completion, Lease, Rejection
+from taskd_client.v1 import taskd_pb2 as pb
 
 _Job = tuple[Future[Any], contextvars.Context, Callable[[], Any]]
 

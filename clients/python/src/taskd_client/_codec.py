@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
-from taskd.errors import PayloadError, Unserialisable
-from taskd.v1 import taskd_pb2 as pb
+from taskd_client.errors import PayloadError, Unserialisable
+from taskd_client.v1 import taskd_pb2 as pb
 
 
 class Encoding(enum.IntEnum):

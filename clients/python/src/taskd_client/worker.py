@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
-from taskd._connection import DEFAULT_ADDRESS, TLS, Addresses, Connection, Target
-from taskd._grpc_source import GrpcSource
-from taskd._handler import Handler
-from taskd._session import Session
-from taskd._stream_source import StreamSource
-from taskd._surplus import Surplus
-from taskd._time import Seconds, seconds
-from taskd.errors import InvalidRequest, TaskdError
-from taskd.source import Source
+from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses, Connection, Target
+from taskd_client._grpc_source import GrpcSource
+from taskd_client._handler import Handler
+from taskd_client._session import Session
+from taskd_client._stream_source import StreamSource
+from taskd_client._surplus import Surplus
+from taskd_client._time import Seconds, seconds
+from taskd_client.errors import InvalidRequest, TaskdError
+from taskd_client.source import Source
 
 logger = logging.getLogger("taskd.worker")
 
