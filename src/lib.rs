@@ -33,3 +33,12 @@ pub mod pipelines;
 pub mod app;
 pub mod cli;
 pub mod ingress;
+
+/// Their examples are compiled.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/workers.md")]
+    struct Workers;
+}

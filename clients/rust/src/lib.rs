@@ -54,15 +54,11 @@ mod unary;
 mod waiting;
 mod worker;
 
-/// Their examples are compiled.
+/// Its examples are compiled.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]
     struct Crate;
-    #[doc = include_str!("../../../README.md")]
-    struct Readme;
-    #[doc = include_str!("../../../docs/workers.md")]
-    struct Workers;
 }
 
 /// The messages of `proto/taskd/v1/taskd.proto` and the clients of its services.
