@@ -183,7 +183,11 @@ impl Failure {
 
 /// The beginning of a reason, as much as taskd takes.
 fn cut(mut reason: String) -> String {
-    reason.truncate(reason.floor_char_boundary(LONGEST_REASON));
+    let mut end = reason.len().min(LONGEST_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.truncate(end);
     reason
 }
 
