@@ -49,6 +49,13 @@ const (
 	isGone
 )
 
+// lease names a lease. Tasks that were leased together may share a token.
+type lease struct{ id, token string }
+
+func leaseOf(leased *taskdpb.LeasedTask) lease {
+	return lease{id: leased.Id, token: leased.LeaseToken}
+}
+
 // held is a task in the hands of the worker.
 type held struct {
 	leased *taskdpb.LeasedTask
@@ -86,7 +93,7 @@ type run struct {
 
 	mu          sync.Mutex
 	changed     chan struct{}
-	held        map[string]*held
+	held        map[lease]*held
 	waiting     []*held
 	running     int
 	isStopping  bool
@@ -112,7 +119,7 @@ func newRun(ctx context.Context, w *Worker) *run {
 		failed:     make(chan struct{}),
 		extendNow:  make(chan struct{}, 1),
 		changed:    make(chan struct{}),
-		held:       map[string]*held{},
+		held:       map[lease]*held{},
 		extensions: mostExtensions,
 	}
 	r.session = newSession(r)
@@ -263,12 +270,12 @@ func (r *run) room() int {
 func (r *run) accept(tasks []*taskdpb.LeasedTask) {
 	taken := 0
 	for _, leased := range tasks {
-		if r.held[leased.LeaseToken] != nil {
+		if r.held[leaseOf(leased)] != nil {
 			continue
 		}
 		taken++
 		one := &held{leased: leased, task: taskOf(leased, r.options.Name)}
-		r.held[leased.LeaseToken] = one
+		r.held[leaseOf(leased)] = one
 		r.waiting = append(r.waiting, one)
 	}
 	if taken == 0 {
@@ -405,7 +412,7 @@ func (r *run) lose(one *held, result *taskdpb.ItemResult) {
 		}
 	}
 	one.state = isGone
-	delete(r.held, one.leased.LeaseToken)
+	delete(r.held, leaseOf(one.leased))
 	r.notify()
 	r.mu.Unlock()
 	r.lost(one, result)
@@ -655,7 +662,7 @@ func (r *run) release(one *held) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	one.state = isGone
-	delete(r.held, one.leased.LeaseToken)
+	delete(r.held, leaseOf(one.leased))
 	r.notify()
 }
 

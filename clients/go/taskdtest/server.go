@@ -81,13 +81,16 @@ type Server struct {
 	tasks    map[name]*task
 	byID     map[string]*task
 	offered  []*task
-	leased   map[string]*task
+	leased   map[lease]*task
 	sessions map[string]*session
 	polls    bool
 	last     int
 }
 
 type name struct{ queue, key string }
+
+// lease names a lease: as in taskd, tasks that are leased together share a token.
+type lease struct{ id, token string }
 
 type task struct {
 	Outcome
@@ -122,7 +125,7 @@ func NewServer(t TB) *Server {
 		changed:  make(chan struct{}),
 		tasks:    map[name]*task{},
 		byID:     map[string]*task{},
-		leased:   map[string]*task{},
+		leased:   map[lease]*task{},
 		sessions: map[string]*session{},
 	}
 	taskdpb.RegisterTasksServer(s.grpc, s)
@@ -313,13 +316,13 @@ func (s *Server) add(all []*taskdpb.NewTask) []*taskdpb.InsertResult {
 // lease takes tasks of the queues. The caller holds the lock.
 func (s *Server) lease(queues []string, most int, by *session) []*taskdpb.LeasedTask {
 	var leased []*taskdpb.LeasedTask
+	s.last++
+	token := fmt.Sprintf("lease-%d", s.last)
 	s.offered = slices.DeleteFunc(s.offered, func(one *task) bool {
 		if len(leased) == most || !slices.Contains(queues, one.new.Queue) {
 			return false
 		}
-		s.last++
-		token := fmt.Sprintf("lease-%d", s.last)
-		s.leased[token] = one
+		s.leased[lease{one.id, token}] = one
 		one.Status = taskdpb.TaskStatus_TASK_STATUS_ASSIGNED
 		one.held = by
 		leased = append(leased, &taskdpb.LeasedTask{
@@ -342,11 +345,11 @@ func (s *Server) lease(queues []string, most int, by *session) []*taskdpb.Leased
 
 // end takes the lease of a report. The caller holds the lock.
 func (s *Server) end(id, token string) (*task, *taskdpb.ItemResult) {
-	found := s.leased[token]
-	if found == nil || found.id != id {
+	found := s.leased[lease{id, token}]
+	if found == nil {
 		return nil, &taskdpb.ItemResult{Id: id, Status: taskdpb.ItemStatus_ITEM_STATUS_LEASE_LOST}
 	}
-	delete(s.leased, token)
+	delete(s.leased, lease{id, token})
 	found.held = nil
 	return found, &taskdpb.ItemResult{Id: id, Status: taskdpb.ItemStatus_ITEM_STATUS_OK}
 }
@@ -415,7 +418,7 @@ func (s *Server) extend(all []*taskdpb.Extension, by *session) []*taskdpb.ItemRe
 	var results []*taskdpb.ItemResult
 	for _, one := range all {
 		result := &taskdpb.ItemResult{Id: one.Id, Status: taskdpb.ItemStatus_ITEM_STATUS_LEASE_LOST}
-		if found := s.leased[one.LeaseToken]; found != nil {
+		if found := s.leased[lease{one.Id, one.LeaseToken}]; found != nil {
 			result.Status = taskdpb.ItemStatus_ITEM_STATUS_OK
 			if by != nil {
 				found.held = by
