@@ -5,8 +5,8 @@ pub struct NewTask {
     /// 1 to 64 characters of A-Z a-z 0-9 . _ -
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// The name of the task, unique in its queue, compared bytewise. At most 4,096 bytes. If it is empty, taskd takes the
-    /// SHA-256 of the payload in hex.
+    /// The name of the task, unique in its queue, compared bytewise. At most 4,096 bytes. If it is
+    /// empty, taskd takes the SHA-256 of the payload in hex.
     #[prost(bytes = "bytes", tag = "2")]
     pub key: ::prost::bytes::Bytes,
     /// The worker gets it unchanged. At most 1 MiB by default.
@@ -36,20 +36,21 @@ pub struct NewTask {
     /// W3C trace context. If it is empty, taskd makes one.
     #[prost(string, tag = "11")]
     pub traceparent: ::prost::alloc::string::String,
-    /// The kind of the payload. taskd rejects a payload of another kind; an empty payload may have any.
+    /// The kind of the payload. taskd rejects a payload of another kind; an empty payload may have
+    /// any.
     #[prost(enumeration = "Encoding", tag = "12")]
     pub payload_encoding: i32,
-    /// An insert that is sent again with the same idempotency key and queue is answered as the first time: CREATED with the
-    /// same id. Of another key or payload it is REJECTED. The key is free again after the queue's idempotency_window (24 h).
-    /// At most 256 bytes. Not for discovered tasks.
+    /// An insert that is sent again with the same idempotency key and queue is answered as the first
+    /// time: CREATED with the same id. Of another key or payload it is REJECTED. The key is free again
+    /// after the queue's idempotency_window (24 h). At most 256 bytes. Not for discovered tasks.
     #[prost(string, tag = "13")]
     pub idempotency_key: ::prost::alloc::string::String,
     /// Its own waits between attempts. Absent: those of its queue.
     #[prost(message, optional, tag = "14")]
     pub backoff: ::core::option::Option<Backoff>,
-    /// The time until which the task must have its completions; otherwise it is dead then, wherever it is. At most one of
-    /// the two; the second counts from the time at which taskd takes the task in. A task that is sent again has no deadline
-    /// any more.
+    /// The time until which the task must have its completions; otherwise it is dead then, wherever it
+    /// is. At most one of the two; the second counts from the time at which taskd takes the task in. A
+    /// task that is sent again has no deadline any more.
     #[prost(message, optional, tag = "15")]
     pub deadline: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "16")]
@@ -69,8 +70,8 @@ pub struct Backoff {
     /// The share, 0 to 1, by which a wait may be longer or shorter. Absent: 0.2.
     #[prost(double, optional, tag = "4")]
     pub jitter: ::core::option::Option<f64>,
-    /// The task is dead when its next attempt would begin later than this after its insert, or after its not_before. A task
-    /// that is sent again has no limit in time any more.
+    /// The task is dead when its next attempt would begin later than this after its insert, or after
+    /// its not_before. A task that is sent again has no limit in time any more.
     #[prost(message, optional, tag = "5")]
     pub give_up_after: ::core::option::Option<::prost_types::Duration>,
 }
@@ -78,12 +79,13 @@ pub struct Backoff {
 pub struct InsertTasksRequest {
     #[prost(message, repeated, tag = "1")]
     pub tasks: ::prost::alloc::vec::Vec<NewTask>,
-    /// Answer when all tasks are final, at the latest after this time (60 s): with the status of each, and the results of
-    /// completed ones. Needs the role read, too. At most 1,000 tasks.
+    /// Answer when all tasks are final, at the latest after this time (60 s): with the status of each,
+    /// and the results of completed ones. Needs the role read, too. At most 1,000 tasks.
     #[prost(message, optional, tag = "2")]
     pub wait: ::core::option::Option<::prost_types::Duration>,
-    /// With `wait`: the bytes of results that the answer may have. 0 means 3.5 MiB, as every client takes 4 MiB; at most
-    /// 32 MiB. From the first task on whose results do not fit, tasks have a status and no results.
+    /// With `wait`: the bytes of results that the answer may have. 0 means 3.5 MiB, as every client
+    /// takes 4 MiB; at most 32 MiB. From the first task on whose results do not fit, tasks have a
+    /// status and no results.
     #[prost(uint64, tag = "3")]
     pub max_bytes: u64,
 }
@@ -91,7 +93,8 @@ pub struct InsertTasksRequest {
 pub struct InsertResult {
     #[prost(enumeration = "InsertStatus", tag = "1")]
     pub status: i32,
-    /// The id of the new task, or of the existing task with this key. Empty if the task was not stored.
+    /// The id of the new task, or of the existing task with this key. Empty if the task was not
+    /// stored.
     #[prost(string, tag = "2")]
     pub id: ::prost::alloc::string::String,
     /// Why the task was not stored. For a duplicate of a DEAD or CANCELLED task it says so.
@@ -138,7 +141,8 @@ pub struct WatchTaskRequest {
 pub struct WatchQueueRequest {
     #[prost(string, tag = "1")]
     pub queue: ::prost::alloc::string::String,
-    /// Go on behind this event. If this process does not know it any more, the stream begins with a gap.
+    /// Go on behind this event. If this process does not know it any more, the stream begins with a
+    /// gap.
     #[prost(string, tag = "2")]
     pub last_event_id: ::prost::alloc::string::String,
 }
@@ -263,8 +267,8 @@ pub struct TaskAct {
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
 }
-/// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue: nothing else has an
-/// index for them.
+/// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue:
+/// nothing else has an index for them.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TaskFilter {
     #[prost(string, tag = "1")]
@@ -312,8 +316,8 @@ pub struct ListTasksResponse {
     /// For the next page; empty after the last one.
     #[prost(string, tag = "2")]
     pub cursor: ::prost::alloc::string::String,
-    /// The tasks that taskd looked at, also those that the filter leaves out. A page ends at 10,000 of them: it may have
-    /// few tasks, or none, and a cursor.
+    /// The tasks that taskd looked at, also those that the filter leaves out. A page ends at 10,000 of
+    /// them: it may have few tasks, or none, and a cursor.
     #[prost(uint64, tag = "3")]
     pub looked_at: u64,
 }
@@ -373,7 +377,8 @@ pub struct TaskExplanation {
     /// The place in words.
     #[prost(string, tag = "3")]
     pub says: ::prost::alloc::string::String,
-    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or from its time.
+    /// Since when it is there, as far as taskd remembers. A task that waits counts from its insert, or
+    /// from its time.
     #[prost(message, optional, tag = "4")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
     /// The next event in words, and its time, if it has one.
@@ -433,7 +438,8 @@ pub struct ChangeTasksRequest {
     /// 0: as it is. A higher number reopens a completed task.
     #[prost(uint32, tag = "3")]
     pub replicas: u32,
-    /// With a queue. Empty statuses mean all unfinished ones; with `replicas` COMPLETED is one of those to choose from.
+    /// With a queue. Empty statuses mean all unfinished ones; with `replicas` COMPLETED is one of
+    /// those to choose from.
     #[prost(message, optional, tag = "4")]
     pub filter: ::core::option::Option<TaskFilter>,
     /// Only count.
@@ -522,7 +528,8 @@ pub struct CancelTasksResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTasksRequest {
-    /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice for a task.
+    /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice
+    /// for a task.
     #[prost(string, tag = "1")]
     pub worker: ::prost::alloc::string::String,
     #[prost(string, repeated, tag = "2")]
@@ -536,9 +543,9 @@ pub struct GetTasksRequest {
     /// Overrides the lease durations of the tasks.
     #[prost(message, optional, tag = "5")]
     pub lease_duration: ::core::option::Option<::prost_types::Duration>,
-    /// Approximate bytes of tasks in the answer. 0 means 3.5 MiB, which fits the 4 MiB that gRPC clients accept by
-    /// default. A single task that is larger comes alone: a payload has up to 1 MiB by default, and up to 8 MiB with
-    /// another max_payload_bytes.
+    /// Approximate bytes of tasks in the answer. 0 means 3.5 MiB, which fits the 4 MiB that gRPC
+    /// clients accept by default. A single task that is larger comes alone: a payload has up to 1 MiB
+    /// by default, and up to 8 MiB with another max_payload_bytes.
     #[prost(uint64, tag = "6")]
     pub max_bytes: u64,
 }
@@ -613,8 +620,9 @@ pub struct CompleteTasksRequest {
     pub worker: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "2")]
     pub completions: ::prost::alloc::vec::Vec<Completion>,
-    /// Leases tasks to the worker in the same call, those that are there now. It does not wait for any, so it has no `wait`,
-    /// and `worker` is that of the call. Where the queue cannot be asked, the answer has no tasks.
+    /// Leases tasks to the worker in the same call, those that are there now. It does not wait for
+    /// any, so it has no `wait`, and `worker` is that of the call. Where the queue cannot be asked,
+    /// the answer has no tasks.
     #[prost(message, optional, tag = "3")]
     pub next: ::core::option::Option<GetTasksRequest>,
 }
@@ -640,9 +648,9 @@ pub struct Rejection {
     /// Instead of the backoff.
     #[prost(message, optional, tag = "5")]
     pub delay: ::core::option::Option<::prost_types::Duration>,
-    /// The worker has not started the task, or cannot do it now: no failure counts. With a `delay` above 0 the task waits
-    /// that long. Without one, others may have it at once, and this worker a second later. With `retry` false the item is
-    /// INVALID.
+    /// The worker has not started the task, or cannot do it now: no failure counts. With a `delay`
+    /// above 0 the task waits that long. Without one, others may have it at once, and this worker a
+    /// second later. With `retry` false the item is INVALID.
     #[prost(bool, tag = "6")]
     pub not_started: bool,
 }
@@ -690,31 +698,35 @@ pub struct OpenSession {
     /// The first demand: how many tasks taskd may send. As `want` of a frame.
     #[prost(uint32, tag = "3")]
     pub want: u32,
-    /// The session to go on with, as `opened` named it. taskd keeps a session with tasks in hand for `timeout` after the
-    /// end of its stream, as long as one of their leases runs. With `keep_leases` it extends them meanwhile; without, the
-    /// worker does, with ExtendTasks. If taskd does not know the session any more, or this is another process, it opens a
-    /// new one and says so.
+    /// The session to go on with, as `opened` named it. taskd keeps a session with tasks in hand for
+    /// `timeout` after the end of its stream, as long as one of their leases runs. With `keep_leases`
+    /// it extends them meanwhile; without, the worker does, with ExtendTasks. If taskd does not know
+    /// the session any more, or this is another process, it opens a new one and says so.
     #[prost(string, tag = "4")]
     pub session: ::prost::alloc::string::String,
-    /// Ids of the tasks that the worker has in hand, where it goes on with a session: at most 5,000, or twice `max_tasks` if
-    /// that is more. What taskd sent beyond these did not arrive, and goes back at no cost.
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session: at most 5,000,
+    /// or twice `max_tasks` if that is more. What taskd sent beyond these did not arrive, and goes
+    /// back at no cost.
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// Ends the sessions of this worker that were opened before: their leases are void from now on, and go back at once.
-    /// For a worker that was restarted. Of two takeovers at the same time one session stays. A token that is limited to
-    /// queues must fix the worker.
+    /// Ends the sessions of this worker that were opened before: their leases are void from now on,
+    /// and go back at once. For a worker that was restarted. Of two takeovers at the same time one
+    /// session stays. A token that is limited to queues must fix the worker.
     #[prost(bool, tag = "6")]
     pub takeover: bool,
-    /// The worker will say of each task when it starts it (`started`). Tasks that were not started cost no attempt when
-    /// the session ends. If this is false, each task that was sent counts as started. A worker that extends tasks of an
-    /// earlier session says on the new stream, too, which of them it has started.
+    /// The worker will say of each task when it starts it (`started`). Tasks that were not started
+    /// cost no attempt when the session ends. If this is false, each task that was sent counts as
+    /// started. A worker that extends tasks of an earlier session says on the new stream, too, which
+    /// of them it has started.
     #[prost(bool, tag = "7")]
     pub tells_started: bool,
-    /// taskd extends the leases of the session while the worker lives, about when half of each is over; after the end of
-    /// its stream those of at least two seconds. If this is false, the worker extends them itself.
+    /// taskd extends the leases of the session while the worker lives, about when half of each is
+    /// over; after the end of its stream those of at least two seconds. If this is false, the worker
+    /// extends them itself.
     #[prost(bool, tag = "8")]
     pub keep_leases: bool,
-    /// The session ends after so long without a frame from the worker. Absent: 15 s. From 2 s to 10 min.
+    /// The session ends after so long without a frame from the worker. Absent: 15 s. From 2 s to 10
+    /// min.
     #[prost(message, optional, tag = "9")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
     /// Overrides the lease durations of the tasks.
@@ -724,15 +736,15 @@ pub struct OpenSession {
     #[prost(uint64, tag = "11")]
     pub max_bytes: u64,
 }
-/// What a worker sends. All fields may stand side by side; taskd takes them in the order of their numbers. A frame
-/// without any is a heartbeat.
+/// What a worker sends. All fields may stand side by side; taskd takes them in the order of their
+/// numbers. A frame without any is a heartbeat.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct WorkerFrame {
     /// In the first frame, and only there.
     #[prost(message, optional, tag = "1")]
     pub open: ::core::option::Option<OpenSession>,
-    /// Any number other than 0: taskd answers this frame with an `answer` of the same number. A frame with reports is
-    /// always answered. Answers come in any order.
+    /// Any number other than 0: taskd answers this frame with an `answer` of the same number. A frame
+    /// with reports is always answered. Answers come in any order.
     #[prost(uint64, tag = "2")]
     pub number: u64,
     /// At most 1,000 completions, rejections and extensions together.
@@ -742,8 +754,8 @@ pub struct WorkerFrame {
     pub rejections: ::prost::alloc::vec::Vec<Rejection>,
     #[prost(message, repeated, tag = "5")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. If an
-    /// extension brings a task into the session, its id may be here before the extension is.
+    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more.
+    /// If an extension brings a task into the session, its id may be here before the extension is.
     #[prost(string, repeated, tag = "6")]
     pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Sets the demand to 0. With `want` beside it: sets the demand to `want`.
@@ -752,13 +764,14 @@ pub struct WorkerFrame {
     /// Adds to the demand. Each task that taskd sends takes 1 from it.
     #[prost(uint32, tag = "8")]
     pub want: u32,
-    /// Ends the session: the tasks that the worker has not reported go back at once. taskd answers what came before, and
-    /// ends the stream with OK. A stream that ends without it leaves its session for `timeout`,
-    /// if the worker has tasks in hand.
+    /// Ends the session: the tasks that the worker has not reported go back at once. taskd answers
+    /// what came before, and ends the stream with OK. A stream that ends without it leaves its session
+    /// for `timeout`, if the worker has tasks in hand.
     #[prost(bool, tag = "9")]
     pub close: bool,
 }
-/// What taskd sends. A frame without `opened`, `tasks`, `answer`, `ended` and `closing` is a heartbeat.
+/// What taskd sends. A frame without `opened`, `tasks`, `answer`, `ended` and `closing` is a
+/// heartbeat.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TaskdFrame {
     /// In the first frame, and only there.
@@ -769,10 +782,11 @@ pub struct TaskdFrame {
     pub tasks: ::prost::alloc::vec::Vec<LeasedTask>,
     #[prost(message, optional, tag = "3")]
     pub answer: ::core::option::Option<FrameAnswer>,
-    /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled the task) or
-    /// LEASE_LOST (an operator requeued the task, or asked for fewer workers; its deadline passed; or the lease ran out).
-    /// The worker may stop this work: nobody waits for its report. With `keep_leases`, taskd may also name a task that the
-    /// worker has rejected by a call beside the stream, or has completed by such a call more than a minute ago.
+    /// Leases that ended although the worker has not reported them: CANCELLED (an operator cancelled
+    /// the task) or LEASE_LOST (an operator requeued the task, or asked for fewer workers; its
+    /// deadline passed; or the lease ran out). The worker may stop this work: nobody waits for its
+    /// report. With `keep_leases`, taskd may also name a task that the worker has rejected by a call
+    /// beside the stream, or has completed by such a call more than a minute ago.
     #[prost(message, repeated, tag = "4")]
     pub ended: ::prost::alloc::vec::Vec<ItemResult>,
     /// taskd is about to end this stream, and sends no more tasks on it.
@@ -786,23 +800,25 @@ pub struct TaskdFrame {
 pub struct SessionOpened {
     #[prost(string, tag = "1")]
     pub session: ::prost::alloc::string::String,
-    /// taskd goes on with the session that the worker named. If this is false and the worker has tasks in hand, it keeps
-    /// them by extending them on this stream: taskd then counts them to this session.
+    /// taskd goes on with the session that the worker named. If this is false and the worker has tasks
+    /// in hand, it keeps them by extending them on this stream: taskd then counts them to this
+    /// session.
     #[prost(bool, tag = "2")]
     pub resumed: bool,
-    /// How much of `want` taskd took; less where `max_tasks` or the bound of the worker in all its sessions
-    /// (max_worker_tasks) is reached, and 0 where Redis does not answer within three seconds: a later frame may want the
-    /// rest.
+    /// How much of `want` taskd took; less where `max_tasks` or the bound of the worker in all its
+    /// sessions (max_worker_tasks) is reached, and 0 where Redis does not answer within three seconds:
+    /// a later frame may want the rest.
     #[prost(uint32, tag = "3")]
     pub granted: u32,
     /// The most tasks that the session may have in hand and on demand, together.
     #[prost(uint32, tag = "4")]
     pub max_tasks: u32,
-    /// The worker sends a frame at least this often; a heartbeat, if it has nothing to say. taskd does the same.
+    /// The worker sends a frame at least this often; a heartbeat, if it has nothing to say. taskd does
+    /// the same.
     #[prost(message, optional, tag = "5")]
     pub heartbeat: ::core::option::Option<::prost_types::Duration>,
-    /// The session ends after so long without a frame from the worker. A worker that hears nothing for 0.6 of it opens
-    /// another stream.
+    /// The session ends after so long without a frame from the worker. A worker that hears nothing for
+    /// 0.6 of it opens another stream.
     #[prost(message, optional, tag = "6")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
 }
@@ -821,7 +837,8 @@ pub struct FrameAnswer {
     /// How much of `want` taskd took; less where `max_tasks` or max_worker_tasks is reached.
     #[prost(uint32, tag = "5")]
     pub granted: u32,
-    /// How much demand `surrender` took away. No task comes behind this answer until the worker wants more.
+    /// How much demand `surrender` took away. No task comes behind this answer until the worker wants
+    /// more.
     #[prost(uint32, tag = "6")]
     pub surrendered: u32,
 }
@@ -830,8 +847,8 @@ pub struct SessionClosing {
     /// Why, in words.
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
-    /// taskd ends the stream after so long, or as soon as the worker closes its side. The leases in hand run on, and nobody
-    /// extends them but the worker: go on at another process.
+    /// taskd ends the stream after so long, or as soon as the worker closes its side. The leases in
+    /// hand run on, and nobody extends them but the worker: go on at another process.
     #[prost(message, optional, tag = "2")]
     pub within: ::core::option::Option<::prost_types::Duration>,
 }
@@ -849,16 +866,19 @@ pub struct OpenSessionRequest {
     /// The session to go on with. If it is over, taskd opens a new one and says so.
     #[prost(string, tag = "4")]
     pub session: ::prost::alloc::string::String,
-    /// Ids of the tasks that the worker has in hand, where it goes on with a session. As in OpenSession.
+    /// Ids of the tasks that the worker has in hand, where it goes on with a session. As in
+    /// OpenSession.
     #[prost(string, repeated, tag = "5")]
     pub holding: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Ends the other sessions of this worker, also those with streams. As in OpenSession.
     #[prost(bool, tag = "6")]
     pub takeover: bool,
-    /// The worker will say of each task when it starts it (`started` of ReportTasks). As in OpenSession.
+    /// The worker will say of each task when it starts it (`started` of ReportTasks). As in
+    /// OpenSession.
     #[prost(bool, tag = "7")]
     pub tells_started: bool,
-    /// The session ends after so long without a call. Absent: 15 s. From 2 s to 10 min. A call that waits is no silence.
+    /// The session ends after so long without a call. Absent: 15 s. From 2 s to 10 min. A call that
+    /// waits is no silence.
     #[prost(message, optional, tag = "8")]
     pub timeout: ::core::option::Option<::prost_types::Duration>,
     /// Overrides the lease durations of the tasks.
@@ -957,8 +977,8 @@ pub struct ReportTasksRequest {
     pub rejections: ::prost::alloc::vec::Vec<Rejection>,
     #[prost(message, repeated, tag = "5")]
     pub extensions: ::prost::alloc::vec::Vec<Extension>,
-    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more. Of a task that comes
-    /// to the session by an extension: in the same call, or in a later one.
+    /// Ids of tasks that the worker has started: at most 5,000, or twice `max_tasks` if that is more.
+    /// Of a task that comes to the session by an extension: in the same call, or in a later one.
     #[prost(string, repeated, tag = "6")]
     pub started: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -971,7 +991,8 @@ pub struct ReportTasksResponse {
     pub rejections: ::prost::alloc::vec::Vec<ItemResult>,
     #[prost(message, repeated, tag = "3")]
     pub extensions: ::prost::alloc::vec::Vec<ItemResult>,
-    /// How many tasks in hand the completions and rejections of this call ended. A repeat counts nothing.
+    /// How many tasks in hand the completions and rejections of this call ended. A repeat counts
+    /// nothing.
     #[prost(uint32, tag = "4")]
     pub counted: u32,
     #[prost(uint32, tag = "5")]
@@ -1034,8 +1055,8 @@ pub struct RetryTasksResponse {
     #[prost(message, optional, tag = "3")]
     pub bulk: ::core::option::Option<BulkChange>,
 }
-/// A change of all tasks of a filter, which the watchdog makes page by page. It changes no task that was inserted after
-/// it began.
+/// A change of all tasks of a filter, which the watchdog makes page by page. It changes no task that
+/// was inserted after it began.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BulkChange {
     #[prost(string, tag = "1")]
@@ -1240,8 +1261,8 @@ pub struct Books {
     #[prost(message, repeated, tag = "5")]
     pub queues: ::prost::alloc::vec::Vec<QueueBooks>,
 }
-/// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing + queued + assigned +
-/// delayed + between.
+/// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing +
+/// queued + assigned + delayed + between.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueBooks {
     #[prost(string, tag = "1")]
@@ -1265,7 +1286,8 @@ pub struct QueueBooks {
     /// Unfinished tasks.
     #[prost(uint64, tag = "9")]
     pub held: u64,
-    /// Those that wait in SQL: about to be published, without room in Redis, before their time, lost by Redis.
+    /// Those that wait in SQL: about to be published, without room in Redis, before their time, lost
+    /// by Redis.
     #[prost(uint64, tag = "10")]
     pub fresh: u64,
     #[prost(uint64, tag = "11")]
@@ -1344,10 +1366,12 @@ pub struct FsckResponse {
     /// Finds beyond those, which an answer has no room for. They are mended like the others.
     #[prost(uint64, tag = "5")]
     pub more: u64,
-    /// Suspected tasks that this part could not look at again, and one more if SQL could not count the unfinished tasks.
+    /// Suspected tasks that this part could not look at again, and one more if SQL could not count the
+    /// unfinished tasks.
     #[prost(uint64, tag = "6")]
     pub unchecked: u64,
-    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked. Several parts may name a shard.
+    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked. Several parts may
+    /// name a shard.
     #[prost(message, repeated, tag = "7")]
     pub unchecked_shards: ::prost::alloc::vec::Vec<UncheckedShard>,
 }
@@ -1425,8 +1449,8 @@ impl Priority {
         }
     }
 }
-/// The kind of a payload or of a result. taskd keeps the bytes as they are. HTTP shows JSON as JSON, text as text, and
-/// bytes in base64.
+/// The kind of a payload or of a result. taskd keeps the bytes as they are. HTTP shows JSON as JSON,
+/// text as text, and bytes in base64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Encoding {
@@ -1694,7 +1718,8 @@ pub enum WorkerReason {
     CompletedIt = 2,
     /// The worker holds a replica.
     HoldsIt = 3,
-    /// The worker has failed it as often as it may, or an operator took the task from it (`away_from`).
+    /// The worker has failed it as often as it may, or an operator took the task from it
+    /// (`away_from`).
     RefusedIt = 4,
     /// The time of the task has not come.
     NotDue = 5,
@@ -1760,7 +1785,8 @@ impl WorkerReason {
 pub enum ItemStatus {
     Unspecified = 0,
     Ok = 1,
-    /// The token is not this worker's, or not any more: the lease expired, or another worker holds the task now.
+    /// The token is not this worker's, or not any more: the lease expired, or another worker holds the
+    /// task now.
     LeaseLost = 2,
     /// Other workers finished the task.
     AlreadyCompleted = 3,
@@ -1768,8 +1794,9 @@ pub enum ItemStatus {
     Cancelled = 5,
     /// The item itself is wrong: `error` says how.
     Invalid = 6,
-    /// Nothing is wrong with the item, but its shard did not answer: send it again. CompleteTasks, RejectTasks and
-    /// ExtendTasks fail as a whole where no item was answered; on a stream and in ReportTasks all items may have this.
+    /// Nothing is wrong with the item, but its shard did not answer: send it again. CompleteTasks,
+    /// RejectTasks and ExtendTasks fail as a whole where no item was answered; on a stream and in
+    /// ReportTasks all items may have this.
     TryLater = 7,
 }
 impl ItemStatus {
@@ -2008,9 +2035,9 @@ pub mod discovery_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Stores the new tasks and answers per task. CREATED is a promise: taskd keeps the task, whatever is killed.
-        /// RESOURCE_EXHAUSTED: taskd stored nothing of this call; try again later. If it stored a part, it answers the rest
-        /// TRY_LATER.
+        /// Stores the new tasks and answers per task. CREATED is a promise: taskd keeps the task, whatever
+        /// is killed. RESOURCE_EXHAUSTED: taskd stored nothing of this call; try again later. If it stored
+        /// a part, it answers the rest TRY_LATER.
         pub async fn insert_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::InsertTasksRequest>,
@@ -2057,8 +2084,9 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "GetTask"));
             self.inner.unary(req, path, codec).await
         }
-        /// Watches one task: its current status first, then each change, until a final status ends the stream. NOT_FOUND if no
-        /// task has this id. UNAVAILABLE: the process stops; call again with the last event.
+        /// Watches one task: its current status first, then each change, until a final status ends the
+        /// stream. NOT_FOUND if no task has this id. UNAVAILABLE: the process stops; call again with the
+        /// last event.
         pub async fn watch_task(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchTaskRequest>,
@@ -2083,8 +2111,8 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "WatchTask"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream that is read too
-        /// slowly.
+        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream
+        /// that is read too slowly.
         pub async fn watch_queue(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchQueueRequest>,
@@ -2109,8 +2137,8 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "WatchQueue"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
-        /// assigned or delayed, so these may be a moment old.
+        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished
+        /// tasks are queued, assigned or delayed, so these may be a moment old.
         pub async fn list_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::ListTasksRequest>,
@@ -2135,8 +2163,8 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "ListTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
-        /// task.
+        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND
+        /// if there is no such task.
         pub async fn explain_task(
             &mut self,
             request: impl tonic::IntoRequest<super::ExplainTaskRequest>,
@@ -2161,9 +2189,10 @@ pub mod discovery_client {
                 .insert(GrpcMethod::new("taskd.v1.Discovery", "ExplainTask"));
             self.inner.unary(req, path, codec).await
         }
-        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
-        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
-        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any
+        /// more, and whoever holds it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster.
+        /// INVALID: the task is dead, or the id is none. TRY_LATER: taskd has stored the wish, and carries
+        /// it out as soon as the task's shard answers.
         pub async fn cancel_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::CancelTasksRequest>,
@@ -2203,9 +2232,9 @@ pub mod discovery_server {
     /// Generated trait containing gRPC methods that should be implemented for use with DiscoveryServer.
     #[async_trait]
     pub trait Discovery: std::marker::Send + std::marker::Sync + 'static {
-        /// Stores the new tasks and answers per task. CREATED is a promise: taskd keeps the task, whatever is killed.
-        /// RESOURCE_EXHAUSTED: taskd stored nothing of this call; try again later. If it stored a part, it answers the rest
-        /// TRY_LATER.
+        /// Stores the new tasks and answers per task. CREATED is a promise: taskd keeps the task, whatever
+        /// is killed. RESOURCE_EXHAUSTED: taskd stored nothing of this call; try again later. If it stored
+        /// a part, it answers the rest TRY_LATER.
         async fn insert_tasks(
             &self,
             request: tonic::Request<super::InsertTasksRequest>,
@@ -2224,8 +2253,9 @@ pub mod discovery_server {
             >
             + std::marker::Send
             + 'static;
-        /// Watches one task: its current status first, then each change, until a final status ends the stream. NOT_FOUND if no
-        /// task has this id. UNAVAILABLE: the process stops; call again with the last event.
+        /// Watches one task: its current status first, then each change, until a final status ends the
+        /// stream. NOT_FOUND if no task has this id. UNAVAILABLE: the process stops; call again with the
+        /// last event.
         async fn watch_task(
             &self,
             request: tonic::Request<super::WatchTaskRequest>,
@@ -2236,14 +2266,14 @@ pub mod discovery_server {
             >
             + std::marker::Send
             + 'static;
-        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream that is read too
-        /// slowly.
+        /// Watches all tasks of a queue, from now on or from an event on. RESOURCE_EXHAUSTED ends a stream
+        /// that is read too slowly.
         async fn watch_queue(
             &self,
             request: tonic::Request<super::WatchQueueRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchQueueStream>, tonic::Status>;
-        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished tasks are queued,
-        /// assigned or delayed, so these may be a moment old.
+        /// Lists tasks without their payloads, the newest first, page by page. Redis says which unfinished
+        /// tasks are queued, assigned or delayed, so these may be a moment old.
         async fn list_tasks(
             &self,
             request: tonic::Request<super::ListTasksRequest>,
@@ -2251,15 +2281,16 @@ pub mod discovery_server {
             tonic::Response<super::ListTasksResponse>,
             tonic::Status,
         >;
-        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND if there is no such
-        /// task.
+        /// Explains where a task is, what happens to it next, and why a worker does not get it. NOT_FOUND
+        /// if there is no such task.
         async fn explain_task(
             &self,
             request: tonic::Request<super::ExplainTaskRequest>,
         ) -> std::result::Result<tonic::Response<super::TaskExplanation>, tonic::Status>;
-        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any more, and whoever holds
-        /// it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster. INVALID: the task is dead, or the id is none.
-        /// TRY_LATER: taskd has stored the wish, and carries it out as soon as the task's shard answers.
+        /// Cancels tasks, and answers per id. OK is a promise: no worker is credited for the task any
+        /// more, and whoever holds it is answered CANCELLED. ALREADY_COMPLETED: the workers were faster.
+        /// INVALID: the task is dead, or the id is none. TRY_LATER: taskd has stored the wish, and carries
+        /// it out as soon as the task's shard answers.
         async fn cancel_tasks(
             &self,
             request: tonic::Request<super::CancelTasksRequest>,
@@ -2792,8 +2823,8 @@ pub mod tasks_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Leases up to max_tasks tasks to the worker. It answers at once if it finds any, and waits (at most `wait`) if it
-        /// finds none. An unknown queue counts as empty.
+        /// Leases up to max_tasks tasks to the worker. It answers at once if it finds any, and waits (at
+        /// most `wait`) if it finds none. An unknown queue counts as empty.
         pub async fn get_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::GetTasksRequest>,
@@ -2815,8 +2846,8 @@ pub mod tasks_client {
             req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Tasks", "GetTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the call also leases
-        /// tasks, so that a worker with one task at a time needs one call for each.
+        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the
+        /// call also leases tasks, so that a worker with one task at a time needs one call for each.
         pub async fn complete_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::CompleteTasksRequest>,
@@ -2841,8 +2872,9 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "CompleteTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` = false a rejection counts
-        /// as `max_attempts` failures. Tasks that the worker has not started go back at no cost (`not_started`).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` =
+        /// false a rejection counts as `max_attempts` failures. Tasks that the worker has not started go
+        /// back at no cost (`not_started`).
         pub async fn reject_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::RejectTasksRequest>,
@@ -2892,9 +2924,10 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "ExtendTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked for, and takes the
-        /// worker's reports on the same stream. The first frame of the worker has `open`, the first of taskd `opened`.
-        /// Leases that came by a stream may be reported by the calls above, too, to any process, also after the stream's end.
+        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked
+        /// for, and takes the worker's reports on the same stream. The first frame of the worker has
+        /// `open`, the first of taskd `opened`. Leases that came by a stream may be reported by the calls
+        /// above, too, to any process, also after the stream's end.
         pub async fn stream_tasks(
             &mut self,
             request: impl tonic::IntoStreamingRequest<Message = super::WorkerFrame>,
@@ -2919,9 +2952,10 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "StreamTasks"));
             self.inner.streaming(req, path, codec).await
         }
-        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any process serves them.
-        /// Each call is a heartbeat. A session that is silent for its time-out ends: tasks in hand that were not started go
-        /// back at no cost, and a started one has failed once. A call of a session that is over is answered NOT_FOUND.
+        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any
+        /// process serves them. Each call is a heartbeat. A session that is silent for its time-out ends:
+        /// tasks in hand that were not started go back at no cost, and a started one has failed once. A
+        /// call of a session that is over is answered NOT_FOUND.
         pub async fn open_session(
             &mut self,
             request: impl tonic::IntoRequest<super::OpenSessionRequest>,
@@ -2946,8 +2980,8 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "OpenSession"));
             self.inner.unary(req, path, codec).await
         }
-        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It waits (at most `wait`)
-        /// if there is none. The demand that is left stays for the next call.
+        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It
+        /// waits (at most `wait`) if there is none. The demand that is left stays for the next call.
         pub async fn want_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::WantTasksRequest>,
@@ -3019,7 +3053,8 @@ pub mod tasks_client {
                 .insert(GrpcMethod::new("taskd.v1.Tasks", "GetPendingCount"));
             self.inner.unary(req, path, codec).await
         }
-        /// Reports what the worker did, item by item, and answers how many of the session's tasks it ended.
+        /// Reports what the worker did, item by item, and answers how many of the session's tasks it
+        /// ended.
         pub async fn report_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::ReportTasksRequest>,
@@ -3084,8 +3119,8 @@ pub mod tasks_server {
     /// Generated trait containing gRPC methods that should be implemented for use with TasksServer.
     #[async_trait]
     pub trait Tasks: std::marker::Send + std::marker::Sync + 'static {
-        /// Leases up to max_tasks tasks to the worker. It answers at once if it finds any, and waits (at most `wait`) if it
-        /// finds none. An unknown queue counts as empty.
+        /// Leases up to max_tasks tasks to the worker. It answers at once if it finds any, and waits (at
+        /// most `wait`) if it finds none. An unknown queue counts as empty.
         async fn get_tasks(
             &self,
             request: tonic::Request<super::GetTasksRequest>,
@@ -3093,8 +3128,8 @@ pub mod tasks_server {
             tonic::Response<super::GetTasksResponse>,
             tonic::Status,
         >;
-        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the call also leases
-        /// tasks, so that a worker with one task at a time needs one call for each.
+        /// Reports tasks as done, with their results and the tasks discovered on the way. With `next`, the
+        /// call also leases tasks, so that a worker with one task at a time needs one call for each.
         async fn complete_tasks(
             &self,
             request: tonic::Request<super::CompleteTasksRequest>,
@@ -3102,8 +3137,9 @@ pub mod tasks_server {
             tonic::Response<super::CompleteTasksResponse>,
             tonic::Status,
         >;
-        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` = false a rejection counts
-        /// as `max_attempts` failures. Tasks that the worker has not started go back at no cost (`not_started`).
+        /// Rejects tasks: taskd tries them again (after the backoff, or after `delay`). With `retry` =
+        /// false a rejection counts as `max_attempts` failures. Tasks that the worker has not started go
+        /// back at no cost (`not_started`).
         async fn reject_tasks(
             &self,
             request: tonic::Request<super::RejectTasksRequest>,
@@ -3125,9 +3161,10 @@ pub mod tasks_server {
             >
             + std::marker::Send
             + 'static;
-        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked for, and takes the
-        /// worker's reports on the same stream. The first frame of the worker has `open`, the first of taskd `opened`.
-        /// Leases that came by a stream may be reported by the calls above, too, to any process, also after the stream's end.
+        /// Opens a session: taskd sends tasks as soon as they are there, never more than the worker asked
+        /// for, and takes the worker's reports on the same stream. The first frame of the worker has
+        /// `open`, the first of taskd `opened`. Leases that came by a stream may be reported by the calls
+        /// above, too, to any process, also after the stream's end.
         async fn stream_tasks(
             &self,
             request: tonic::Request<tonic::Streaming<super::WorkerFrame>>,
@@ -3135,9 +3172,10 @@ pub mod tasks_server {
             tonic::Response<Self::StreamTasksStream>,
             tonic::Status,
         >;
-        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any process serves them.
-        /// Each call is a heartbeat. A session that is silent for its time-out ends: tasks in hand that were not started go
-        /// back at no cost, and a started one has failed once. A call of a session that is over is answered NOT_FOUND.
+        /// Opens a session without a stream, or goes on with one: the calls below belong to it, and any
+        /// process serves them. Each call is a heartbeat. A session that is silent for its time-out ends:
+        /// tasks in hand that were not started go back at no cost, and a started one has failed once. A
+        /// call of a session that is over is answered NOT_FOUND.
         async fn open_session(
             &self,
             request: tonic::Request<super::OpenSessionRequest>,
@@ -3145,8 +3183,8 @@ pub mod tasks_server {
             tonic::Response<super::OpenSessionResponse>,
             tonic::Status,
         >;
-        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It waits (at most `wait`)
-        /// if there is none. The demand that is left stays for the next call.
+        /// Adds to the demand, and answers the tasks that are there, as many as the demand allows. It
+        /// waits (at most `wait`) if there is none. The demand that is left stays for the next call.
         async fn want_tasks(
             &self,
             request: tonic::Request<super::WantTasksRequest>,
@@ -3170,7 +3208,8 @@ pub mod tasks_server {
             tonic::Response<super::GetPendingCountResponse>,
             tonic::Status,
         >;
-        /// Reports what the worker did, item by item, and answers how many of the session's tasks it ended.
+        /// Reports what the worker did, item by item, and answers how many of the session's tasks it
+        /// ended.
         async fn report_tasks(
             &self,
             request: tonic::Request<super::ReportTasksRequest>,
@@ -3878,7 +3917,8 @@ pub mod operator_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk change.
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk
+        /// change.
         pub async fn retry_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::RetryTasksRequest>,
@@ -3903,7 +3943,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "RetryTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and until its end.
+        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and
+        /// until its end.
         pub async fn list_bulk_changes(
             &mut self,
             request: impl tonic::IntoRequest<super::ListBulkChangesRequest>,
@@ -3950,7 +3991,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetBulkChange"));
             self.inner.unary(req, path, codec).await
         }
-        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended stays as it is.
+        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended
+        /// stays as it is.
         pub async fn stop_bulk_change(
             &mut self,
             request: impl tonic::IntoRequest<super::StopBulkChangeRequest>,
@@ -3972,7 +4014,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "StopBulkChange"));
             self.inner.unary(req, path, codec).await
         }
-        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
+        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared
+        /// for a second.
         pub async fn get_books(
             &mut self,
             request: impl tonic::IntoRequest<super::GetBooksRequest>,
@@ -3994,7 +4037,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetBooks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if asked.
+        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if
+        /// asked.
         pub async fn fsck(
             &mut self,
             request: impl tonic::IntoRequest<super::FsckRequest>,
@@ -4060,7 +4104,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetDeadLetter"));
             self.inner.unary(req, path, codec).await
         }
-        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters go.
+        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
+        /// go.
         pub async fn retry_dead_letters(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangeDeadLettersRequest>,
@@ -4135,7 +4180,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "ListActs"));
             self.inner.unary(req, path, codec).await
         }
-        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
+        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
+        /// completed task.
         pub async fn change_tasks(
             &mut self,
             request: impl tonic::IntoRequest<super::ChangeTasksRequest>,
@@ -4185,8 +4231,8 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "RequeueTasks"));
             self.inner.unary(req, path, codec).await
         }
-        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process knows it within a
-        /// second.
+        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process
+        /// knows it within a second.
         pub async fn pause_queue(
             &mut self,
             request: impl tonic::IntoRequest<super::PauseQueueRequest>,
@@ -4251,7 +4297,8 @@ pub mod operator_server {
     /// Generated trait containing gRPC methods that should be implemented for use with OperatorServer.
     #[async_trait]
     pub trait Operator: std::marker::Send + std::marker::Sync + 'static {
-        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk change.
+        /// Sends dead and cancelled tasks again: those of `ids` at once, those of `filter` as a bulk
+        /// change.
         async fn retry_tasks(
             &self,
             request: tonic::Request<super::RetryTasksRequest>,
@@ -4259,7 +4306,8 @@ pub mod operator_server {
             tonic::Response<super::RetryTasksResponse>,
             tonic::Status,
         >;
-        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and until its end.
+        /// Lists bulk changes, the latest first. A bulk change can be read for 30 days from its start, and
+        /// until its end.
         async fn list_bulk_changes(
             &self,
             request: tonic::Request<super::ListBulkChangesRequest>,
@@ -4272,17 +4320,20 @@ pub mod operator_server {
             &self,
             request: tonic::Request<super::GetBulkChangeRequest>,
         ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
-        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended stays as it is.
+        /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has ended
+        /// stays as it is.
         async fn stop_bulk_change(
             &self,
             request: tonic::Request<super::StopBulkChangeRequest>,
         ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
-        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared for a second.
+        /// Counts what came in, what went out, and where the rest is, by queue. An answer may be shared
+        /// for a second.
         async fn get_books(
             &self,
             request: tonic::Request<super::GetBooksRequest>,
         ) -> std::result::Result<tonic::Response<super::Books>, tonic::Status>;
-        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if asked.
+        /// Compares SQL, the bus and Redis, and Redis with itself, part by part, and mends differences if
+        /// asked.
         async fn fsck(
             &self,
             request: tonic::Request<super::FsckRequest>,
@@ -4300,7 +4351,8 @@ pub mod operator_server {
             &self,
             request: tonic::Request<super::GetDeadLetterRequest>,
         ) -> std::result::Result<tonic::Response<super::Letter>, tonic::Status>;
-        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters go.
+        /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
+        /// go.
         async fn retry_dead_letters(
             &self,
             request: tonic::Request<super::ChangeDeadLettersRequest>,
@@ -4324,7 +4376,8 @@ pub mod operator_server {
             tonic::Response<super::ListActsResponse>,
             tonic::Status,
         >;
-        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a completed task.
+        /// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
+        /// completed task.
         async fn change_tasks(
             &self,
             request: tonic::Request<super::ChangeTasksRequest>,
@@ -4340,8 +4393,8 @@ pub mod operator_server {
             tonic::Response<super::RequeueTasksResponse>,
             tonic::Status,
         >;
-        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process knows it within a
-        /// second.
+        /// Pauses a queue: no worker gets anything of it. Leases go on, and so do inserts. Each process
+        /// knows it within a second.
         async fn pause_queue(
             &self,
             request: tonic::Request<super::PauseQueueRequest>,
