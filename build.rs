@@ -1,10 +1,13 @@
-//! Takes the two files of Swagger UI that `/docs/` serves out of the archive of
-//! `utoipa-swagger-ui-vendored`.
+//! What is compiled in besides the source: two files of Swagger UI, and the commit.
 //!
-//! The archive has them compressed with deflate, which is what gzip has between its head and its
-//! tail. So taskd holds and serves them as gzip, and nothing unpacks them but the browser.
+//! `/docs/` serves the files, which are in the archive of `utoipa-swagger-ui-vendored`. It has them
+//! compressed with deflate, which is what gzip has between its head and its tail. So taskd holds
+//! and serves them as gzip, and nothing unpacks them but the browser.
+//!
+//! `BUILD_COMMIT` and `BUILD_VERSION` say from what a release was built. A debug build does not
+//! know its commit.
 
-use std::{env, fs, path::Path};
+use std::{env, fs, path::Path, process::Command};
 
 use utoipa_swagger_ui_vendored::SWAGGER_UI_VENDORED as ARCHIVE;
 
@@ -22,6 +25,78 @@ fn main() {
             entry(name).unwrap_or_else(|| panic!("the archive of Swagger UI has no dist/{name}"));
         fs::write(Path::new(&out).join(format!("{name}.gz")), gzip).expect("OUT_DIR takes files");
     }
+    let version = env::var("CARGO_PKG_VERSION").expect("cargo sets CARGO_PKG_VERSION");
+    let commit = commit().unwrap_or_default();
+    let version = if commit.is_empty() {
+        version
+    } else {
+        format!("{version} (commit {commit})")
+    };
+    println!("cargo::rustc-env=BUILD_COMMIT={commit}");
+    println!("cargo::rustc-env=BUILD_VERSION={version}");
+}
+
+/// The first twelve digits of the commit, with a plus if files differ from it: of the variable
+/// `SOURCE_COMMIT` (for archives of the source without a repository), of git, or of the file that
+/// cargo puts into a package.
+fn commit() -> Option<String> {
+    println!("cargo::rerun-if-env-changed=SOURCE_COMMIT");
+    if let Ok(commit) = env::var("SOURCE_COMMIT") {
+        return short(&commit);
+    }
+    if env::var("PROFILE").as_deref() != Ok("release") {
+        return None;
+    }
+    of_git().or_else(of_package)
+}
+
+fn of_git() -> Option<String> {
+    let root = env::var("CARGO_MANIFEST_DIR").ok()?;
+    let root = fs::canonicalize(root).ok()?;
+    // Another repository may have an unpacked archive of this source in it.
+    if fs::canonicalize(git(&["rev-parse", "--show-toplevel"])?).ok()? != root {
+        return None;
+    }
+    // Only these, whose changes compile taskd again anyway: a commit of documents is not worth a
+    // build of ten minutes. So what is built before a commit keeps its plus after it.
+    for read in [
+        "Cargo.lock",
+        "Cargo.toml",
+        "clients/rust/src",
+        "crates/taskd-proto/src",
+        "lua",
+        "migrations",
+        "src",
+    ] {
+        println!("cargo::rerun-if-changed={read}");
+    }
+    let commit = short(&git(&["rev-parse", "HEAD"])?)?;
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    Some(if changed.is_empty() {
+        commit
+    } else {
+        commit + "+"
+    })
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+/// The commit in `.cargo_vcs_info.json`: `{"git": {"sha1": "…"}, …}`.
+fn of_package() -> Option<String> {
+    let info = fs::read_to_string(".cargo_vcs_info.json").ok()?;
+    let (_, rest) = info.split_once("\"sha1\"")?;
+    short(rest.split('"').nth(1)?)
+}
+
+/// The beginning of a commit, if it is one.
+fn short(commit: &str) -> Option<String> {
+    let digits = commit.trim();
+    let is_hex = digits.len() >= 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex.then(|| digits[..12].to_owned())
 }
 
 /// The file of the archive as gzip.

@@ -85,7 +85,7 @@ Say which pipelines this process should run:
 
 /// A task queue for work that grows while it is being done
 #[derive(Parser)]
-#[command(name = "taskd", version, after_help = EXAMPLES, max_term_width = 110)]
+#[command(name = "taskd", version = env!("BUILD_VERSION"), after_help = EXAMPLES, max_term_width = 110)]
 #[command(args_conflicts_with_subcommands = true, disable_help_subcommand = true)]
 struct Cli {
     #[command(flatten)]

@@ -289,7 +289,7 @@ fn help_teaches_and_version_answers() {
     let (code, stdout, _) = run(&["--version"], &[]);
     assert_eq!(
         (code, stdout.trim()),
-        (0, concat!("taskd ", env!("CARGO_PKG_VERSION")))
+        (0, concat!("taskd ", env!("BUILD_VERSION")))
     );
 }
 

@@ -609,6 +609,8 @@ async fn requests_are_measured_by_route_and_method_and_made_up_names_are_one() {
         concat!(
             "taskd_build_info{version=\"",
             env!("CARGO_PKG_VERSION"),
+            "\",commit=\"",
+            env!("BUILD_COMMIT"),
             "\"} 1"
         ),
         "process_resident_memory_bytes ",

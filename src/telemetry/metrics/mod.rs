@@ -47,7 +47,12 @@ pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
     recorders.install()?;
     describe();
     metrics_process::Collector::default().describe();
-    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    gauge!(
+        BUILD_INFO,
+        "version" => env!("CARGO_PKG_VERSION"),
+        "commit" => env!("BUILD_COMMIT"),
+    )
+    .set(1.0);
     Ok(handle)
 }
 
