@@ -29,6 +29,11 @@ install: ## Put taskd on the path: in ~/.cargo/bin, or in PREFIX/bin (PREFIX=/us
 	@scripts/split-debug "$(TARGET)/release/taskd"
 	install -D -m 755 "$(TARGET)/release/taskd" "$(DESTDIR)$(BIN)/taskd"
 
+.PHONY: dist
+dist: ## Make the archives of a release in target/dist: taskd, its symbols, licences, manual pages, completions, checksums
+	@scripts/install-deps run
+	@scripts/dist $(ARGS)
+
 .PHONY: test
 test: ## Everything that CI checks: format, lints, all tests against real servers
 	@scripts/install-deps test

@@ -25,6 +25,7 @@ mod decoders;
 mod discoveries;
 mod discovery_insert;
 mod discovery_results;
+mod dist;
 mod docs;
 mod embedded;
 mod event_topic;
