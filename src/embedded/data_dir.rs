@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use nix::fcntl::OFlag;
+use nix::{fcntl::OFlag, unistd::geteuid};
 use sha2::{Digest, Sha256};
 
 use super::Error;
@@ -126,7 +126,7 @@ fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
 /// this user.
 fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     let found = folder.metadata()?;
-    if found.uid() != us()? && found.uid() != 0 {
+    if found.uid() != geteuid().as_raw() && found.uid() != 0 {
         return Ok(Some(format!(
             "it belongs to another user (uid {}); make it this user's",
             found.uid()
@@ -186,11 +186,6 @@ fn link_in(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// The user of this process.
-fn us() -> io::Result<u32> {
-    Ok(Path::new("/proc/self").metadata()?.uid())
-}
-
 /// Creates a folder under the temp dir, where every user may. One that exists must be private to
 /// this user.
 fn own_folder(folder: &Path) -> io::Result<()> {
@@ -199,11 +194,10 @@ fn own_folder(folder: &Path) -> io::Result<()> {
         done => return done,
     }
     let found = folder.symlink_metadata()?;
-    let us = us()?;
     if !found.is_dir() {
         return Err(io::Error::other("it is not a folder"));
     }
-    if found.uid() != us {
+    if found.uid() != geteuid().as_raw() {
         return Err(io::Error::other(format!(
             "it belongs to another user (uid {})",
             found.uid()
