@@ -51,9 +51,10 @@ quick: ## Format, lints and the tests that need no more than redis-server and cu
 	cargo test --locked --lib --test it --test session --test worker -- --test-threads $(or $(RUST_TEST_THREADS),8)
 
 .PHONY: proto
-proto: ## Generate the Rust and Python code of proto/ after a change there
+proto: ## Generate the Rust, Python and Go code of proto/ after a change there
 	@scripts/proto
 	@scripts/check-python --proto
+	@scripts/check-go --proto
 
 .PHONY: soak
 soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 --seed 42")

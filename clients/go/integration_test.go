@@ -122,6 +122,11 @@ func (p *process) end(signal syscall.Signal) {
 func (p *process) run(arguments ...string) string {
 	p.t.Helper()
 	command := exec.Command(p.binary, append(arguments, "--data-dir", filepath.Join(p.folder, "data"))...)
+	for _, variable := range os.Environ() {
+		if !strings.HasPrefix(variable, "TASKD_") {
+			command.Env = append(command.Env, variable)
+		}
+	}
 	var said bytes.Buffer
 	command.Stderr = &said
 	out, err := command.Output()

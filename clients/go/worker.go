@@ -130,8 +130,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	if isBegun {
 		return errors.New("a worker runs once; make a new one")
 	}
-	w.log.Info("the worker takes tasks", "worker", w.options.Name, "queues", strings.Join(w.options.Queues, ", "),
-		"from", strings.Join(w.client.servers.addresses, ", "))
+	w.log.Info(fmt.Sprintf("worker %s takes tasks of %s from %s", w.options.Name,
+		strings.Join(w.options.Queues, ", "), strings.Join(w.client.servers.addresses, ", ")))
 	return newRun(ctx, w).run(ctx)
 }
 

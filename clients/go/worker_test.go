@@ -331,7 +331,7 @@ func TestNothingIsSilent(t *testing.T) {
 	}, options, taskd.NewTask{Queue: "q", Key: "panics", MaxAttempts: 1},
 		taskd.NewTask{Queue: "q", Key: "fails", MaxAttempts: 1}, taskd.NewTask{Queue: "q", Key: "rejects"})
 	for _, said := range []string{
-		"the worker takes tasks\" worker=w queues=q from=" + server.Address(),
+		"worker w takes tasks of q from " + server.Address(),
 		"level=ERROR msg=\"the handler panicked: it broke\" queue=q key=panics", "worker_test.go",
 		"level=WARN msg=\"the attempt failed: no such page\" queue=q key=fails",
 		"level=WARN msg=\"the task is rejected for good: never\" queue=q key=rejects",

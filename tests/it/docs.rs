@@ -26,14 +26,17 @@ use crate::{
 };
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
-const PAGES: [&str; 4] = [
+const PAGES: [&str; 6] = [
     "README.md",
     "docs/workers.md",
+    "docs/any-language.md",
+    "clients/go/README.md",
     "clients/python/README.md",
     "clients/typescript/README.md",
 ];
 /// The languages of programs and commands. Others show data.
-const RUN: [&str; 6] = ["bash", "js", "python", "rust,no_run", "sh", "ts"];
+const RUN: [&str; 7] = ["bash", "go", "js", "python", "rust,no_run", "sh", "ts"];
+const GO_PART: &str = "clients/go/readme_test.go sees to it that it is compiled or run";
 const PYTHON_PART: &str =
     "a part of a program, which clients/python/tests/test_readme.py completes";
 const TYPESCRIPT_PART: &str = "a part of a program, whose calls clients/typescript/test makes";
@@ -59,6 +62,26 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "docs/workers.md",
         "use taskd_client::pb",
         "a part of a program, which the tests of the documents compile",
+    ),
+    (
+        "docs/any-language.md",
+        "go run github.com",
+        "fetches a generator; scripts/check-openapi runs it",
+    ),
+    (
+        "clients/go/README.md",
+        "go mod init",
+        "fetches modules; the worker is built in the module itself",
+    ),
+    (
+        "clients/go/README.md",
+        "package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\t\"log\"\n\t\"time\"",
+        GO_PART,
+    ),
+    (
+        "clients/go/README.md",
+        "package main\n\nimport (\n\t\"testing\"",
+        GO_PART,
     ),
     (
         "clients/python/README.md",
@@ -196,6 +219,7 @@ struct Newcomer {
     /// The programs that the packages need, or `None` where this machine lacks them.
     python: Option<PathBuf>,
     node: Option<PathBuf>,
+    go: Option<PathBuf>,
 }
 
 impl Newcomer {
@@ -211,6 +235,7 @@ impl Newcomer {
             folder,
             python,
             node,
+            go: go(),
         }
     }
 
@@ -292,6 +317,11 @@ impl Newcomer {
                 command.arg(save("worker.py"));
                 command
             }
+            "go" => {
+                let program = self.folder.path().join("worker-go");
+                build_go_worker(self.go.as_ref()?, &save("worker.go"), &program);
+                self.command(program)
+            }
             "js" => {
                 let mut command = self.command(self.node.as_ref()?);
                 command.arg(save("worker.mjs"));
@@ -361,9 +391,14 @@ impl Newcomer {
             block.code,
             program.said()
         );
-        let has_package = ["from taskd_client import", "@taskd/client", "taskd_client"]
-            .iter()
-            .any(|of| block.code.contains(of));
+        let has_package = [
+            "from taskd_client import",
+            "@taskd/client",
+            "taskd_client",
+            "taskd/clients/go",
+        ]
+        .iter()
+        .any(|of| block.code.contains(of));
         if has_package {
             let said = program.said();
             assert!(
@@ -458,6 +493,50 @@ fn python() -> Option<PathBuf> {
         output.is_ok_and(|output| output.status.success())
     };
     pythons.filter(|python| python.exists()).find(works)
+}
+
+/// The folder of the Go module.
+fn go_module() -> PathBuf {
+    Path::new(ROOT).join("clients/go")
+}
+
+/// A Go that builds the module without fetching anything: scripts/check-go fetches what it needs.
+fn go() -> Option<PathBuf> {
+    let fetched = tools("go-").into_iter().map(|folder| folder.join("bin/go"));
+    let installed = [PathBuf::from("go"), PathBuf::from("/usr/local/go/bin/go")];
+    let builds = |go: &PathBuf| {
+        let output = Command::new(go)
+            .args(["build", "./..."])
+            .env("GOPROXY", "off")
+            .env("GOTOOLCHAIN", "local")
+            .current_dir(go_module())
+            .output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    installed.into_iter().chain(fetched).find(builds)
+}
+
+/// Builds the worker of README.md with this source in place of that in the module.
+fn build_go_worker(go: &Path, source: &Path, program: &Path) {
+    let replaced = go_module().join("internal/readme/worker/main.go");
+    let overlay = source.with_extension("overlay.json");
+    fs::write(
+        &overlay,
+        json!({"Replace": {replaced.to_str().unwrap(): source}}).to_string(),
+    )
+    .unwrap();
+    let output = Command::new(go)
+        .args(["build", "-overlay", overlay.to_str().unwrap()])
+        .args(["-o", program.to_str().unwrap(), "./internal/readme/worker"])
+        .env("GOTOOLCHAIN", "local")
+        .current_dir(go_module())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A Node.js, with the package installed for programs in this folder: scripts/check-typescript
@@ -721,7 +800,12 @@ fn the_demo_compiles_nothing_of_taskd_again() {
 fn each_package_has_the_licences() {
     for file in ["LICENSE-MIT", "LICENSE-APACHE"] {
         let of_root = fs::read_to_string(Path::new(ROOT).join(file)).unwrap();
-        for package in ["clients/rust", "clients/python", "clients/typescript"] {
+        for package in [
+            "clients/go",
+            "clients/rust",
+            "clients/python",
+            "clients/typescript",
+        ] {
             let own = fs::read_to_string(Path::new(ROOT).join(package).join(file)).unwrap();
             assert_eq!(own, of_root, "{package}/{file}");
         }
