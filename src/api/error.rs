@@ -29,6 +29,8 @@ pub enum Error {
     NoSuchKey { queue: QueueName, key: String },
     #[error("there is no task {0}, or it finished so long ago that it was removed")]
     NoSuchTask(TaskId),
+    #[error("queue {0} never had a task: check its name, or insert a task first")]
+    NoSuchQueue(QueueName),
     #[error("there is no bulk change {0}, or it began so long ago that it was removed")]
     NoSuchBulkChange(Uuid),
     #[error(
@@ -106,6 +108,7 @@ impl Error {
             Self::NoSuchTask(_)
             | Self::NoSuchLetter(_)
             | Self::NoSuchBulkChange(_)
+            | Self::NoSuchQueue(_)
             | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
             Self::Final { .. } => Kind::Final,

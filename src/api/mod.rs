@@ -6,6 +6,7 @@ mod books;
 mod books_snapshot;
 mod bulk;
 mod changes;
+mod drained;
 mod error;
 mod explain;
 mod facts;
@@ -30,6 +31,7 @@ mod watching;
 
 pub use self::{
     access::{Authentication, Denied, TokenSync},
+    drained::SettledReports,
     error::{Error, Kind},
     handle::Api,
     ledger::Ledger,
@@ -37,5 +39,6 @@ pub use self::{
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     waits::{Wait, Waits},
     watch::Watching,
+    watching::KnownKeys,
 };
 pub(crate) use crate::model::{ECHO, shorten};

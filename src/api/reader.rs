@@ -5,14 +5,15 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use uuid::Uuid;
 
-use super::{error::Error, ledger::Ledger};
+use super::{drained::SettledReports, error::Error, ledger::Ledger, watching::KnownKeys};
 use crate::{
     bus::Bus,
     config::Settings,
     model::{
-        Act, Caller, QueueName, QueueView, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView,
+        Act, Caller, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus,
+        TaskView,
     },
-    pipelines::admission::Gates,
+    pipelines::admission::{Gates, Occupancy},
     queue::{self, Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ListedTask, Store},
@@ -25,9 +26,12 @@ pub struct Reader {
     pub queue: Shards,
     pub bus: Arc<dyn Bus>,
     pub gates: Gates,
+    pub occupancy: Occupancy,
     pub settings: Arc<Settings>,
     pub clock: Clock,
     pub ledger: Arc<Ledger>,
+    pub settled: Arc<SettledReports>,
+    pub known_keys: KnownKeys,
 }
 
 impl Reader {
@@ -76,11 +80,8 @@ impl Reader {
         Ok(Some(results))
     }
 
+    /// The queues that have unfinished tasks or an open shard.
     pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
-        let mut queues: BTreeMap<QueueName, QueueView> = BTreeMap::new();
-        let now = self.clock.now_unix_ms();
-        let age_ms =
-            |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
         let shards = self.queue.shards();
         // A closed queue has nothing to show until somebody inserts a task.
         let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
@@ -93,7 +94,34 @@ impl Reader {
         );
         open.sort_unstable();
         open.dedup();
-        for count in self.store.counts(Some(&open)).await? {
+        let mut queues = self.views(&open, &shards).await?;
+        for queue in self.queue.paused() {
+            entry_of(&mut queues, &queue).paused = true;
+        }
+        Ok(queues.into_values().collect())
+    }
+
+    /// One queue, which may be empty.
+    pub(super) async fn queue_view(&self, queue: &QueueName) -> Result<QueueView, Error> {
+        let mut shards = self.queue.shards();
+        shards.retain(|shard| shard.queue == *queue);
+        let mut queues = self.views(std::slice::from_ref(queue), &shards).await?;
+        let mut view = entry_of(&mut queues, queue).clone();
+        view.paused = self.queue.paused().contains(queue);
+        Ok(view)
+    }
+
+    /// These queues with their open shards, except for their pauses.
+    async fn views(
+        &self,
+        names: &[QueueName],
+        shards: &[ShardId],
+    ) -> Result<BTreeMap<QueueName, QueueView>, Error> {
+        let mut queues: BTreeMap<QueueName, QueueView> = BTreeMap::new();
+        let now = self.clock.now_unix_ms();
+        let age_ms =
+            |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
+        for count in self.store.counts(Some(names)).await? {
             let entry = entry_of(&mut queues, &count.queue);
             match count.status {
                 // The tasks in Redis are subtracted below.
@@ -103,7 +131,7 @@ impl Reader {
                 StoredStatus::Cancelled => entry.cancelled = count.count,
             }
         }
-        for (stats, shard) in self.queue.stats_of(&shards).await.into_iter().zip(&shards) {
+        for (stats, shard) in self.queue.stats_of(shards).await.into_iter().zip(shards) {
             let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
                 // Its tasks stay in `pending`.
@@ -126,13 +154,13 @@ impl Reader {
                 .max(stats.oldest_created_unix_ms.map(age_ms));
         }
         for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
+            if !names.contains(&queue) {
+                continue;
+            }
             let entry = entry_of(&mut queues, &queue);
             entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
         }
-        for queue in self.queue.paused() {
-            entry_of(&mut queues, &queue).paused = true;
-        }
-        Ok(queues.into_values().collect())
+        Ok(queues)
     }
 }
 

@@ -1,7 +1,11 @@
 //! Watching tasks and queues: the current status first, then each change, in order.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
 
+use bytes::Bytes;
 use futures::FutureExt as _;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::Instrument as _;
@@ -11,6 +15,7 @@ use super::{
     error::Error,
     handle::{Api, span},
     query::task_id,
+    reader::Reader,
     waits::Wait,
     watching::{Statuses, WatchedTask},
 };
@@ -36,6 +41,8 @@ const BEGIN_WITHIN: Duration = Duration::from_secs(2);
 /// The parts that a watch gives before it lets other calls go first. Thousands of watches may have
 /// as much to give.
 const GIVE_AT_ONCE: u32 = 16;
+/// The tasks whose keys are read at once.
+const KEYS_AT_ONCE: usize = 500;
 /// How often a watch checks its token.
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
@@ -91,7 +98,7 @@ impl Api {
             held: Vec::new(),
             hear_at: Instant::now(),
         };
-        let mut watching = self.watching(caller, Source::Task(of_task), wait);
+        let mut watching = self.watching(caller, query.clone(), Source::Task(of_task), wait);
         watching.over = now.status.is_final().then_some(WatchOver::Final);
         watching
             .ready
@@ -125,21 +132,24 @@ impl Api {
             let begin = timeout(BEGIN_WITHIN, watch.begin());
             _ = self.stop.run_until_cancelled(begin).await;
         }
-        let mut watching = self.watching(caller, Source::Queue(watch), wait);
+        let mut watching = self.watching(caller, query.clone(), Source::Queue(watch), wait);
         watching
             .ready
             .extend((last.is_some() && !has_resumed).then_some(Watched::Gap));
         Ok(watching)
     }
 
-    fn watching(&self, caller: &Caller, source: Source, wait: Wait) -> Watching {
+    fn watching(&self, caller: &Caller, reader: Reader, source: Source, wait: Wait) -> Watching {
         let now = Instant::now();
         Watching {
             authentication: self.authentication.clone(),
             caller: caller.clone(),
             stop: self.stop.clone(),
             source,
+            reader,
             ready: VecDeque::new(),
+            keys: BTreeMap::new(),
+            key: None,
             given: 0,
             over: None,
             beat_at: now + BEAT_EVERY,
@@ -278,7 +288,12 @@ pub struct Watching {
     caller: Caller,
     stop: tokio_util::sync::CancellationToken,
     source: Source,
+    reader: Reader,
     ready: VecDeque<Watched>,
+    /// The keys of the tasks in `ready`, as far as they were read.
+    keys: BTreeMap<TaskId, Option<Bytes>>,
+    /// The key of the last event that it gave.
+    key: Option<Bytes>,
     /// The parts that it gave since it let others go first.
     given: u32,
     /// Nothing comes behind what is ready.
@@ -301,14 +316,19 @@ impl Watching {
                 self.given = 0;
                 tokio::task::yield_now().await;
             }
+            self.read_keys().await;
             if let Some(next) = self.ready.pop_front() {
                 self.given += 1;
-                if matches!(next, Watched::Event(_)) {
+                self.key = None;
+                if let Watched::Event(event) = &next {
                     metrics::event_sent();
+                    self.key = self.keys.get(&event.id).cloned().flatten();
                 }
                 self.beat_at = Instant::now() + BEAT_EVERY;
                 return Some(next);
             }
+            // They are read again with the next events.
+            self.keys.clear();
             if self.over.is_some() {
                 return None;
             }
@@ -328,6 +348,40 @@ impl Watching {
                 () = sleep_until(self.beat_at) => self.ready.push_back(Watched::Beat),
             }
         }
+    }
+
+    /// The key of the task of the last event, if SQL could be asked for it.
+    pub fn key(&self) -> Option<&Bytes> {
+        self.key.as_ref()
+    }
+
+    /// Reads the keys of the events that are ready, unless that of the next one is known.
+    async fn read_keys(&mut self) {
+        let Some(Watched::Event(next)) = self.ready.front() else {
+            return;
+        };
+        if self.keys.contains_key(&next.id) {
+            return;
+        }
+        let ids: BTreeSet<TaskId> = self
+            .ready
+            .iter()
+            .filter_map(|part| match part {
+                Watched::Event(event) => Some(event.id),
+                _ => None,
+            })
+            .collect();
+        let ids: Vec<TaskId> = ids.into_iter().take(KEYS_AT_ONCE).collect();
+        // The next event is among them, or the next read begins with it.
+        let ids = match ids.contains(&next.id) {
+            true => ids,
+            false => vec![next.id],
+        };
+        let known = self.reader.keys(&ids).await;
+        self.keys = ids
+            .into_iter()
+            .map(|id| (id, known.get(&id).cloned()))
+            .collect();
     }
 
     /// Takes parts up to the end of the task.

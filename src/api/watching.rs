@@ -3,7 +3,15 @@
 //! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an
 //! event by as much. A task of which a hint names no status is read at the next tick.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::timeout;
 
 use super::{
     error::Error,
@@ -21,6 +29,46 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The tasks that are read at once.
 const AT_ONCE: usize = 500;
+/// Half of the keys that a process remembers for watchers, and half of their bytes.
+const MOST_KEYS: usize = 10_000;
+/// How long events wait for the keys of their tasks.
+const KEYS_WITHIN: Duration = Duration::from_secs(1);
+const MOST_KEY_BYTES: usize = 2 << 20;
+
+/// Keys of tasks that watchers of this process were told of last: the events of a task come one
+/// after the other, and to all watchers of its queue.
+#[derive(Clone, Default)]
+pub struct KnownKeys(Arc<Mutex<Keys>>);
+
+#[derive(Default)]
+struct Keys {
+    latest: HashMap<TaskId, Bytes>,
+    /// The bytes of the keys in `latest`.
+    bytes: usize,
+    before: HashMap<TaskId, Bytes>,
+}
+
+impl KnownKeys {
+    fn get(&self, ids: &[TaskId]) -> HashMap<TaskId, Bytes> {
+        let keys = self.0.lock();
+        let known = ids.iter().filter_map(|id| {
+            let key = keys.latest.get(id).or_else(|| keys.before.get(id))?;
+            Some((*id, key.clone()))
+        });
+        known.collect()
+    }
+
+    fn add(&self, id: TaskId, key: &Bytes) {
+        let mut keys = self.0.lock();
+        if keys.latest.len() >= MOST_KEYS || keys.bytes >= MOST_KEY_BYTES {
+            keys.before = std::mem::take(&mut keys.latest);
+            keys.bytes = 0;
+        }
+        keys.bytes += key.len();
+        // A slice would keep all that was read with it.
+        keys.latest.insert(id, Bytes::copy_from_slice(key));
+    }
+}
 
 /// A task, as SQL and Redis have it now.
 pub(super) struct WatchedTask {
@@ -79,6 +127,33 @@ impl Reader {
             }
             cx.beat();
         }
+    }
+
+    /// The keys of tasks, for watchers; without those that SQL does not have, or not now.
+    pub(super) async fn keys(&self, ids: &[TaskId]) -> HashMap<TaskId, Bytes> {
+        let mut keys = self.known_keys.get(ids);
+        let unknown: Vec<TaskId> = ids
+            .iter()
+            .filter(|id| !keys.contains_key(id))
+            .copied()
+            .collect();
+        if unknown.is_empty() {
+            return keys;
+        }
+        // Events do not wait for a database that does not answer.
+        let Ok(read) = timeout(KEYS_WITHIN, self.store().listed(&unknown)).await else {
+            return keys;
+        };
+        match read {
+            Ok(tasks) => {
+                for task in tasks {
+                    self.known_keys.add(task.id, &task.key);
+                    keys.insert(task.id, task.key);
+                }
+            }
+            Err(error) => tracing::debug!("cannot read the keys of watched tasks: {error}"),
+        }
+        keys
     }
 
     /// The statuses of tasks, for watchers: a task is final when SQL has its end, and the results

@@ -21,7 +21,7 @@ use super::{
     servers,
 };
 use crate::{
-    api::{Api, Authentication, Ledger, Reader, TokenSync, Waits},
+    api::{Api, Authentication, KnownKeys, Ledger, Reader, SettledReports, TokenSync, Waits},
     bus::{self, Bus},
     config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
@@ -368,6 +368,8 @@ fn state(
     let bus = Arc::clone(&cx.bus);
     let ledger = Ledger::new(store, cx.queue.shards.clone(), bus, cx.clock.clone());
     let store = Arc::clone(&cx.store);
+    let bus = Arc::clone(&cx.bus);
+    let settled = SettledReports::new(Arc::clone(&store), cx.queue.upkeep.clone(), bus);
     let filter = cx.filter.clone();
     let bus = Arc::clone(&cx.bus);
     let kept = &cx.settings.watchdog;
@@ -384,9 +386,12 @@ fn state(
         queue: cx.queue.shards.clone(),
         bus: Arc::clone(&cx.bus),
         gates: cx.gates.clone(),
+        occupancy: cx.occupancy.clone(),
         settings: Arc::clone(&cx.settings),
         clock: cx.clock.clone(),
         ledger: Arc::new(ledger),
+        settled: Arc::new(settled),
+        known_keys: KnownKeys::default(),
     };
     reader.inform_watchers(supervisor);
     ingress::State {

@@ -189,6 +189,15 @@ pub trait Subscription: Send {
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()>;
 }
 
+/// Whether the group has read a topic up to these earlier [`Bus::ends`].
+pub async fn has_read(bus: &dyn Bus, topic: Topic, ends: &[Option<Offset>]) -> Result<bool> {
+    // A bus that has fallen back meanwhile never reaches those ends, so its present ones count.
+    let now = bus.ends(topic).await?;
+    let committed = bus.committed(topic).await?;
+    let mut partitions = ends.iter().zip(now).zip(committed);
+    Ok(partitions.all(|((then, now), committed)| committed >= now.min(*then)))
+}
+
 /// The highest offset of each partition.
 fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
     let mut highest = BTreeMap::new();

@@ -28,6 +28,7 @@ mod token;
 mod top;
 mod trust;
 mod values;
+pub mod wait;
 pub mod watch;
 pub mod work;
 
@@ -57,6 +58,7 @@ Examples:
   taskd work --queue crawl -- ./fetch {key}   run a command for each task
   taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd watch --queue crawl                   show each change of a task or of a queue
+  taskd wait crawl                            wait until nothing of a queue is unfinished
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks --queue crawl --status dead     list tasks, the newest first
@@ -119,6 +121,7 @@ pub enum Client {
     Dead(dead::Dead),
     Task(task::Task),
     Watch(watch::Watch),
+    Wait(wait::Wait),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),

@@ -2,7 +2,7 @@
 //!
 //! 0: done. 1: failed, the task, letter, bulk change, token, queue or shard that the command names
 //! is not there, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a
-//! difference, `watch` saw no completion, `dead`, `tasks`, `cancel`, `change` or `requeue` could
+//! difference, `watch` saw no completion, `wait` no drained queue in time, `dead`, `tasks`, `cancel`, `change` or `requeue` could
 //! not change something, somebody stopped the bulk change of `tasks` or `bulk`, or `bench` or
 //! `load` counted a task too few or too many times. 2: wrong command line or settings, or no server
 //! for a command. 130, 143: a signal ended `insert`.
@@ -23,7 +23,7 @@ use super::{
     ask::printable,
     bench, books, bulk, change, command_line, dead, dump, explain, fsck, insert, load, parse,
     print::{NotThere, Unwritten, print, say},
-    stats, task, tasks, token, top, watch, work,
+    stats, task, tasks, token, top, wait, watch, work,
 };
 use crate::{
     app::{self, NeverRan},
@@ -125,6 +125,7 @@ fn run_client(client: Client) -> ExitCode {
         Client::Dead(args) => exit_as(block_on(dead::run(args))),
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
+        Client::Wait(args) => exit_as(block_on(wait::run(args))),
         Client::Explain(args) => exit_as(block_on(explain::run(args))),
         Client::Cancel(args) => exit_as(block_on(change::cancel(args))),
         Client::Change(args) => exit_as(block_on(change::change(args))),

@@ -228,14 +228,17 @@ fn tell(event: &pb::TaskEvent, target: &Target, as_json: bool) -> anyhow::Result
     let at = event.at.map(|at| at.to_string()).unwrap_or_default();
     let id = &event.id;
     let status = task_status(event.status).map_or("UNKNOWN", TaskStatus::as_str);
+    let key = String::from_utf8_lossy(&event.key);
     let line = match (as_json, event.gap, target) {
         (true, true, _) => json!({"gap": true}).to_string(),
         (true, false, _) => {
-            json!({"id": id, "queue": event.queue, "status": status, "at": at, "event_id": event.event_id}).to_string()
+            json!({"id": id, "queue": event.queue, "key": key, "status": status, "at": at, "event_id": event.event_id}).to_string()
         }
         (false, true, _) => "(some changes before this may be missing)".to_owned(),
         (false, false, Target::Task(_)) => format!("{at}  {status}"),
-        (false, false, Target::Queue(_)) => format!("{at}  {id}  {status}"),
+        (false, false, Target::Queue(_)) => {
+            format!("{at}  {id}  {status:<9}  {}", printable(&key))
+        }
     };
     Ok(print_one(line)?)
 }

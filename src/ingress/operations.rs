@@ -13,9 +13,9 @@ use super::{
 };
 use crate::model::{
     Act, BulkChange, Explanation, FsckPage, InsertAnswer, ItemAnswer, LetterKind, LettersChanged,
-    Pending, QueueView,
+    OneQueue, Pending, QueueView,
     Role::{Admin, Insert, Read, Work},
-    SessionClosed, SessionOpened, TaskEvent, TaskId, TaskList, TasksReported,
+    SessionClosed, SessionOpened, TaskId, TaskList, TasksReported,
 };
 
 /// The groups of operations, and what they are for.
@@ -85,7 +85,7 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Discovery/WatchTask")
             .says("Events are named `status`; their data is `Event`. An event `end` says why the stream ends early.")
             .query::<String>("last_event_id", LAST_EVENT)
-            .answers_events::<TaskEvent>()
+            .answers_events::<json::events::Event<'_>>()
             .or_nothing(204, "The caller has seen the last event"),
         of_tasks("watchQueue", Read, "Watch all tasks of a queue, from now on")
             .get("/v1/events", events::watch_queue)
@@ -93,10 +93,18 @@ pub fn all() -> Vec<Operation> {
             .says("Events are named `status`; their data is `Event`. Behind an event `gap` some may be missing.")
             .query::<String>("queue", "The queue")
             .query::<String>("last_event_id", LAST_EVENT)
-            .answers_events::<TaskEvent>(),
+            .answers_events::<json::events::Event<'_>>(),
         of_operators("listQueues", Read, "List the open queues")
             .get("/v1/queues", reading::get_queues)
             .lists::<QueueView>("queues"),
+        of_operators("getQueue", Read, "Get one queue, at once or when it is drained")
+            .get("/v1/queues/{queue}", reading::get_queue)
+            .grpc("taskd.v1.Operator/GetQueue")
+            .says("With `wait=drained`, taskd answers when nothing of the queue is unfinished, or when the time is over.")
+            .query::<String>("wait", "`drained`: wait until nothing of the queue is unfinished or on its way")
+            .query::<String>("timeout", "How long to wait: `30s`, and without it 30s; at most `max_wait`")
+            .answers::<OneQueue>()
+            .or_problem(404, "The queue never had a task"),
         of_tasks("explainTask", Read, "Say where a task is, and why a worker does not get it")
             .get("/v1/tasks:explain", reading::explain_task)
             .grpc("taskd.v1.Discovery/ExplainTask")

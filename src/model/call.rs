@@ -471,6 +471,17 @@ pub struct TaskResult {
     pub surplus: bool,
 }
 
+/// One queue, and whether it is drained if the caller waited for that.
+#[derive(Clone, Debug, JsonSchema, Serialize)]
+#[schemars(rename = "Queue")]
+pub struct OneQueue {
+    #[serde(flatten)]
+    pub view: QueueView,
+    /// Only with `wait=drained`: nothing of the queue was unfinished during the call.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drained: Option<bool>,
+}
+
 /// A queue in tasks. Each unfinished task is in one of the first four counts.
 #[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct QueueView {

@@ -12,7 +12,6 @@ use super::{
 
 /// A task took on a status.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
-#[schemars(rename = "Event")]
 pub struct TaskEvent {
     pub id: TaskId,
     pub queue: QueueName,

@@ -38,7 +38,7 @@ pub use bulk::{
 };
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
-    ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, Protocol, QueueView,
+    ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, OneQueue, Protocol, QueueView,
     RecordedDuration, RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
     UnreadableTask,
 };

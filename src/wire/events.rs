@@ -131,6 +131,7 @@ impl From<TaskEvent> for pb::TaskEvent {
             status: pb::TaskStatus::from(event.status).into(),
             at: Some(timestamp(event.at_unix_ms)),
             gap: false,
+            key: Bytes::new(),
         }
     }
 }

@@ -22,10 +22,7 @@ pub(super) fn unix_ms(at: Timestamp) -> i64 {
 }
 
 /// The duration of the field `what`, which must not be negative.
-pub(super) fn read_duration(
-    what: &str,
-    duration: prost_types::Duration,
-) -> Result<Duration, String> {
+pub fn read_duration(what: &str, duration: prost_types::Duration) -> Result<Duration, String> {
     Duration::try_from(duration).map_err(|_| format!("{what} is negative or out of range"))
 }
 

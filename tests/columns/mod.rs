@@ -11,6 +11,7 @@ pub(crate) mod bulk;
 pub(crate) mod changes;
 pub(crate) mod dead_letters;
 mod deadline;
+mod drained;
 mod enrichment;
 mod event_topic;
 pub(crate) mod events;

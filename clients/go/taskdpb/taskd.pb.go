@@ -1451,7 +1451,9 @@ type TaskEvent struct {
 	Status  TaskStatus             `protobuf:"varint,4,opt,name=status,proto3,enum=taskd.v1.TaskStatus" json:"status,omitempty"`
 	At      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
 	// Only of a queue: events before this point may be missing. Such a message has no other field.
-	Gap           bool `protobuf:"varint,6,opt,name=gap,proto3" json:"gap,omitempty"`
+	Gap bool `protobuf:"varint,6,opt,name=gap,proto3" json:"gap,omitempty"`
+	// Empty if SQL could not be asked for it.
+	Key           []byte `protobuf:"bytes,7,opt,name=key,proto3" json:"key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1526,6 +1528,13 @@ func (x *TaskEvent) GetGap() bool {
 		return x.Gap
 	}
 	return false
+}
+
+func (x *TaskEvent) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
 }
 
 type GetTaskRequest struct {
@@ -6753,6 +6762,208 @@ func (x *ChangeDeadLettersResponse) GetCursor() string {
 	return ""
 }
 
+type GetQueueRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// How long to wait until the queue is drained: until no task of it is unfinished, and none is on its way that a
+	// worker discovered before. 0 asks whether it is drained now. At most the setting max_wait.
+	WaitDrained   *durationpb.Duration `protobuf:"bytes,2,opt,name=wait_drained,json=waitDrained,proto3" json:"wait_drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetQueueRequest) Reset() {
+	*x = GetQueueRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetQueueRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetQueueRequest) ProtoMessage() {}
+
+func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetQueueRequest.ProtoReflect.Descriptor instead.
+func (*GetQueueRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *GetQueueRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *GetQueueRequest) GetWaitDrained() *durationpb.Duration {
+	if x != nil {
+		return x.WaitDrained
+	}
+	return nil
+}
+
+// A queue in tasks. Each unfinished task is in one of the first four counts.
+type Queue struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// In SQL alone: just stored, without room in Redis, or before their time.
+	Pending uint64 `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
+	// A replica can be claimed; all that is left is leased; nothing that is left is due.
+	Queued   uint64 `protobuf:"varint,3,opt,name=queued,proto3" json:"queued,omitempty"`
+	Assigned uint64 `protobuf:"varint,4,opt,name=assigned,proto3" json:"assigned,omitempty"`
+	Delayed  uint64 `protobuf:"varint,5,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	// All leases.
+	Leases uint64 `protobuf:"varint,6,opt,name=leases,proto3" json:"leases,omitempty"`
+	// Tasks that ended, also those that were removed since.
+	Completed uint64 `protobuf:"varint,7,opt,name=completed,proto3" json:"completed,omitempty"`
+	Dead      uint64 `protobuf:"varint,8,opt,name=dead,proto3" json:"dead,omitempty"`
+	Cancelled uint64 `protobuf:"varint,9,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// The age of the oldest waiting task.
+	OldestWaitingMs *uint64 `protobuf:"varint,10,opt,name=oldest_waiting_ms,json=oldestWaitingMs,proto3,oneof" json:"oldest_waiting_ms,omitempty"`
+	Paused          bool    `protobuf:"varint,11,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Shards that Redis cannot read. Their unfinished tasks count as pending.
+	UnreadShards uint64 `protobuf:"varint,12,opt,name=unread_shards,json=unreadShards,proto3" json:"unread_shards,omitempty"`
+	// Only with `wait_drained`: the queue was drained during the call.
+	Drained       *bool `protobuf:"varint,13,opt,name=drained,proto3,oneof" json:"drained,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Queue) Reset() {
+	*x = Queue{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Queue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Queue) ProtoMessage() {}
+
+func (x *Queue) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Queue.ProtoReflect.Descriptor instead.
+func (*Queue) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *Queue) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *Queue) GetPending() uint64 {
+	if x != nil {
+		return x.Pending
+	}
+	return 0
+}
+
+func (x *Queue) GetQueued() uint64 {
+	if x != nil {
+		return x.Queued
+	}
+	return 0
+}
+
+func (x *Queue) GetAssigned() uint64 {
+	if x != nil {
+		return x.Assigned
+	}
+	return 0
+}
+
+func (x *Queue) GetDelayed() uint64 {
+	if x != nil {
+		return x.Delayed
+	}
+	return 0
+}
+
+func (x *Queue) GetLeases() uint64 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *Queue) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *Queue) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *Queue) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Queue) GetOldestWaitingMs() uint64 {
+	if x != nil && x.OldestWaitingMs != nil {
+		return *x.OldestWaitingMs
+	}
+	return 0
+}
+
+func (x *Queue) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+func (x *Queue) GetUnreadShards() uint64 {
+	if x != nil {
+		return x.UnreadShards
+	}
+	return 0
+}
+
+func (x *Queue) GetDrained() bool {
+	if x != nil && x.Drained != nil {
+		return *x.Drained
+	}
+	return false
+}
+
 type GetBooksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: all queues that have unfinished tasks or an open shard.
@@ -6763,7 +6974,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6775,7 +6986,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6788,7 +6999,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *GetBooksRequest) GetQueue() string {
@@ -6813,7 +7024,7 @@ type Books struct {
 
 func (x *Books) Reset() {
 	*x = Books{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6825,7 +7036,7 @@ func (x *Books) String() string {
 func (*Books) ProtoMessage() {}
 
 func (x *Books) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6838,7 +7049,7 @@ func (x *Books) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Books.ProtoReflect.Descriptor instead.
 func (*Books) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *Books) GetAt() *timestamppb.Timestamp {
@@ -6918,7 +7129,7 @@ type QueueBooks struct {
 
 func (x *QueueBooks) Reset() {
 	*x = QueueBooks{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6930,7 +7141,7 @@ func (x *QueueBooks) String() string {
 func (*QueueBooks) ProtoMessage() {}
 
 func (x *QueueBooks) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6943,7 +7154,7 @@ func (x *QueueBooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueBooks.ProtoReflect.Descriptor instead.
 func (*QueueBooks) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *QueueBooks) GetQueue() string {
@@ -7107,7 +7318,7 @@ type FsckRequest struct {
 
 func (x *FsckRequest) Reset() {
 	*x = FsckRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7119,7 +7330,7 @@ func (x *FsckRequest) String() string {
 func (*FsckRequest) ProtoMessage() {}
 
 func (x *FsckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7132,7 +7343,7 @@ func (x *FsckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckRequest.ProtoReflect.Descriptor instead.
 func (*FsckRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *FsckRequest) GetQueue() string {
@@ -7174,7 +7385,7 @@ type FsckFind struct {
 
 func (x *FsckFind) Reset() {
 	*x = FsckFind{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7186,7 +7397,7 @@ func (x *FsckFind) String() string {
 func (*FsckFind) ProtoMessage() {}
 
 func (x *FsckFind) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7199,7 +7410,7 @@ func (x *FsckFind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckFind.ProtoReflect.Descriptor instead.
 func (*FsckFind) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *FsckFind) GetKind() string {
@@ -7273,7 +7484,7 @@ type FsckResponse struct {
 
 func (x *FsckResponse) Reset() {
 	*x = FsckResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7285,7 +7496,7 @@ func (x *FsckResponse) String() string {
 func (*FsckResponse) ProtoMessage() {}
 
 func (x *FsckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7298,7 +7509,7 @@ func (x *FsckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckResponse.ProtoReflect.Descriptor instead.
 func (*FsckResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *FsckResponse) GetFinds() []*FsckFind {
@@ -7362,7 +7573,7 @@ type UncheckedShard struct {
 
 func (x *UncheckedShard) Reset() {
 	*x = UncheckedShard{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7374,7 +7585,7 @@ func (x *UncheckedShard) String() string {
 func (*UncheckedShard) ProtoMessage() {}
 
 func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7387,7 +7598,7 @@ func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncheckedShard.ProtoReflect.Descriptor instead.
 func (*UncheckedShard) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *UncheckedShard) GetQueue() string {
@@ -7423,7 +7634,7 @@ type ListActsRequest struct {
 
 func (x *ListActsRequest) Reset() {
 	*x = ListActsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +7646,7 @@ func (x *ListActsRequest) String() string {
 func (*ListActsRequest) ProtoMessage() {}
 
 func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +7659,7 @@ func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsRequest.ProtoReflect.Descriptor instead.
 func (*ListActsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListActsRequest) GetBefore() string {
@@ -7475,7 +7686,7 @@ type ListActsResponse struct {
 
 func (x *ListActsResponse) Reset() {
 	*x = ListActsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7487,7 +7698,7 @@ func (x *ListActsResponse) String() string {
 func (*ListActsResponse) ProtoMessage() {}
 
 func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7500,7 +7711,7 @@ func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsResponse.ProtoReflect.Descriptor instead.
 func (*ListActsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListActsResponse) GetActs() []*Act {
@@ -7526,7 +7737,7 @@ type Act struct {
 
 func (x *Act) Reset() {
 	*x = Act{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7538,7 +7749,7 @@ func (x *Act) String() string {
 func (*Act) ProtoMessage() {}
 
 func (x *Act) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7551,7 +7762,7 @@ func (x *Act) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Act.ProtoReflect.Descriptor instead.
 func (*Act) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *Act) GetId() string {
@@ -7651,14 +7862,15 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\rlast_event_id\x18\x02 \x01(\tR\vlastEventId\"M\n" +
 	"\x11WatchQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\"\n" +
-	"\rlast_event_id\x18\x02 \x01(\tR\vlastEventId\"\xb8\x01\n" +
+	"\rlast_event_id\x18\x02 \x01(\tR\vlastEventId\"\xca\x01\n" +
 	"\tTaskEvent\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\tR\aeventId\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x03 \x01(\tR\x05queue\x12,\n" +
 	"\x06status\x18\x04 \x01(\x0e2\x14.taskd.v1.TaskStatusR\x06status\x12*\n" +
 	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x10\n" +
-	"\x03gap\x18\x06 \x01(\bR\x03gap\" \n" +
+	"\x03gap\x18\x06 \x01(\bR\x03gap\x12\x10\n" +
+	"\x03key\x18\a \x01(\fR\x03key\" \n" +
 	"\x0eGetTaskRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\x98\a\n" +
 	"\x04Task\x12\x0e\n" +
@@ -8094,7 +8306,28 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\amatched\x18\x01 \x01(\x04R\amatched\x12\x18\n" +
 	"\achanged\x18\x02 \x01(\x04R\achanged\x12/\n" +
 	"\x06failed\x18\x03 \x03(\v2\x17.taskd.v1.LetterFailureR\x06failed\x12\x16\n" +
-	"\x06cursor\x18\x04 \x01(\tR\x06cursor\"'\n" +
+	"\x06cursor\x18\x04 \x01(\tR\x06cursor\"e\n" +
+	"\x0fGetQueueRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12<\n" +
+	"\fwait_drained\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\vwaitDrained\"\x9c\x03\n" +
+	"\x05Queue\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x18\n" +
+	"\apending\x18\x02 \x01(\x04R\apending\x12\x16\n" +
+	"\x06queued\x18\x03 \x01(\x04R\x06queued\x12\x1a\n" +
+	"\bassigned\x18\x04 \x01(\x04R\bassigned\x12\x18\n" +
+	"\adelayed\x18\x05 \x01(\x04R\adelayed\x12\x16\n" +
+	"\x06leases\x18\x06 \x01(\x04R\x06leases\x12\x1c\n" +
+	"\tcompleted\x18\a \x01(\x04R\tcompleted\x12\x12\n" +
+	"\x04dead\x18\b \x01(\x04R\x04dead\x12\x1c\n" +
+	"\tcancelled\x18\t \x01(\x04R\tcancelled\x12/\n" +
+	"\x11oldest_waiting_ms\x18\n" +
+	" \x01(\x04H\x00R\x0foldestWaitingMs\x88\x01\x01\x12\x16\n" +
+	"\x06paused\x18\v \x01(\bR\x06paused\x12#\n" +
+	"\runread_shards\x18\f \x01(\x04R\funreadShards\x12\x1d\n" +
+	"\adrained\x18\r \x01(\bH\x01R\adrained\x88\x01\x01B\x14\n" +
+	"\x12_oldest_waiting_msB\n" +
+	"\n" +
+	"\b_drained\"'\n" +
 	"\x0fGetBooksRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\"\xcf\x01\n" +
 	"\x05Books\x12*\n" +
@@ -8284,7 +8517,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0eSurrenderTasks\x12\x1f.taskd.v1.SurrenderTasksRequest\x1a .taskd.v1.SurrenderTasksResponse\x12V\n" +
 	"\x0fGetPendingCount\x12 .taskd.v1.GetPendingCountRequest\x1a!.taskd.v1.GetPendingCountResponse\x12J\n" +
 	"\vReportTasks\x12\x1c.taskd.v1.ReportTasksRequest\x1a\x1d.taskd.v1.ReportTasksResponse\x12M\n" +
-	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xf2\b\n" +
+	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xaa\t\n" +
 	"\bOperator\x12G\n" +
 	"\n" +
 	"RetryTasks\x12\x1b.taskd.v1.RetryTasksRequest\x1a\x1c.taskd.v1.RetryTasksResponse\x12V\n" +
@@ -8296,7 +8529,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0fListDeadLetters\x12 .taskd.v1.ListDeadLettersRequest\x1a!.taskd.v1.ListDeadLettersResponse\x12A\n" +
 	"\rGetDeadLetter\x12\x1e.taskd.v1.GetDeadLetterRequest\x1a\x10.taskd.v1.Letter\x12[\n" +
 	"\x10RetryDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x12[\n" +
-	"\x10PurgeDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x12A\n" +
+	"\x10PurgeDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x126\n" +
+	"\bGetQueue\x12\x19.taskd.v1.GetQueueRequest\x1a\x0f.taskd.v1.Queue\x12A\n" +
 	"\bListActs\x12\x19.taskd.v1.ListActsRequest\x1a\x1a.taskd.v1.ListActsResponse\x12J\n" +
 	"\vChangeTasks\x12\x1c.taskd.v1.ChangeTasksRequest\x1a\x1d.taskd.v1.ChangeTasksResponse\x12M\n" +
 	"\fRequeueTasks\x12\x1d.taskd.v1.RequeueTasksRequest\x1a\x1e.taskd.v1.RequeueTasksResponse\x12G\n" +
@@ -8318,7 +8552,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                     // 0: taskd.v1.Priority
 	(Encoding)(0),                     // 1: taskd.v1.Encoding
@@ -8411,88 +8645,90 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*ChangeDeadLettersRequest)(nil),  // 88: taskd.v1.ChangeDeadLettersRequest
 	(*LetterFailure)(nil),             // 89: taskd.v1.LetterFailure
 	(*ChangeDeadLettersResponse)(nil), // 90: taskd.v1.ChangeDeadLettersResponse
-	(*GetBooksRequest)(nil),           // 91: taskd.v1.GetBooksRequest
-	(*Books)(nil),                     // 92: taskd.v1.Books
-	(*QueueBooks)(nil),                // 93: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),               // 94: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                  // 95: taskd.v1.FsckFind
-	(*FsckResponse)(nil),              // 96: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),            // 97: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),           // 98: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),          // 99: taskd.v1.ListActsResponse
-	(*Act)(nil),                       // 100: taskd.v1.Act
-	nil,                               // 101: taskd.v1.NewTask.HeadersEntry
-	nil,                               // 102: taskd.v1.Task.HeadersEntry
-	nil,                               // 103: taskd.v1.TaskFilter.HeadersEntry
-	nil,                               // 104: taskd.v1.LeasedTask.HeadersEntry
-	nil,                               // 105: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),       // 106: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 107: google.protobuf.Timestamp
+	(*GetQueueRequest)(nil),           // 91: taskd.v1.GetQueueRequest
+	(*Queue)(nil),                     // 92: taskd.v1.Queue
+	(*GetBooksRequest)(nil),           // 93: taskd.v1.GetBooksRequest
+	(*Books)(nil),                     // 94: taskd.v1.Books
+	(*QueueBooks)(nil),                // 95: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),               // 96: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                  // 97: taskd.v1.FsckFind
+	(*FsckResponse)(nil),              // 98: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),            // 99: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),           // 100: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),          // 101: taskd.v1.ListActsResponse
+	(*Act)(nil),                       // 102: taskd.v1.Act
+	nil,                               // 103: taskd.v1.NewTask.HeadersEntry
+	nil,                               // 104: taskd.v1.Task.HeadersEntry
+	nil,                               // 105: taskd.v1.TaskFilter.HeadersEntry
+	nil,                               // 106: taskd.v1.LeasedTask.HeadersEntry
+	nil,                               // 107: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),       // 108: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 109: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	106, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	107, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	106, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	101, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	108, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	109, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	108, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	103, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	13,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	107, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	106, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	109, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	108, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	106, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	106, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	106, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	108, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	108, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	108, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	12,  // 13: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	106, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	108, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	3,   // 15: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	4,   // 16: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
 	17,  // 17: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
 	15,  // 18: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 19: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	107, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	109, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	4,   // 21: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	107, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	109, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	4,   // 23: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 24: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	107, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	107, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	107, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	109, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	109, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	109, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 28: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	102, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	104, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	23,  // 30: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	24,  // 31: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	13,  // 32: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	107, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	109, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	5,   // 34: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	107, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	107, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	107, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	107, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	109, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	109, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	109, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	109, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	4,   // 39: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	103, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	107, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	107, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	105, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	109, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	109, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
 	25,  // 43: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	22,  // 44: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	107, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	107, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	109, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	109, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	7,   // 47: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	107, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	109, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	22,  // 49: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	6,   // 50: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	107, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	107, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	109, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	109, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	29,  // 53: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	30,  // 54: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	31,  // 55: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	107, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	109, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
 	0,   // 57: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
 	25,  // 58: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 59: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 60: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
 	77,  // 61: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	106, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	108, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
 	25,  // 63: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 64: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 65: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
@@ -8501,29 +8737,29 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	46,  // 68: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 69: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
 	77,  // 70: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	106, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	106, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	104, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	107, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	108, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	108, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	106, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	109, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
 	0,   // 75: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
 	1,   // 76: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
 	44,  // 77: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	8,   // 78: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	107, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	109, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
 	12,  // 80: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
 	1,   // 81: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
 	47,  // 82: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
 	43,  // 83: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
 	46,  // 84: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
 	44,  // 85: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	106, // 86: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	108, // 86: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
 	50,  // 87: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
 	46,  // 88: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	106, // 89: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	108, // 89: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
 	53,  // 90: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
 	46,  // 91: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	106, // 92: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	106, // 93: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	108, // 92: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	108, // 93: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
 	56,  // 94: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
 	47,  // 95: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
 	50,  // 96: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
@@ -8533,17 +8769,17 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	60,  // 100: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
 	46,  // 101: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
 	61,  // 102: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	106, // 103: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	106, // 104: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	108, // 103: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	108, // 104: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
 	46,  // 105: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
 	46,  // 106: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
 	46,  // 107: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	106, // 108: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	106, // 109: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	106, // 110: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	106, // 111: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	106, // 112: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	106, // 113: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	108, // 108: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	108, // 109: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	108, // 110: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	108, // 111: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	108, // 112: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	108, // 113: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
 	44,  // 114: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	47,  // 115: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
 	50,  // 116: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
@@ -8557,100 +8793,103 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	77,  // 124: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
 	9,   // 125: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
 	25,  // 126: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	107, // 127: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	107, // 128: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	109, // 127: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	109, // 128: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
 	77,  // 129: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
 	10,  // 130: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	107, // 131: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	107, // 132: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	109, // 131: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	109, // 132: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
 	82,  // 133: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	87,  // 134: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	107, // 135: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	109, // 135: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
 	10,  // 136: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	107, // 137: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	109, // 137: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
 	86,  // 138: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
 	12,  // 139: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
 	82,  // 140: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	89,  // 141: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	107, // 142: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	93,  // 143: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	11,  // 144: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	105, // 145: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	95,  // 146: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	97,  // 147: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	100, // 148: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	107, // 149: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	14,  // 150: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	21,  // 151: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	18,  // 152: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	19,  // 153: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	26,  // 154: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	28,  // 155: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	41,  // 156: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	43,  // 157: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	48,  // 158: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	51,  // 159: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	54,  // 160: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	57,  // 161: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	62,  // 162: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	64,  // 163: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	66,  // 164: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	68,  // 165: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	70,  // 166: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	72,  // 167: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	74,  // 168: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	78,  // 169: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	80,  // 170: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	81,  // 171: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	91,  // 172: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	94,  // 173: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	83,  // 174: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	85,  // 175: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	88,  // 176: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	88,  // 177: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	98,  // 178: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	37,  // 179: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	39,  // 180: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	33,  // 181: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	35,  // 182: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	16,  // 183: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	22,  // 184: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	20,  // 185: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	20,  // 186: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	27,  // 187: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	32,  // 188: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	42,  // 189: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	45,  // 190: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	49,  // 191: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	52,  // 192: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	55,  // 193: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	58,  // 194: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	63,  // 195: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	65,  // 196: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	67,  // 197: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	69,  // 198: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	71,  // 199: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	73,  // 200: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	76,  // 201: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	79,  // 202: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	77,  // 203: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	77,  // 204: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	92,  // 205: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	96,  // 206: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	84,  // 207: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	87,  // 208: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	90,  // 209: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	90,  // 210: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	99,  // 211: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	38,  // 212: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	40,  // 213: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	34,  // 214: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	36,  // 215: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	183, // [183:216] is the sub-list for method output_type
-	150, // [150:183] is the sub-list for method input_type
-	150, // [150:150] is the sub-list for extension type_name
-	150, // [150:150] is the sub-list for extension extendee
-	0,   // [0:150] is the sub-list for field type_name
+	108, // 142: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	109, // 143: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	95,  // 144: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	11,  // 145: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	107, // 146: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	97,  // 147: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	99,  // 148: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	102, // 149: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	109, // 150: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	14,  // 151: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	21,  // 152: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	18,  // 153: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	19,  // 154: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	26,  // 155: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	28,  // 156: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	41,  // 157: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	43,  // 158: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	48,  // 159: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	51,  // 160: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	54,  // 161: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	57,  // 162: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	62,  // 163: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	64,  // 164: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	66,  // 165: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	68,  // 166: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	70,  // 167: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	72,  // 168: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	74,  // 169: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	78,  // 170: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	80,  // 171: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	81,  // 172: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	93,  // 173: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	96,  // 174: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	83,  // 175: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	85,  // 176: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	88,  // 177: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	88,  // 178: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	91,  // 179: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	100, // 180: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	37,  // 181: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	39,  // 182: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	33,  // 183: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	35,  // 184: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	16,  // 185: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	22,  // 186: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	20,  // 187: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	20,  // 188: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	27,  // 189: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	32,  // 190: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	42,  // 191: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	45,  // 192: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	49,  // 193: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	52,  // 194: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	55,  // 195: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	58,  // 196: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	63,  // 197: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	65,  // 198: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	67,  // 199: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	69,  // 200: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	71,  // 201: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	73,  // 202: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	76,  // 203: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	79,  // 204: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	77,  // 205: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	77,  // 206: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	94,  // 207: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	98,  // 208: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	84,  // 209: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	87,  // 210: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	90,  // 211: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	90,  // 212: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	92,  // 213: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	101, // 214: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	38,  // 215: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	40,  // 216: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	34,  // 217: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	36,  // 218: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	185, // [185:219] is the sub-list for method output_type
+	151, // [151:185] is the sub-list for method input_type
+	151, // [151:151] is the sub-list for extension type_name
+	151, // [151:151] is the sub-list for extension extendee
+	0,   // [0:151] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -8661,14 +8900,15 @@ func file_taskd_v1_taskd_proto_init() {
 	file_taskd_v1_taskd_proto_msgTypes[0].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[1].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[38].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[83].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[80].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[85].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   94,
+			NumMessages:   96,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

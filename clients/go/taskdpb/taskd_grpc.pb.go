@@ -934,6 +934,7 @@ const (
 	Operator_GetDeadLetter_FullMethodName    = "/taskd.v1.Operator/GetDeadLetter"
 	Operator_RetryDeadLetters_FullMethodName = "/taskd.v1.Operator/RetryDeadLetters"
 	Operator_PurgeDeadLetters_FullMethodName = "/taskd.v1.Operator/PurgeDeadLetters"
+	Operator_GetQueue_FullMethodName         = "/taskd.v1.Operator/GetQueue"
 	Operator_ListActs_FullMethodName         = "/taskd.v1.Operator/ListActs"
 	Operator_ChangeTasks_FullMethodName      = "/taskd.v1.Operator/ChangeTasks"
 	Operator_RequeueTasks_FullMethodName     = "/taskd.v1.Operator/RequeueTasks"
@@ -973,6 +974,8 @@ type OperatorClient interface {
 	RetryDeadLetters(ctx context.Context, in *ChangeDeadLettersRequest, opts ...grpc.CallOption) (*ChangeDeadLettersResponse, error)
 	// Removes letters; of a dead task only the key stays.
 	PurgeDeadLetters(ctx context.Context, in *ChangeDeadLettersRequest, opts ...grpc.CallOption) (*ChangeDeadLettersResponse, error)
+	// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
+	GetQueue(ctx context.Context, in *GetQueueRequest, opts ...grpc.CallOption) (*Queue, error)
 	// Lists what operators did, the latest first.
 	ListActs(ctx context.Context, in *ListActsRequest, opts ...grpc.CallOption) (*ListActsResponse, error)
 	// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
@@ -1095,6 +1098,16 @@ func (c *operatorClient) PurgeDeadLetters(ctx context.Context, in *ChangeDeadLet
 	return out, nil
 }
 
+func (c *operatorClient) GetQueue(ctx context.Context, in *GetQueueRequest, opts ...grpc.CallOption) (*Queue, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Queue)
+	err := c.cc.Invoke(ctx, Operator_GetQueue_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorClient) ListActs(ctx context.Context, in *ListActsRequest, opts ...grpc.CallOption) (*ListActsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListActsResponse)
@@ -1177,6 +1190,8 @@ type OperatorServer interface {
 	RetryDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error)
 	// Removes letters; of a dead task only the key stays.
 	PurgeDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error)
+	// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
+	GetQueue(context.Context, *GetQueueRequest) (*Queue, error)
 	// Lists what operators did, the latest first.
 	ListActs(context.Context, *ListActsRequest) (*ListActsResponse, error)
 	// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
@@ -1228,6 +1243,9 @@ func (UnimplementedOperatorServer) RetryDeadLetters(context.Context, *ChangeDead
 }
 func (UnimplementedOperatorServer) PurgeDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PurgeDeadLetters not implemented")
+}
+func (UnimplementedOperatorServer) GetQueue(context.Context, *GetQueueRequest) (*Queue, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetQueue not implemented")
 }
 func (UnimplementedOperatorServer) ListActs(context.Context, *ListActsRequest) (*ListActsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListActs not implemented")
@@ -1445,6 +1463,24 @@ func _Operator_PurgeDeadLetters_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_GetQueue_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetQueueRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).GetQueue(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_GetQueue_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).GetQueue(ctx, req.(*GetQueueRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Operator_ListActs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListActsRequest)
 	if err := dec(in); err != nil {
@@ -1581,6 +1617,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PurgeDeadLetters",
 			Handler:    _Operator_PurgeDeadLetters_Handler,
+		},
+		{
+			MethodName: "GetQueue",
+			Handler:    _Operator_GetQueue_Handler,
 		},
 		{
 			MethodName: "ListActs",

@@ -46,7 +46,8 @@ Progress is a line on a terminal; otherwise stdout has a JSON object per line fo
 Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other \
 workers get their tasks at once. A terminal that closes (SIGHUP) is a first one. Exit code: 0 after a stop; 2 if taskd \
 cannot be reached or refuses, if the command cannot be started (its tasks go back at no cost), and if taskd did not \
-answer the reports of finished tasks at the end. With --exit-when-idle also if taskd did not answer for a minute.")]
+answer the reports of finished tasks at the end. With --exit-when-idle also if taskd did not answer for a minute; a \
+token needs the role read for it.")]
 pub struct Work {
     /// Queue to take tasks from; may be repeated
     #[arg(long = "queue", value_name = "NAME", required = true, value_parser = queue)]
@@ -80,7 +81,8 @@ pub struct Work {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = above_zero)]
     pub(super) timeout: Time,
 
-    /// End when no task came for so long while taskd answered
+    /// End when no task came for so long and the queue is drained: no task of it is unfinished, in
+    /// backoff or delayed
     #[arg(long, value_name = "TIME")]
     pub(super) exit_when_idle: Option<Time>,
 

@@ -4,6 +4,7 @@
 mod args;
 mod capture;
 mod command;
+mod drained;
 mod found;
 mod http_check;
 mod output;
@@ -16,7 +17,7 @@ use taskd_client::{Client, Error, Source as _, Unary, Worker};
 use tonic::Code;
 
 pub use self::args::Work;
-use self::{command::Plan, http_check::Checker, show::Show};
+use self::{command::Plan, drained::Drained, http_check::Checker, show::Show};
 use super::client::refused;
 use crate::app;
 
@@ -34,6 +35,10 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     {
         return Err(refused(error));
     }
+    let drained = Drained::new(&args.server, &args.queues);
+    if args.exit_when_idle.is_some() {
+        drained.may_ask().await?;
+    }
     let show = Arc::new(Show::new(args.json).context("cannot start a thread")?);
     show.up(&name);
     let worker = worker(&args, name, &show);
@@ -45,12 +50,8 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
         worked.map_err(|error| refused(&error))
     };
     let idle = async {
-        let answers = async || match calls.extend(Vec::new()).await {
-            Err(error) if error.may_pass() => Err(error),
-            _ => Ok(()),
-        };
         match args.exit_when_idle {
-            Some(time) => show.idle(time.0, answers).await,
+            Some(time) => show.idle(time.0, async || drained.ask().await).await,
             None => pending().await,
         }
     };

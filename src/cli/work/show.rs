@@ -8,7 +8,7 @@ use std::{
 
 use indicatif::HumanCount;
 use serde_json::{Value, json};
-use taskd_client::{Ended, Error, Event, Summary, TaskInfo};
+use taskd_client::{Ended, Event, Summary, TaskInfo};
 use tokio::time::sleep;
 
 use super::output::{Output, Said};
@@ -126,14 +126,7 @@ impl Show {
                 self.draw(&state, &task.key());
             }
             Event::NotStored { task, reason } => self.not_stored(task, reason),
-            Event::Away(error) => {
-                state.fails(error, Instant::now());
-                if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
-                    return;
-                }
-                state.told = Some(Instant::now());
-                self.say("away", &error.to_string());
-            }
+            Event::Away(error) => self.away(&mut state, &error.to_string()),
             Event::Draining(0) => self.say("draining", "takes no more tasks"),
             Event::Draining(tasks) => {
                 let what = format!(
@@ -143,6 +136,16 @@ impl Show {
             }
             _ => {}
         }
+    }
+
+    /// A call failed that may succeed later.
+    fn away(&self, state: &mut State, why: &str) {
+        state.fails(why, Instant::now());
+        if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
+            return;
+        }
+        state.told = Some(Instant::now());
+        self.say("away", why);
     }
 
     /// Some tasks that a handler discovered are wrong, and not stored.
@@ -160,12 +163,12 @@ impl Show {
         }
     }
 
-    /// Until no task has run for so long, and taskd answers. `Err`: why it did not answer for a
-    /// minute.
+    /// Waits until no task has run for this time and the queues are drained. `Err`: why taskd did
+    /// not answer for a minute.
     pub(super) async fn idle(
         &self,
         time: Duration,
-        answers: impl AsyncFn() -> Result<(), Error>,
+        are_drained: impl AsyncFn() -> Result<bool, String>,
     ) -> Result<(), String> {
         loop {
             sleep(time.clamp(SHORTEST_LOOK, LOOK_EVERY)).await;
@@ -173,9 +176,10 @@ impl Show {
                 return Err(why);
             }
             if self.state().is_idle(time, Instant::now()) {
-                match answers().await {
-                    Ok(()) => return Ok(()),
-                    Err(error) => self.event(&Event::Away(&error)),
+                match are_drained().await {
+                    Ok(true) => return Ok(()),
+                    Ok(false) => {}
+                    Err(why) => self.away(&mut self.state(), &why),
                 }
             }
         }
@@ -247,7 +251,7 @@ impl Show {
 }
 
 impl State {
-    fn fails(&mut self, error: &Error, now: Instant) {
+    fn fails(&mut self, why: &str, now: Instant) {
         let before = self
             .away
             .take()
@@ -256,7 +260,7 @@ impl State {
         self.away = Some(Away {
             first,
             last: now,
-            why: error.to_string(),
+            why: why.to_owned(),
         });
     }
 
@@ -284,7 +288,6 @@ mod tests {
     fn a_worker_is_idle_while_calls_do_not_fail_and_gives_up_if_they_fail_for_a_minute() {
         let show = Show::new(true).unwrap();
         let mut state = show.state();
-        let error = Error::Options("away".to_owned());
         let began = state.at;
         let after = |seconds| began + Duration::from_secs(seconds);
         assert_eq!(
@@ -294,14 +297,14 @@ mod tests {
         // The report of a task that runs no more gets no answer.
         state.running = 1;
         for seconds in (2..62).step_by(10) {
-            state.fails(&error, after(seconds));
+            state.fails("away", after(seconds));
             assert_eq!(state.gives_up(after(seconds)), None);
         }
         assert!(!state.is_idle(TIME, after(60)));
         assert_eq!(state.gives_up(after(62)), Some("away".to_owned()));
         // A failure after a minute without one is another trouble.
         assert_eq!(state.gives_up(after(112)), None);
-        state.fails(&error, after(112));
+        state.fails("away", after(112));
         assert_eq!(state.gives_up(after(112)), None);
         state.running = 0;
         assert_eq!(

@@ -8,6 +8,7 @@ use crate::{
     wire::{
         changes,
         pb::{self, operator_server::Operator},
+        time::read_duration,
     },
 };
 
@@ -22,6 +23,20 @@ impl Operator for Service {
             &caller,
             self.0.api.books(&caller, &request.queue).await?.into(),
         )
+    }
+
+    async fn get_queue(
+        &self,
+        request: Request<pb::GetQueueRequest>,
+    ) -> Result<Response<pb::Queue>, Status> {
+        let (caller, request) = open(request);
+        let wait = request
+            .wait_drained
+            .map(|wait| read_duration("wait_drained", wait))
+            .transpose()
+            .map_err(Status::invalid_argument)?;
+        let queue = self.0.api.queue(&caller, &request.queue, wait).await?;
+        self.within(&caller, queue.into())
     }
 
     async fn retry_tasks(

@@ -19,7 +19,10 @@ pub(super) fn events(watching: Watching) -> Events {
     Box::pin(stream::unfold(watching, async |mut watching| {
         loop {
             let next = match watching.next().await? {
-                Watched::Event(event) => Ok(event.into()),
+                Watched::Event(event) => Ok(pb::TaskEvent {
+                    key: watching.key().cloned().unwrap_or_default(),
+                    ..event.into()
+                }),
                 Watched::Gap => Ok(pb::TaskEvent {
                     gap: true,
                     ..Default::default()

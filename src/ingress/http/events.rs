@@ -89,7 +89,7 @@ fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<St
 fn events(watching: Watching) -> Response {
     let events = stream::unfold(watching, async |mut watching| {
         let next = watching.next().await?;
-        Some((written(next), watching))
+        Some((written(next, watching.key()), watching))
     });
     let events = stream::once(async { Bytes::from_static(RETRY.as_bytes()) }).chain(events);
     let head = [
@@ -101,13 +101,16 @@ fn events(watching: Watching) -> Response {
     (head, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response()
 }
 
-fn written(next: Watched) -> Bytes {
+fn written(next: Watched, key: Option<&Bytes>) -> Bytes {
     let text = |value: Result<String, _>| {
         value.unwrap_or_else(|error: serde_json::Error| error.to_string())
     };
     let text = match next {
         Watched::Event(event) => {
-            let (id, data) = (event.event_id(), text(serde_json::to_string(&event)));
+            let id = event.event_id();
+            let data = text(serde_json::to_string(&json::events::Event::new(
+                &event, key,
+            )));
             format!("id: {id}\nevent: status\ndata: {data}\n\n")
         }
         Watched::Gap => "event: gap\ndata: {}\n\n".to_owned(),

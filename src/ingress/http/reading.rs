@@ -82,6 +82,12 @@ pub(in crate::ingress) async fn get_queues(call: Call) -> Answer {
     list_within(&call, "queues", queues)
 }
 
+pub(in crate::ingress) async fn get_queue(Id(queue): Id, call: Call) -> Answer {
+    let wait = json::query::wait_drained(call.query()).map_err(Problem::bad_request)?;
+    let queue = call.state.api.queue(&call.caller, &queue, wait).await?;
+    within(&call, &queue)
+}
+
 pub(in crate::ingress) async fn get_books(call: Call) -> Answer {
     let queue = json::books::queue_of_query(call.query())?;
     let books = call.state.api.books(&call.caller, &queue).await?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -11,7 +12,26 @@ use super::{
     read::{self, TaskResult},
     text::Time,
 };
-use crate::model::{self, InsertAnswer, TaskStatus, WatchEnd};
+use crate::model::{self, InsertAnswer, Key, TaskEvent, TaskStatus, WatchEnd};
+
+/// A task took on a status.
+#[derive(JsonSchema, Serialize)]
+pub(in crate::ingress) struct Event<'a> {
+    #[serde(flatten)]
+    event: &'a TaskEvent,
+    /// Left out if SQL could not be asked for it.
+    #[serde(flatten)]
+    key: Option<Key<'a>>,
+}
+
+impl<'a> Event<'a> {
+    pub(in crate::ingress) fn new(event: &'a TaskEvent, key: Option<&'a Bytes>) -> Self {
+        Self {
+            event,
+            key: key.map(Key::from),
+        }
+    }
+}
 
 /// Why a stream of events ends before its task does.
 #[derive(Serialize)]

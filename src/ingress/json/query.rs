@@ -1,13 +1,16 @@
 //! The query of a URL. Each parameter is known to its route and given once, so that a request does
 //! what it says.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::Duration};
 
+use super::text::Time;
 use crate::api::{ECHO, shorten};
 
 /// Stands for all names that begin with `header.`.
 pub(in crate::ingress) const HEADERS: &str = "header.NAME";
 const HEADER: &str = "header.";
+/// How long a call waits for a queue to be drained, unless it says.
+const DRAINED_WITHIN: Duration = Duration::from_secs(30);
 
 /// Reads the parameters of a query. The error names the first mistake.
 pub(in crate::ingress) fn parameters(query: &str) -> Result<Vec<(String, String)>, String> {
@@ -48,6 +51,26 @@ pub(in crate::ingress) fn check(query: &str, known: &[&str]) -> Result<(), Strin
         ));
     }
     Ok(())
+}
+
+/// How long a question about a queue waits until the queue is drained; `None`: it does not.
+pub(in crate::ingress) fn wait_drained(query: &str) -> Result<Option<Duration>, String> {
+    let parameters = parameters(query)?;
+    let value = |name| {
+        let found = parameters.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| value.as_str())
+    };
+    let timeout = value("timeout").map(str::parse::<Time>).transpose();
+    let timeout = timeout.map_err(|why| format!("timeout: {why}"))?;
+    match (value("wait"), timeout) {
+        (Some("drained"), timeout) => Ok(Some(timeout.map_or(DRAINED_WITHIN, |time| time.0))),
+        (Some(other), _) => Err(format!(
+            "wait is {:?}; expected drained, and the time as timeout=30s",
+            shorten(other, ECHO)
+        )),
+        (None, Some(_)) => Err("timeout is for wait=drained, which is missing".to_owned()),
+        (None, None) => Ok(None),
+    }
 }
 
 pub(super) fn not_a_number(name: &str, value: &str) -> String {
@@ -113,6 +136,29 @@ mod tests {
         ];
         assert_eq!(read, want);
         assert_eq!(parameters(""), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_question_about_a_queue_waits_only_for_its_end() {
+        for (query, wait) in [
+            ("", Ok(None)),
+            ("wait=drained", Ok(Some(DRAINED_WITHIN))),
+            ("wait=drained&timeout=2s", Ok(Some(Duration::from_secs(2)))),
+            (
+                "wait=30s",
+                Err("wait is \"30s\"; expected drained, and the time as timeout=30s"),
+            ),
+            (
+                "timeout=2s",
+                Err("timeout is for wait=drained, which is missing"),
+            ),
+            (
+                "wait=drained&timeout=2",
+                Err("timeout: \"2\" is not a duration; write \"250ms\", \"30s\" or \"1h 30m\""),
+            ),
+        ] {
+            assert_eq!(wait_drained(query), wait.map_err(str::to_owned), "{query}");
+        }
     }
 
     #[test]

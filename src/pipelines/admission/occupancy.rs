@@ -135,6 +135,11 @@ impl Occupancy {
         self.0.read().unfinished.clone()
     }
 
+    /// The number of unfinished tasks of a queue, half a second old at most.
+    pub fn unfinished_of(&self, queue: &QueueName) -> u64 {
+        self.0.read().unfinished.get(queue).copied().unwrap_or(0)
+    }
+
     /// When the oldest task of each queue came that waits in SQL. Two seconds old at most.
     pub fn oldest(&self) -> HashMap<QueueName, i64> {
         self.0.read().oldest.clone()

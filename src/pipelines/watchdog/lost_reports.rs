@@ -13,7 +13,7 @@ use std::{
 
 use super::error::Error;
 use crate::{
-    bus::{Bus, Topic},
+    bus::{self, Bus, Topic},
     model::{Offset, ShardId, TaskId},
     pipelines::context::Context,
     queue::Upkeep,
@@ -200,17 +200,12 @@ impl LostReports {
                     Reports::OnBus(self.bus.ends(Topic::TaskResults).await?)
                 }
             },
-            Reports::OnBus(ends) if self.is_read(&ends).await? => Reports::Read,
+            Reports::OnBus(ends)
+                if bus::has_read(&*self.bus, Topic::TaskResults, &ends).await? =>
+            {
+                Reports::Read
+            }
             reports => reports,
         })
-    }
-
-    /// Whether discovery has read `task-results` to these ends.
-    async fn is_read(&self, then: &[Option<Offset>]) -> Result<bool, Error> {
-        // A bus that has fallen back meanwhile never reaches those ends, so its present ones count.
-        let ends = self.bus.ends(Topic::TaskResults).await?;
-        let committed = self.bus.committed(Topic::TaskResults).await?;
-        let mut partitions = then.iter().zip(ends).zip(committed);
-        Ok(partitions.all(|((then, now), committed)| committed >= now.min(*then)))
     }
 }

@@ -163,6 +163,9 @@ pub struct TaskEvent {
     /// Only of a queue: events before this point may be missing. Such a message has no other field.
     #[prost(bool, tag = "6")]
     pub gap: bool,
+    /// Empty if SQL could not be asked for it.
+    #[prost(bytes = "bytes", tag = "7")]
+    pub key: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetTaskRequest {
@@ -1239,6 +1242,52 @@ pub struct ChangeDeadLettersResponse {
     /// For the next call; empty if there are no more.
     #[prost(string, tag = "4")]
     pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetQueueRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// How long to wait until the queue is drained: until no task of it is unfinished, and none is on its way that a
+    /// worker discovered before. 0 asks whether it is drained now. At most the setting max_wait.
+    #[prost(message, optional, tag = "2")]
+    pub wait_drained: ::core::option::Option<::prost_types::Duration>,
+}
+/// A queue in tasks. Each unfinished task is in one of the first four counts.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Queue {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// In SQL alone: just stored, without room in Redis, or before their time.
+    #[prost(uint64, tag = "2")]
+    pub pending: u64,
+    /// A replica can be claimed; all that is left is leased; nothing that is left is due.
+    #[prost(uint64, tag = "3")]
+    pub queued: u64,
+    #[prost(uint64, tag = "4")]
+    pub assigned: u64,
+    #[prost(uint64, tag = "5")]
+    pub delayed: u64,
+    /// All leases.
+    #[prost(uint64, tag = "6")]
+    pub leases: u64,
+    /// Tasks that ended, also those that were removed since.
+    #[prost(uint64, tag = "7")]
+    pub completed: u64,
+    #[prost(uint64, tag = "8")]
+    pub dead: u64,
+    #[prost(uint64, tag = "9")]
+    pub cancelled: u64,
+    /// The age of the oldest waiting task.
+    #[prost(uint64, optional, tag = "10")]
+    pub oldest_waiting_ms: ::core::option::Option<u64>,
+    #[prost(bool, tag = "11")]
+    pub paused: bool,
+    /// Shards that Redis cannot read. Their unfinished tasks count as pending.
+    #[prost(uint64, tag = "12")]
+    pub unread_shards: u64,
+    /// Only with `wait_drained`: the queue was drained during the call.
+    #[prost(bool, optional, tag = "13")]
+    pub drained: ::core::option::Option<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetBooksRequest {
@@ -4155,6 +4204,28 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "PurgeDeadLetters"));
             self.inner.unary(req, path, codec).await
         }
+        /// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
+        pub async fn get_queue(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetQueueRequest>,
+        ) -> std::result::Result<tonic::Response<super::Queue>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/GetQueue",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "GetQueue"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists what operators did, the latest first.
         pub async fn list_acts(
             &mut self,
@@ -4368,6 +4439,11 @@ pub mod operator_server {
             tonic::Response<super::ChangeDeadLettersResponse>,
             tonic::Status,
         >;
+        /// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
+        async fn get_queue(
+            &self,
+            request: tonic::Request<super::GetQueueRequest>,
+        ) -> std::result::Result<tonic::Response<super::Queue>, tonic::Status>;
         /// Lists what operators did, the latest first.
         async fn list_acts(
             &self,
@@ -4919,6 +4995,49 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PurgeDeadLettersSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/GetQueue" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetQueueSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::GetQueueRequest>
+                    for GetQueueSvc<T> {
+                        type Response = super::Queue;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetQueueRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::get_queue(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetQueueSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -319,20 +319,22 @@ class WatchQueueRequest(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., last_event_id: _Optional[str] = ...) -> None: ...
 
 class TaskEvent(_message.Message):
-    __slots__ = ("event_id", "id", "queue", "status", "at", "gap")
+    __slots__ = ("event_id", "id", "queue", "status", "at", "gap", "key")
     EVENT_ID_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     GAP_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
     event_id: str
     id: str
     queue: str
     status: TaskStatus
     at: _timestamp_pb2.Timestamp
     gap: bool
-    def __init__(self, event_id: _Optional[str] = ..., id: _Optional[str] = ..., queue: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., gap: bool = ...) -> None: ...
+    key: bytes
+    def __init__(self, event_id: _Optional[str] = ..., id: _Optional[str] = ..., queue: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., gap: bool = ..., key: _Optional[bytes] = ...) -> None: ...
 
 class GetTaskRequest(_message.Message):
     __slots__ = ("id",)
@@ -1249,6 +1251,44 @@ class ChangeDeadLettersResponse(_message.Message):
     failed: _containers.RepeatedCompositeFieldContainer[LetterFailure]
     cursor: str
     def __init__(self, matched: _Optional[int] = ..., changed: _Optional[int] = ..., failed: _Optional[_Iterable[_Union[LetterFailure, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class GetQueueRequest(_message.Message):
+    __slots__ = ("queue", "wait_drained")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_DRAINED_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    wait_drained: _duration_pb2.Duration
+    def __init__(self, queue: _Optional[str] = ..., wait_drained: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Queue(_message.Message):
+    __slots__ = ("queue", "pending", "queued", "assigned", "delayed", "leases", "completed", "dead", "cancelled", "oldest_waiting_ms", "paused", "unread_shards", "drained")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    ASSIGNED_FIELD_NUMBER: _ClassVar[int]
+    DELAYED_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_WAITING_MS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_SHARDS_FIELD_NUMBER: _ClassVar[int]
+    DRAINED_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    pending: int
+    queued: int
+    assigned: int
+    delayed: int
+    leases: int
+    completed: int
+    dead: int
+    cancelled: int
+    oldest_waiting_ms: int
+    paused: bool
+    unread_shards: int
+    drained: bool
+    def __init__(self, queue: _Optional[str] = ..., pending: _Optional[int] = ..., queued: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., oldest_waiting_ms: _Optional[int] = ..., paused: bool = ..., unread_shards: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
 class GetBooksRequest(_message.Message):
     __slots__ = ("queue",)

@@ -1,0 +1,63 @@
+//! Asks whether the queues of a worker are drained, for `--exit-when-idle`.
+
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tonic::Code;
+
+use crate::cli::{
+    client::{Server, Taskd, is_transient, said},
+    wait::are_drained,
+};
+
+/// How long a call waits for the queues to be drained.
+const WAIT: Duration = Duration::from_secs(1);
+
+pub(super) struct Drained<'a> {
+    server: &'a Server,
+    queues: &'a [String],
+    /// The connection of the last call that had an answer.
+    taskd: Mutex<Option<Taskd>>,
+}
+
+impl<'a> Drained<'a> {
+    pub(super) fn new(server: &'a Server, queues: &'a [String]) -> Self {
+        Self {
+            server,
+            queues,
+            taskd: Mutex::default(),
+        }
+    }
+
+    /// Fails if the question will never have an answer.
+    pub(super) async fn may_ask(&self) -> anyhow::Result<()> {
+        let taskd = self.server.connect_to_any().await?;
+        let Err(status) = are_drained(&taskd, self.queues, Duration::ZERO).await else {
+            return Ok(());
+        };
+        if status.code() == Code::PermissionDenied {
+            anyhow::bail!(
+                "{}; --exit-when-idle asks whether the queue is drained: give the token the role read, too",
+                said(&status)
+            );
+        }
+        anyhow::ensure!(is_transient(&status), "{}", said(&status));
+        Ok(())
+    }
+
+    /// Whether the queues are drained, after a short wait for that. `Err`: why there is no answer.
+    pub(super) async fn ask(&self) -> Result<bool, String> {
+        let mut connection = self.taskd.lock().await;
+        let taskd = match connection.take() {
+            Some(taskd) => taskd,
+            None => {
+                let connected = self.server.connect_to_any().await;
+                connected.map_err(|error| format!("{error:#}"))?
+            }
+        };
+        let drained = are_drained(&taskd, self.queues, WAIT).await;
+        let drained = drained.map_err(|status| said(&status))?;
+        *connection = Some(taskd);
+        Ok(drained)
+    }
+}
