@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import logging
+import typing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -217,6 +218,12 @@ def test_a_dataclass_comes_back_as_it_went() -> None:
         (Link, {}, "payload.url is missing"),
         (Link, {"url": None}, "payload.url is missing; str is expected"),
         (Literal["a"], "b", "no JSON"),
+        (Literal[1], True, "payload is True; one of 1 is expected"),
+        (Literal[0, 1], 1.0, "payload is 1.0; one of 0, 1 is expected"),
+        (tuple[()], [1], "payload has 1 items; 0 are expected"),
+        (float, b"1e400", "payload is larger than a float"),
+        (float, 10**400, "payload is larger than a float"),
+        (dict[int, str], {"one": "x"}, "a key of payload is no int"),
         (dict[str, int], {"a": None}, "payload.a is missing; int is expected"),
         (tuple[int, int], [1], "payload has 1 items; 2 are expected"),
         (int | None, {}, "int is expected; .*null is expected"),
@@ -230,6 +237,11 @@ def test_a_payload_that_does_not_fit_says_where(kind: Any, value: Any, said: str
 
 
 def test_payloads_of_simple_types() -> None:
+    assert read(tuple[()], []) == ()
+    assert read(typing.Sequence, [1, "a"]) == [1, "a"]
+    assert read(typing.Mapping, {"a": 1}) == {"a": 1}
+    assert read(dict[int, str], {1: "x"}) == {1: "x"}
+    assert read(Literal[1, True], True) is True
     assert read(bytes, "text") == b"text"
     assert read(str, "text") == "text"
     assert read(str, b"text") == "text"

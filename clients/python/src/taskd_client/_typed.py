@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
+import math
 import types
 import typing
 from collections.abc import Callable
@@ -86,7 +87,7 @@ def _fit(annotation: Any, known: dict[Any, _Fit]) -> _Fit:
     if annotation is None or annotation is types.NoneType:
         return _fit_none
     if annotation is float:
-        return lambda value, where: float(_expect(value, where, int, float))
+        return _fit_float
     if annotation in (bool, int, str, dict, list):
         return lambda value, where: _expect(value, where, annotation)
     if annotation in (set, frozenset, tuple):
@@ -171,10 +172,10 @@ def _fit_generic(annotation: Any, origin: Any, args: tuple[Any, ...], known: dic
     if origin in (Union, types.UnionType):
         return _fit_union(args, known)
     if origin is Literal:
-        return lambda value, where: value if value in args else _refuse_literal(value, where, args)
+        return lambda value, where: _fit_literal(value, where, args)
     if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
         return _fit_mapping(args, known)
-    if origin is tuple and args[-1] is not Ellipsis:
+    if origin is tuple and args[-1:] != (Ellipsis,):
         return _fit_tuple(args, known)
     makers: dict[Any, Callable[[list[Any]], Any]] = {
         list: list,
@@ -187,7 +188,8 @@ def _fit_generic(annotation: Any, origin: Any, args: tuple[Any, ...], known: dic
     }
     if origin not in makers:
         raise TypeError(f"{annotation!r} is no type that a payload can be read as; give `decode=` a function of bytes")
-    make, item = makers[origin], _fit(args[0], known)
+    # `typing.Sequence` without a type has items of any.
+    make, item = makers[origin], _fit(args[0] if args else Any, known)
 
     def fit(value: Any, where: str) -> Any:
         return make([item(one, f"{where}[{at}]") for at, one in enumerate(_expect(value, where, list))])
@@ -211,7 +213,10 @@ def _fit_union(args: tuple[Any, ...], known: dict[Any, _Fit]) -> _Fit:
 
 
 def _fit_mapping(args: tuple[Any, ...], known: dict[Any, _Fit]) -> _Fit:
-    key, item = (_fit(arg, known) for arg in args)
+    key, item = (_fit(arg, known) for arg in args or (Any, Any))
+    if args and args[0] is int:
+        # The names in an object are texts, also those that were numbers in Python.
+        key = _fit_number_name
 
     def fit(value: Any, where: str) -> Any:
         _expect(value, where, dict)
@@ -232,5 +237,23 @@ def _fit_tuple(args: tuple[Any, ...], known: dict[Any, _Fit]) -> _Fit:
     return fit
 
 
-def _refuse_literal(value: Any, where: str, args: tuple[Any, ...]) -> Any:
+def _fit_float(value: Any, where: str) -> float:
+    try:
+        number = float(_expect(value, where, int, float))
+    except OverflowError:
+        number = math.inf
+    if math.isinf(number):
+        raise PayloadError(f"{where} is larger than a float")
+    return number
+
+
+def _fit_number_name(name: str, where: str) -> int:
+    return _checked(int, name, where, int)  # type: ignore[no-any-return]
+
+
+def _fit_literal(value: Any, where: str, args: tuple[Any, ...]) -> Any:
+    # True and 1.0 are equal to 1 in Python only.
+    for arg in args:
+        if type(value) is type(arg) and value == arg:
+            return value
     raise PayloadError(f"{where} is {value!r}; one of {', '.join(map(repr, args))} is expected")
