@@ -1,18 +1,20 @@
-//! The filter of keys seen before: one hash per queue in Redis (in a cluster each on its own node),
-//! key hash → task id. A hint: the filter says "seen" only of keys whose task is stored, and SQL
-//! decides about the rest. So an entry may be missing at any time, and a crash loses nothing.
+//! The filter of keys seen before: one hash per queue in Redis (so each is on one node of a
+//! cluster), from the hash of a key to its task id. It is a hint: the filter reports a key as seen
+//! only if its task is stored, and SQL decides about all others. So an entry may be missing at any
+//! time, and a crash loses nothing.
 //!
-//! A database that is set back (a restored backup, a replica that took over and lacked the end)
-//! loses stored tasks that the filter knows. So Redis also keeps the last task of each of the last
-//! [`BATCHES`] batches; of many that a process marks at once, of [`NAMED_AT_ONCE`]. While SQL has
-//! all of them, nothing is lost. When SQL lacks one, a new *era* begins, and filters of the old era
-//! count for nothing.
+//! A database that is set back (a restored backup, or a replica that took over without the latest
+//! writes) loses stored tasks that the filter still knows. So Redis also *names* the last task of
+//! each of the last [`BATCHES`] batches; if a process marks many at once, of the last
+//! [`NAMED_AT_ONCE`] of them. While SQL has all named tasks, nothing is lost. If SQL lacks one, a
+//! new *era* begins, and filters of the old era are ignored.
 //!
 //! A key that SQL calls a duplicate is marked again. Its task is named only if it is later than all
-//! that are: otherwise old tasks would drive out the batches by which a loss is found.
+//! named ones: otherwise old tasks would push out the names by which a loss is found.
 //!
-//! Marks lag: one loop writes those that gathered, at the next [tick](crate::runtime::tick). A
-//! process that dies before loses them, and SQL answers for those keys.
+//! Marks lag behind: one loop writes those that have gathered, at the next
+//! [tick](crate::runtime::tick). A process that dies before that loses them, and SQL answers for
+//! those keys.
 
 pub mod bits;
 
@@ -34,20 +36,22 @@ use crate::{
     runtime::{Loop, LoopError, tick},
 };
 
-/// How many bytes of the SHA-256 the filter keeps: no two keys of one queue share them.
+/// How many bytes of the SHA-256 of a key the filter keeps, enough that no two keys of a queue
+/// share them.
 const HASH_BYTES: usize = 16;
 /// The field of a filter that names its era.
 const ERA: &str = "era";
-/// More than five processes name in two seconds, between two looks at them, however many batches
-/// they store. Otherwise new batches push out the name that SQL lacks.
+/// How many batches Redis names. This is more than five processes name in the two seconds between
+/// two checks, however many batches they store: otherwise new batches could push out the name that
+/// SQL lacks.
 const BATCHES: isize = 1000;
-/// Of the batches that a process marks in one tick, the last so many are named. A loss takes what
-/// was stored last, by inserts or by reports.
+/// How many of the batches that a process marks in one tick are named: the last ones, since a
+/// database that is set back loses what was stored last, by inserts or by reports.
 const NAMED_AT_ONCE: usize = 2;
-/// How many keys and ids go into one script call: Lua's stack is bounded.
+/// How many keys and ids go into one script call, since Lua's stack is limited.
 const MARKED_AT_ONCE: usize = 1000;
-/// Marks that wait for the next tick. The batch that reaches this number is written at once, and
-/// its caller waits.
+/// The most marks that wait for the next tick. The batch that reaches this number is written at
+/// once, and its caller waits.
 const WAITING_MAX: usize = 1000;
 
 #[derive(Debug, thiserror::Error)]
@@ -74,14 +78,14 @@ pub struct Filter {
 struct Shared {
     era: AtomicU64,
     waiting: Mutex<Waiting>,
-    /// Some marks wait.
+    /// Notified when marks wait.
     marked: Notify,
 }
 
 #[derive(Default)]
 struct Waiting {
     marks: Marks,
-    /// A loop writes them. Without one, nothing waits.
+    /// True while a loop writes the marks. Without one, none wait.
     has_writer: bool,
     /// The latest task that Redis names, as far as this process knows.
     named: Option<TaskId>,
@@ -90,7 +94,7 @@ struct Waiting {
 /// Marks of some batches.
 #[derive(Default)]
 struct Marks {
-    /// The era in which the tasks were stored. Those of an era before may be lost.
+    /// The era in which the tasks were stored. Tasks of an earlier era may be lost.
     era: u64,
     tasks: Vec<Stored>,
     /// The key and the id of the last task of each of the last batches.
@@ -137,7 +141,7 @@ impl Filter {
         self.shared.era.load(Ordering::Relaxed)
     }
 
-    /// The task of each key, where the filter knows one; in order.
+    /// Returns the task of each key that the filter knows, in the order of `keys`.
     pub async fn seen(&self, keys: &[(QueueName, KeyHash)]) -> Result<Vec<Option<TaskId>>> {
         let mut seen = vec![None; keys.len()];
         let mut batch = Batch::default();
@@ -169,12 +173,12 @@ impl Filter {
         Ok(seen)
     }
 
-    /// Remembers a batch of tasks, soon; forgets others of the queue where it has more than
+    /// Remembers a batch of tasks soon. Forgets other keys of a queue if it then has more than
     /// `limit(queue)`.
     ///
-    /// SQL has stored them since this process took the era from [`Self::era`]. A later era may have
-    /// begun because SQL lost them, and then they are left out. While [`Self::write_marks`] runs,
-    /// it writes them. Otherwise they are written at once.
+    /// SQL has stored the tasks since the caller took `era` from [`Self::era`]. If a later era has
+    /// begun, perhaps because SQL lost them, they are left out. [`Self::write_marks`] writes the
+    /// marks if it runs; otherwise they are written at once.
     pub async fn mark(
         &self,
         tasks: &[Stored],
@@ -187,8 +191,8 @@ impl Filter {
         }
     }
 
-    /// Remembers tasks that were stored before, as [`Self::mark`] does. SQL has told of them since
-    /// this process took the era.
+    /// Like [`Self::mark`], for tasks that were stored earlier. SQL has reported them since the
+    /// caller took the era.
     pub async fn mark_known(
         &self,
         tasks: &[Stored],
@@ -206,8 +210,8 @@ impl Filter {
         }
     }
 
-    /// Lets tasks of this era wait, of which Redis will name one. If they must not, answers them
-    /// with those that wait.
+    /// Adds tasks of the present era to the marks that wait; Redis will name `to_name`. If the
+    /// marks must be written now, takes and returns all of them.
     fn add(&self, tasks: &[Stored], to_name: Option<&Stored>, era: u64) -> Option<Marks> {
         if tasks.is_empty() || era != self.era() {
             return None;
@@ -239,8 +243,8 @@ impl Filter {
         Some(std::mem::take(marks))
     }
 
-    /// Writes the marks that gather, once a tick, until the stop. From then on [`Self::mark`]
-    /// writes at once. Only one loop of a process runs it.
+    /// Writes the marks that have gathered, once a tick, until the stop. After that, [`Self::mark`]
+    /// writes at once. Only one loop of a process runs this.
     pub async fn write_marks(&self, limit: impl Fn(&QueueName) -> u64, cx: Loop) {
         self.shared.waiting.lock().has_writer = true;
         loop {
@@ -264,8 +268,8 @@ impl Filter {
         }
     }
 
-    /// Names the last batches, then marks the keys of all, so that the filter knows no key before
-    /// Redis names a batch that was stored about then.
+    /// First names the last batches, then marks the keys of all, so that the filter knows no key
+    /// before Redis names a batch that was stored at about the same time.
     async fn write(&self, marks: Marks, limit: impl Fn(&QueueName) -> u64) -> Result<()> {
         let Marks { era, tasks, last } = marks;
         if tasks.is_empty() && last.is_empty() {
@@ -326,7 +330,7 @@ impl Filter {
             .map(|known| Ok(redis::from_redis_value(known?)?));
         let known = known.collect::<RedisResult<Vec<i64>>>()?;
         let mut later = Vec::new();
-        // The last piece of a queue counts.
+        // If a queue has several pieces, the answer to the last one counts.
         for (queue, known) in queues.into_iter().zip(known).collect::<BTreeMap<_, _>>() {
             match u64::try_from(known) {
                 Ok(known) => {
@@ -339,8 +343,8 @@ impl Filter {
         self.drop_orphans(later).await
     }
 
-    /// Drops filters whose era is later than that of Redis. Redis lost its data, and a process that
-    /// did not know it yet marked them. Otherwise they would refuse all marks.
+    /// Drops filters whose era is later than the one in Redis: Redis has lost its data, and a
+    /// process that did not know this yet marked them. They would refuse all marks.
     async fn drop_orphans(&self, filters: Vec<(&QueueName, u64)>) -> Result<()> {
         if filters.is_empty() {
             return Ok(());
@@ -378,7 +382,7 @@ impl Filter {
         call
     }
 
-    /// Forgets some keys of a queue.
+    /// Forgets this many keys of a queue, chosen at random.
     async fn forget_some(&self, queue: &QueueName, excess: u64) -> Result<()> {
         if excess == 0 {
             return Ok(());
@@ -417,8 +421,8 @@ impl Filter {
         Ok(LastStored { era, tasks })
     }
 
-    /// Drops all filters, because SQL lacks a task that was stored last; false when another process
-    /// was faster.
+    /// Drops all filters, because SQL lacks one of the tasks that were stored last. Returns false
+    /// if another process was faster.
     pub async fn drop_all(&self, last: &LastStored) -> Result<bool> {
         let mut call = scripts::FILTER_DROP.call(&[self.era_key(), self.stored_key()]);
         call.arg(last.era);
@@ -427,7 +431,7 @@ impl Filter {
         Ok(dropped)
     }
 
-    /// Forgets all keys of a queue: SQL knows them.
+    /// Forgets all keys of a queue. SQL still knows them.
     pub async fn forget_queue(&self, queue: &QueueName) -> Result<()> {
         self.shared
             .waiting
@@ -468,7 +472,7 @@ impl Filter {
     }
 }
 
-/// The places of each queue in a list.
+/// Returns the indexes at which each queue is in a list.
 fn by_queue<'a>(
     queues: impl Iterator<Item = &'a QueueName>,
 ) -> BTreeMap<&'a QueueName, Vec<usize>> {

@@ -1,5 +1,5 @@
-//! The binary. The library contains its `main`: generic code that the binary instantiates would be
-//! compiled twice.
+//! The binary. Its `main` is in the library, because generic code that the binary instantiates
+//! would be compiled a second time.
 
 use std::process::ExitCode;
 

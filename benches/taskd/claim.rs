@@ -1,5 +1,5 @@
-//! The cost of one claim, by how many tasks wait and where the worker's pointer is; of its
-//! completion, and of an enqueue.
+//! The cost of one claim, depending on how many tasks wait and where the worker's pointer is; also
+//! of the completion, and of an enqueue.
 
 use std::{future::Future, sync::Arc, time::Instant};
 
@@ -27,53 +27,53 @@ use crate::{
 };
 
 const PREFIX: &str = "bench";
-/// Tasks of one enqueue call, as the fanout makes them.
+/// Tasks per enqueue call, as in the fanout.
 const ENQUEUE: usize = 1000;
-/// The most bytes that `tasks` asks for.
+/// The most bytes that a claim asks for.
 const MAX_BYTES: usize = 8 << 20;
-/// At most a tenth of a queue is taken before it is filled again, so its length stays close to what
+/// At most 1/PART of a queue is taken before it is refilled, so that its length stays close to what
 /// the row says.
 const PART: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Each claim by a worker that has never claimed.
+    /// Each claim is made by a new worker, which starts at the tail.
     Tail,
-    /// One worker that has passed half of the elements.
+    /// One worker makes all claims, starting in the middle of the elements.
     Middle,
 }
 
-/// One measured case, and its µs in each run.
+/// One measured case, with its µs in each run.
 struct Cell {
     replicas: u32,
     place: Place,
-    /// Tasks of one claim.
+    /// Tasks per claim.
     most: usize,
     waiting: usize,
     claim: Cost,
     complete: Cost,
 }
 
-/// Of one call.
+/// The costs of a call.
 #[derive(Default)]
 struct Cost {
-    /// Until the caller has its answer.
+    /// Time until the caller has its answer.
     call: Runs,
-    /// Inside the server.
+    /// Time inside the server.
     script: Runs,
-    /// Script calls that it took.
+    /// The number of script calls.
     scripts: Runs,
-    /// Until a bare script just before it was answered.
+    /// Time of a trivial script that is called just before.
     bare: Runs,
 }
 
-/// A queue being filled.
+/// The cost of filling a queue.
 #[derive(Default)]
 struct Fill {
     waiting: usize,
-    /// µs per task of the last batches.
+    /// µs per task, in the last batches.
     micros: Runs,
-    /// Of Redis, per waiting task.
+    /// Redis memory per waiting task.
     bytes: Runs,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Bed {
     redis: Redis,
     queue: Queue,
     body: Bytes,
-    /// Calls `return 1`.
+    /// Calls the script `return 1`.
     bare: redis::Cmd,
     queues: usize,
 }
@@ -108,7 +108,8 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
                     "claim, run {run} of {}: NUM {replicas}, {waiting} tasks wait",
                     scale.runs
                 ));
-                // The tail takes from the tail only, so both places share a large queue.
+                // Claims at the tail only take from the tail, so both places can share a large
+                // queue.
                 let here = cells
                     .iter_mut()
                     .filter(|cell| cell.replicas == replicas && cell.waiting == waiting);
@@ -135,7 +136,7 @@ fn cells(scale: &Scale) -> Vec<Cell> {
         for place in [Place::Tail, Place::Middle] {
             for most in [1, 100] {
                 for waiting in &scale.waiting {
-                    // A claim of a hundred needs a hundred tasks ahead of it, also in the middle.
+                    // A claim of a hundred needs a hundred tasks ahead of it, even from the middle.
                     let waiting = if *waiting < 2 * most {
                         2 * most
                     } else {
@@ -160,7 +161,8 @@ fn cells(scale: &Scale) -> Vec<Cell> {
 impl Bed {
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let server = RedisServer::start().await?;
-        // A disk's fsync would hide what the script costs; `command` has it in.
+        // The fsync of a disk would hide the cost of the script. The table of `command` includes
+        // it.
         server.set("appendfsync", "everysec").await?;
         let redis = Redis::connect(server.url(), PREFIX).await?;
         let queue = Queue::new(redis.clone());
@@ -198,7 +200,7 @@ impl Bed {
         })
     }
 
-    /// A queue of its own with so many tasks in it; how long each batch took, in µs.
+    /// Creates a queue with this many tasks; returns how long each batch took, in µs.
     pub(crate) async fn fill(
         &mut self,
         replicas: u32,
@@ -268,7 +270,7 @@ impl Bed {
         }
     }
 
-    /// One queue for all cells; µs and bytes per task of filling it.
+    /// Measures all cells in one queue; returns µs and bytes per task of filling it.
     async fn large(
         &mut self,
         scale: &Scale,
@@ -285,7 +287,7 @@ impl Bed {
         self.rewritten().await?;
         for cell in cells {
             let mut samples = (Samples::default(), Samples::default());
-            // All cells of a queue together take less than a part of it.
+            // All cells of a queue together must take less than one part of it.
             let claims = scale.claims.min(waiting / PART / 4 / cell.most);
             self.claims(&shard, cell, claims, &mut samples).await?;
             samples.0.into(&mut cell.claim);
@@ -294,7 +296,7 @@ impl Bed {
         Ok(Some((last_micros(&micros), bytes)))
     }
 
-    /// A queue for each few claims.
+    /// Measures each cell in small queues, with a few claims in each.
     async fn small(
         &mut self,
         scale: &Scale,
@@ -422,8 +424,8 @@ impl Bed {
         Ok(())
     }
 
-    /// P is only a cursor, so it may be set from outside; what the worker would have had does not
-    /// matter to a claim.
+    /// Sets the worker's pointer. This is safe from outside: it is only a cursor, and which tasks
+    /// the worker skips does not matter to a claim.
     async fn put_in_the_middle(
         &self,
         shard: &ShardId,
@@ -437,7 +439,7 @@ impl Bed {
             .arg(lane(shard, "T")?);
         let (gone, length): (Option<usize>, usize) =
             pipe.query_async(&mut self.redis.conn()).await?;
-        // Where the queue is shared, single claims stay clear of what the larger ones take.
+        // In a shared queue, keep single claims apart from where the larger ones take.
         let aside = if most == 1 { length / 1000 } else { 0 };
         let pointer = gone.unwrap_or(0) + length / 2 - aside;
         redis::cmd("HSET")
@@ -466,8 +468,8 @@ impl Bed {
             .await?)
     }
 
-    /// Until the append-only file is not being rewritten: a fork beside the claims would be
-    /// measured with them.
+    /// Waits until the append-only file is not being rewritten: the fork would distort the
+    /// measurement.
     async fn rewritten(&self) -> anyhow::Result<()> {
         while self
             .server
@@ -486,8 +488,8 @@ impl Bed {
     }
 }
 
-/// Claims and completions by taskd's own scripts, at fsync always and without gRPC and SQL: tasks a
-/// second.
+/// Claims and completions by taskd's own scripts, with fsync always, but without gRPC and SQL.
+/// Returns tasks per second.
 pub(crate) async fn cycle(callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
     let mut bed = Bed::start().await?;
     bed.server.set("appendfsync", "always").await?;
@@ -536,7 +538,7 @@ fn lane(shard: &ShardId, which: &str) -> anyhow::Result<String> {
         .context("a lane has these keys")
 }
 
-/// µs per task, of the last ten batches.
+/// µs per task, in the last ten batches.
 fn last_micros(batches: &[f64]) -> f64 {
     let last = &batches[batches.len().saturating_sub(10)..];
     quantile(last, 0.5) / ENQUEUE as f64
@@ -551,7 +553,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Each call comes upon a server that has just done the same.
+    /// Times a call. The server has just run a script, so every call finds it in the same state.
     async fn time<T>(
         &mut self,
         bed: &Bed,
@@ -624,7 +626,8 @@ fn claim_table(cells: &[Cell]) -> Table {
     }
 }
 
-/// With the like of it of which the fewest wait, and with a bare script.
+/// Compares a cell with the cell of the same kind that has the fewest waiting tasks, and with a
+/// trivial script.
 fn compared(figure: &str, cell: &Cell, cells: &[Cell], cost: impl Fn(&Cell) -> &Cost) -> Row {
     let alike = |other: &&Cell| {
         (other.replicas, other.place, other.most) == (cell.replicas, cell.place, cell.most)

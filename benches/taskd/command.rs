@@ -1,5 +1,5 @@
-//! `taskd bench`, the command that users have, beside the least that Redis, SQLite and gRPC must do
-//! for the same work in the same run.
+//! `taskd bench`, the command that users run, compared with the minimal work that Redis, SQLite and
+//! gRPC must do for it, in the same run.
 
 use anyhow::{Context, ensure};
 use serde_json::Value;
@@ -14,15 +14,15 @@ use crate::{
     scale::Scale,
 };
 
-/// As the command has it by default.
+/// The defaults of the command.
 const CALLERS: usize = 64;
 const CONNECTIONS: usize = 4;
-/// The calls to its health service that taskd takes of one connection at a time.
+/// How many calls to its health service taskd accepts on one connection at a time.
 const PROBES_OF_CONNECTION: usize = 10;
 const BATCH: usize = 100;
-/// Rows of a transaction: taskd gathers as many from its callers.
+/// Rows per transaction: taskd batches this many from its callers.
 const ROWS: usize = 1000;
-/// Callers that keep one Redis busy with taskd's scripts.
+/// The number of callers that keep one Redis busy with taskd's scripts.
 const SCRIPT_CALLERS: usize = 16;
 
 #[derive(Default)]
@@ -34,11 +34,12 @@ struct Limits {
     scripts: Runs,
     scripts_one: Runs,
     sqlite: Runs,
-    /// Two empty calls a task.
+    /// Two empty calls per task.
     grpc: Runs,
     p50: Runs,
     p99: Runs,
-    /// Of a task at 500 a second: three empty calls of gRPC, two writes of Redis.
+    /// CPU of the minimal work per task, at 500 tasks per second: three empty gRPC calls, and two
+    /// Redis writes.
     calls_cpu: Runs,
     writes_cpu: Runs,
 }
@@ -52,7 +53,7 @@ struct Figures {
     settled: Runs,
     completed_one: Runs,
     settled_one: Runs,
-    /// With `--next`, and with `--stream`.
+    /// With `--next` and with `--stream`.
     completed_next: Runs,
     completed_stream: Runs,
     rebuilt: Runs,
@@ -62,7 +63,7 @@ struct Figures {
     passed_p99: Runs,
     taskd_cpu: Runs,
     redis_cpu: Runs,
-    /// Of the phases flat and start, as the command prints them.
+    /// The figures of the phases flat and start, as the command prints them.
     compared: Vec<Compared>,
 }
 
@@ -156,7 +157,7 @@ async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()
     daemon.stop().await
 }
 
-/// One run of the command. A count that is wrong is an error.
+/// Runs the command once. Fails if a count is wrong.
 pub(crate) async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     command
@@ -172,7 +173,7 @@ pub(crate) async fn bench(arguments: &[&str]) -> anyhow::Result<Value> {
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Tasks a second, as the command reports them.
+/// Tasks per second, as the command reports them.
 pub(crate) fn rate_of(report: &Value, phase: &str, measure: &str) -> anyhow::Result<f64> {
     let mut rates = report["rates"].as_array().into_iter().flatten();
     let rate = rates.find(|rate| rate["phase"] == phase && rate["measure"] == measure);
@@ -180,7 +181,7 @@ pub(crate) fn rate_of(report: &Value, phase: &str, measure: &str) -> anyhow::Res
     rate.with_context(|| format!("taskd bench has no figure {phase} {measure}"))
 }
 
-/// The CPU of a process in µs a task at the rate of the phase latency.
+/// The CPU of a process, in µs per task, in the phase latency.
 fn cpu_of(report: &Value, process: &str) -> anyhow::Result<f64> {
     let mut rates = report["rates"].as_array().into_iter().flatten();
     let rate = rates.find(|rate| rate["phase"] == "latency");

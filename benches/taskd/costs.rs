@@ -1,5 +1,5 @@
-//! The cost of access tokens, histories and traces: each beside the same work without it, in the
-//! same run.
+//! The cost of access tokens, histories and traces: each compared with the same work without it, in
+//! the same run.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use crate::{
     scale::Scale,
 };
 
-/// The same work twice, and what the second one has beside.
+/// The same work twice, the second time with an additional feature.
 struct Pair {
     name: &'static str,
     arguments: Vec<String>,
@@ -52,7 +52,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
 fn pairs(scale: &Scale, collector: &str) -> Vec<Pair> {
     let (many, few) = (scale.tasks.to_string(), scale.single_tasks.to_string());
     let work = ["insert", "process", "--tasks", &many];
-    // One task a call: what a call costs is shared by no other task.
+    // One task per call, so that the full cost of a call shows.
     let one_a_call = ["insert", "process", "--tasks", &few, "--batch", "1"];
     let traced = |sample: &str| {
         [
@@ -156,8 +156,8 @@ impl Pair {
     }
 }
 
-/// Takes spans, and keeps none. It shares the cores with taskd, as a collector on the same machine
-/// would.
+/// Accepts spans and discards them. It shares the cores with taskd, as a collector on the same
+/// machine would.
 struct Collector {
     address: SocketAddr,
     server: JoinHandle<()>,

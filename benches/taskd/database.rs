@@ -1,4 +1,5 @@
-//! The limits of the database: rows like taskd's into a table like its own, and reading them again.
+//! The limits of the database: inserting rows like taskd's into a copy of its table, and reading
+//! them back.
 
 use std::{
     sync::{
@@ -15,10 +16,10 @@ use uuid::Uuid;
 
 use crate::{limits::take, lines, servers::connect};
 
-/// A taskd's, asked past it.
+/// A direct connection to a taskd's database.
 pub(crate) struct Database(MySqlConnection);
 
-/// Rows of one look, as a repair takes them.
+/// Rows per read, as in a repair.
 const PAGE: usize = 1000;
 
 impl Database {
@@ -43,7 +44,7 @@ impl Database {
         }
     }
 
-    /// Reads all tasks, whole, page by page, by one connection: rows a second.
+    /// Reads all tasks, page by page, over one connection. Returns rows per second.
     pub(crate) async fn read_tasks(&mut self, count: usize) -> anyhow::Result<f64> {
         let page = format!("SELECT * FROM tasks WHERE id > ? ORDER BY id LIMIT {PAGE}");
         let (mut last, mut read) = (Vec::new(), 0);
@@ -65,9 +66,9 @@ impl Database {
     }
 }
 
-/// Inserts rows into a copy of taskd's empty table `tasks`, with all of its indexes, as many at
-/// once as in taskd's transactions and from as many connections as taskd has callers: rows a
-/// second.
+/// Inserts rows into an empty copy of taskd's table `tasks`, with all of its indexes. The batches
+/// are as large as in taskd's transactions, and there are as many connections as taskd has callers.
+/// Returns rows per second.
 pub(crate) async fn insert_rows(
     url: &str,
     connections: usize,
@@ -120,7 +121,7 @@ pub(crate) async fn insert_rows(
     Ok(rows as f64 / seconds)
 }
 
-/// One statement, which is one transaction.
+/// Inserts rows with one statement, which is one transaction.
 async fn insert_batch(
     conn: &mut MySqlConnection,
     numbers: std::ops::Range<usize>,
@@ -131,7 +132,7 @@ async fn insert_batch(
             (Uuid::now_v7(), hash.to_vec(), lines::key(number))
         })
         .collect();
-    // As taskd: everybody takes the keys in one order.
+    // Like taskd, sort the rows by key, so that all transactions lock in the same order.
     rows.sort_unstable_by(|(_, one, _), (_, other, _)| one.cmp(other));
     let mut insert = QueryBuilder::new(
         "INSERT INTO limit_rows (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
@@ -155,8 +156,8 @@ async fn insert_batch(
             .push_bind(1_i64)
             .push_bind(lines::PAYLOAD.as_bytes());
     });
-    // The first column again where the key is known: not IGNORE, which would also swallow data that
-    // does not fit.
+    // For a known key, this sets the first column to itself. IGNORE would also suppress errors
+    // about data that does not fit.
     insert
         .push(" ON DUPLICATE KEY UPDATE id = id")
         .build()

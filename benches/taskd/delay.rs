@@ -1,4 +1,4 @@
-//! taskd with a Redis that is further away: a way between them that holds up what taskd sends.
+//! Measures taskd with a more distant Redis: a proxy between them delays what taskd sends.
 
 use std::{
     io::{Read, Write},
@@ -22,11 +22,11 @@ use crate::{
     scale::Scale,
 };
 
-/// Added to each round trip, in ms.
+/// The delays added to each round trip, in ms.
 const DELAYS: [u64; 3] = [0, 1, 2];
 const CONFIG: &str = "[queues.default]\nhigh_water_tasks = 1000000\n";
 
-/// The figures at one delay.
+/// The figures with one delay.
 #[derive(Default)]
 struct Figures {
     claimable: Runs,
@@ -138,11 +138,11 @@ fn table(scale: &Scale, all: &[Figures]) -> Table {
     }
 }
 
-/// A port on loopback that leads to the socket of a redis-server. It lives as long as the
+/// A proxy on a loopback port, in front of the socket of a redis-server. It lives as long as the
 /// benchmark.
 struct Way {
     port: u16,
-    /// ms until what came in goes on.
+    /// For how many ms received data is held back.
     delay: Arc<AtomicU64>,
 }
 
@@ -154,7 +154,7 @@ impl Way {
         let held = Arc::clone(&delay);
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
-                // A redis-server that has ended: nobody needs the way any more.
+                // The redis-server has ended, so nothing needs the proxy any more.
                 let Ok(far) = UnixStream::connect(&socket) else {
                     return;
                 };
@@ -169,8 +169,8 @@ impl Way {
     }
 }
 
-/// Passes on what both say. Threads: they sleep to a tenth of a millisecond, timers of tokio to
-/// whole ones.
+/// Forwards data in both directions. It uses threads, because they sleep with a precision of a
+/// tenth of a millisecond, while tokio's timers have a resolution of one millisecond.
 fn connect(mut near: TcpStream, mut far: UnixStream, delay: &Arc<AtomicU64>) {
     let (Ok(mut from_near), Ok(mut from_far)) = (near.try_clone(), far.try_clone()) else {
         return;

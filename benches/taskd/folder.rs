@@ -1,11 +1,11 @@
-//! Folders for the files of a benchmark.
+//! Temporary folders for benchmarks.
 
 use anyhow::Context;
 use tempfile::TempDir;
 
-/// Makes a folder on the disk that TMPDIR names.
+/// Creates a temporary folder, in TMPDIR.
 pub(crate) fn folder() -> anyhow::Result<TempDir> {
-    // A short name: the path of a socket holds 107 bytes.
+    // The name must be short: the path of a socket is limited to 107 bytes.
     tempfile::Builder::new()
         .prefix("taskd-")
         .tempdir()

@@ -1,4 +1,5 @@
-//! The limits of Kafka: a consumer group that only reads, an idempotent producer that only writes.
+//! The limits of Kafka: a consumer group that only reads, and an idempotent producer that only
+//! writes.
 
 use std::{
     sync::{
@@ -31,7 +32,7 @@ fn consumer(place: &Place<'_>) -> anyhow::Result<BaseConsumer> {
     Ok(config.create()?)
 }
 
-/// Waits until the topic's one partition has so many records.
+/// Waits until the only partition of the topic has this many records.
 pub(crate) async fn wait_for_records(
     place: &Place<'_>,
     topic: &str,
@@ -55,8 +56,7 @@ pub(crate) async fn wait_for_records(
     tokio::task::spawn_blocking(wait).await?
 }
 
-/// The group's one member reads the topic from its first record to its last: records a second, and
-/// the records.
+/// Reads the whole topic with a group of one member. Returns records per second, and the records.
 pub(crate) fn read(
     place: &Place<'_>,
     topic: &str,
@@ -75,7 +75,7 @@ pub(crate) fn read(
         let Some(message) = consumer.poll(Duration::from_millis(100)) else {
             continue;
         };
-        // The first one has waited for the group.
+        // Start the clock here: the first record includes the wait for the group to form.
         began.get_or_insert_with(Instant::now);
         values.push(message?.payload().unwrap_or_default().to_vec());
     }
@@ -84,7 +84,7 @@ pub(crate) fn read(
     Ok((count as f64 / seconds, values))
 }
 
-/// Counts what the brokers have taken.
+/// Counts the acknowledged records.
 #[derive(Clone, Default)]
 struct Taken(Arc<AtomicUsize>);
 
@@ -98,8 +98,8 @@ impl ProducerContext for Taken {
     }
 }
 
-/// Writes the records to a topic of its own, with the settings of taskd's producer: records a
-/// second until all are acknowledged.
+/// Writes the records to a separate topic, with the settings of taskd's producer. Returns records
+/// per second until all are acknowledged.
 pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Result<f64> {
     let topic = place.topic(LIMIT);
     place.create_topic(&topic).await?;
@@ -111,7 +111,7 @@ pub(crate) async fn write(place: &Place<'_>, values: &[Vec<u8>]) -> anyhow::Resu
     config.set("compression.type", "zstd").set("linger.ms", "1");
     let taken = Taken::default();
     let producer: ThreadedProducer<Taken> = config.create_with_context(taken.clone())?;
-    // Connected, and known as a producer.
+    // Connect and register the producer before measuring.
     producer
         .send(BaseRecord::<(), _>::to(&topic).payload(&values[0]))
         .map_err(|(error, _)| error)?;

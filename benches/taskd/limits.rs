@@ -1,5 +1,5 @@
-//! The limits of the machine: the least that any queue must ask of Redis, SQLite and gRPC for the
-//! same work, by the same number of callers, in the same batches, at the same durability.
+//! The limits of the machine: the minimum that any queue needs from Redis, SQLite and gRPC for the
+//! same work, with the same number of callers, the same batches and the same durability.
 
 use std::{
     sync::{
@@ -20,16 +20,16 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use crate::{daemon::Daemon, redis_server::RedisServer, work::pause};
 
-/// As the phase `latency` of `taskd bench` has it by default.
+/// The default rate of the phase `latency` of `taskd bench`.
 pub(crate) const TASKS_A_SECOND: u32 = 500;
 
-/// Of a task with a payload of 100 bytes: what stands in Redis.
+/// What Redis stores for a task with a payload of 100 bytes.
 const ELEMENT: [u8; 200] = [b'x'; 200];
 const STREAM: &str = "s";
 const GROUP: &str = "g";
 
-/// Redis from blocking connections, one thread each: the least work for a client, so that the
-/// server is the bound.
+/// Redis with blocking connections, one thread each: this is the least work for a client, so that
+/// the server is the bottleneck.
 pub(crate) struct Redis {
     server: RedisServer,
 }
@@ -55,7 +55,7 @@ impl Redis {
         Ok(connections)
     }
 
-    /// One command that changes nothing for each call: round trips a second.
+    /// One PING per call. Returns round trips per second.
     pub(crate) fn ping(&self, callers: usize, calls: usize) -> anyhow::Result<f64> {
         let mut connections = self.connect(callers)?;
         let ping = redis::cmd("PING").get_packed_command();
@@ -67,7 +67,7 @@ impl Redis {
         Ok((each * callers) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Puts tasks in: one LPUSH of a whole batch for each call.
+    /// Adds tasks with one LPUSH per batch.
     pub(crate) fn insert(&self, callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
         let mut connections = self.connect(callers)?;
         let mut push = redis::cmd("LPUSH");
@@ -87,7 +87,7 @@ impl Redis {
         Ok(tasks as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// Leases and ends tasks that are there: XREADGROUP, then XACK and XDEL in one round trip.
+    /// Leases and finishes waiting tasks: XREADGROUP, then XACK and XDEL in one round trip.
     pub(crate) fn cycle(&self, callers: usize, batch: usize, tasks: usize) -> anyhow::Result<f64> {
         let mut connections = self.connect(callers)?;
         for _ in 0..tasks / 1000 {
@@ -112,8 +112,8 @@ impl Redis {
         Ok(tasks as f64 / seconds)
     }
 
-    /// µs of CPU of redis-server for a task that comes and goes: two LPUSH that it syncs, one after
-    /// the other, at [`TASKS_A_SECOND`].
+    /// The CPU of redis-server per task, in µs: two sequential LPUSH commands with fsync, at
+    /// [`TASKS_A_SECOND`].
     pub(crate) async fn cpu_of_writes(&self, tasks: u32) -> anyhow::Result<f64> {
         let mut conn = self
             .server
@@ -137,7 +137,7 @@ impl Redis {
             + self.server.info("cpu", "used_cpu_sys:").await?)
     }
 
-    /// From before an LPUSH to the answer of a BLPOP that waits for it, in µs.
+    /// The times from before an LPUSH until the waiting BLPOP is answered, in µs.
     pub(crate) fn hand_over(&self, samples: usize) -> anyhow::Result<Vec<f64>> {
         let mut connections = self.connect(2)?;
         let began: Vec<Mutex<Option<Instant>>> = (0..samples).map(|_| Mutex::default()).collect();
@@ -188,7 +188,7 @@ fn on_threads(
     })
 }
 
-/// Takes up to `most` of what is left; 0 when nothing is.
+/// Takes up to `most` of what is left, or 0 if nothing is.
 pub(crate) fn take(left: &AtomicUsize, most: usize) -> usize {
     let before = left.fetch_update(Relaxed, Relaxed, |left| {
         (left > 0).then(|| left.saturating_sub(most))
@@ -222,7 +222,7 @@ fn read(caller: usize, batch: usize) -> Vec<u8> {
     read.get_packed_command()
 }
 
-/// The ids in the answer of an XREADGROUP of one stream.
+/// The ids in the answer of XREADGROUP with one stream.
 fn read_ids(answer: Value) -> Vec<Value> {
     let nth = |value: Value, n: usize| match value {
         Value::Array(items) => items.into_iter().nth(n),
@@ -265,15 +265,15 @@ fn end(conn: &mut Connection, ids: &[Value]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// SQLite with taskd's pragmas and a table of two unique keys and the rest: the least that finds
-/// duplicates.
+/// SQLite with taskd's pragmas and a minimal table that detects duplicates: two unique keys and the
+/// other data.
 pub(crate) struct Sqlite {
     conn: SqliteConnection,
     next: u64,
     _folder: tempfile::TempDir,
 }
 
-/// Rows of one statement.
+/// Rows per statement.
 const ROWS: usize = 250;
 
 impl Sqlite {
@@ -297,7 +297,7 @@ impl Sqlite {
         })
     }
 
-    /// One transaction.
+    /// Inserts a batch in one transaction.
     async fn insert_batch(&mut self, batch: usize) -> anyhow::Result<()> {
         let mut tx = self.conn.begin_with("BEGIN IMMEDIATE").await?;
         let mut left = batch;
@@ -310,7 +310,7 @@ impl Sqlite {
             let mut query = sqlx::query(sqlx::AssertSqlSafe(text));
             for _ in 0..rows {
                 self.next += 1;
-                // As taskd's: ids in order, hashes anywhere.
+                // As in taskd, ids are ordered and hashes are random.
                 let (id, hash) = (
                     uuid::Uuid::now_v7(),
                     <sha2::Sha256 as sha2::Digest>::digest(self.next.to_be_bytes()),
@@ -326,7 +326,7 @@ impl Sqlite {
         Ok(tx.commit().await?)
     }
 
-    /// Rows a second, by the one writer that SQLite has.
+    /// Inserts rows with a single writer, which is all that SQLite allows. Returns rows per second.
     pub(crate) async fn insert(&mut self, batch: usize, rows: usize) -> anyhow::Result<f64> {
         let began = Instant::now();
         for _ in 0..rows / batch {
@@ -336,7 +336,7 @@ impl Sqlite {
     }
 }
 
-/// Calls a second that carry next to nothing: taskd's own health service.
+/// Makes calls that are nearly empty, to taskd's own health service. Returns calls per second.
 pub(crate) async fn grpc(
     channels: &[Channel],
     callers: usize,
@@ -363,8 +363,8 @@ pub(crate) async fn grpc(
     Ok(calls as f64 / began.elapsed().as_secs_f64())
 }
 
-/// µs of CPU of taskd for a task that is inserted, got and completed: three empty calls, one after
-/// the other, at [`TASKS_A_SECOND`].
+/// The CPU of taskd for the three calls of a task (insert, get, complete), in µs: three sequential
+/// empty calls, at [`TASKS_A_SECOND`].
 pub(crate) async fn cpu_of_calls(
     daemon: &Daemon,
     channel: &Channel,

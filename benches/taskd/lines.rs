@@ -1,4 +1,4 @@
-//! Tasks as lines through HTTP.
+//! Inserts tasks as JSON lines over HTTP.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -10,9 +10,9 @@ use crate::daemon::Daemon;
 
 pub(crate) const CONNECTIONS: usize = 4;
 pub(crate) const QUEUE: &str = "bench";
-/// One task in so many is for two workers.
+/// One of this many tasks needs two workers.
 pub(crate) const FOR_TWO: usize = 10;
-/// Settings under which nothing is parked, no lease ends, and the fanout looks no task up.
+/// Settings with which no task is parked, no lease expires, and the fanout looks up no tasks.
 pub(crate) const CONFIG: &str =
     "grace = \"10m\"\n[queues.default]\nhigh_water_tasks = 1000000\nlease = \"10m\"\n";
 pub(crate) const PAYLOAD: &str = "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\
@@ -22,7 +22,8 @@ pub(crate) fn key(number: usize) -> String {
     format!("https://www.example.org/pages/{number:012}")
 }
 
-/// Inserts tasks as lines, from all connections at once. Each must be answered `wanted`.
+/// Inserts tasks as lines, over all connections at once. Fails unless each is answered with
+/// `wanted`.
 pub(crate) async fn insert(
     daemon: &Daemon,
     queue: &str,

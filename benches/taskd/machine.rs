@@ -1,4 +1,4 @@
-//! The machine on which the figures were measured.
+//! The machine that the figures were measured on.
 
 use std::{fs::File, io::Write, path::Path, process::Command, time::Instant};
 
@@ -12,9 +12,9 @@ pub(crate) struct Machine {
     kernel: String,
     redis: String,
     commit: String,
-    /// Of one append of 4 KiB with fdatasync where the data folders are.
+    /// The time of one 4 KiB append with fdatasync in the data folder.
     sync_micros: f64,
-    /// Cores that other programs use before the measurement.
+    /// How many cores other programs use before the measurement.
     pub(crate) busy_cores: f64,
 }
 
@@ -89,9 +89,10 @@ fn said(program: &str, arguments: &[&str], find: impl Fn(&str) -> Option<String>
         .unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// Cores that are in use while this process does nothing.
+/// How many cores are in use while this process is idle.
 pub(crate) async fn busy_cores() -> anyhow::Result<f64> {
-    // user, nice, system, idle, iowait, irq, softirq, steal, …, in ticks of all cores together
+    // The fields are user, nice, system, idle, iowait, irq, softirq, steal, …, in ticks over all
+    // cores.
     let ticks = || -> anyhow::Result<(f64, f64)> {
         let stat = std::fs::read_to_string("/proc/stat")?;
         let line = stat.lines().next().unwrap_or_default();

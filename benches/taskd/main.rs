@@ -1,11 +1,11 @@
-//! `make bench`: what taskd does, beside what the machine's Redis, SQLite, gRPC, MariaDB and Kafka
-//! can do at most, in one run.
+//! `make bench`: measures taskd and, in the same run, the most that this machine's Redis, SQLite,
+//! gRPC, MariaDB and Kafka can do.
 //!
-//! Figures depend on the machine and its mood, ratios much less: each is taken run by run against
-//! limits measured a moment before. A run that lost or doubled a task, or got a wrong answer, ends
-//! with an error and without a figure.
+//! Absolute figures depend on the machine and its current load; ratios much less, because each run
+//! is divided by limits measured just before. A run in which a task is lost or doubled, or an
+//! answer is wrong, fails and yields no figure.
 
-// A run awaits what it spawns, or ends with it.
+// Every spawned task is awaited or aborted by its run.
 #![allow(clippy::disallowed_methods)]
 
 mod claim;
@@ -63,7 +63,7 @@ struct Args {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    // `cargo test --benches` runs it too, without this argument.
+    // `cargo test --benches` also starts this program, but without this argument.
     if !args.bench {
         return Ok(());
     }
@@ -71,8 +71,8 @@ fn main() -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the runtime")?;
-    // On a worker thread, where taskd's own callers are: from elsewhere each call would cost a
-    // change of threads.
+    // Run on a worker thread, like taskd's own callers: from any other thread, each call would cost
+    // a thread switch.
     runtime.block_on(async {
         tokio::spawn(run(args))
             .await
@@ -127,7 +127,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     if wanted("production") {
         show(form, &production::run(&scale, &Progress::new()).await?);
     }
-    // It makes a database of gigabytes.
+    // Only on request, because it creates a database of several gigabytes.
     if args.filter.as_deref() == Some("search") {
         show(form, &search::run(&scale, &Progress::new()).await?);
     }

@@ -1,5 +1,5 @@
-//! taskd on MariaDB and Kafka: insert through HTTP, fanout from Kafka, and the way back when Redis
-//! has lost everything; beside the least that those servers must do for the same tasks.
+//! taskd with MariaDB and Kafka: insert over HTTP, fanout from Kafka, and the rebuild after Redis
+//! has lost everything, each compared with the minimal work of those servers for the same tasks.
 
 use std::time::Instant;
 
@@ -151,7 +151,7 @@ async fn fanout_and_rebuild(
     rebuild.measure(place, count).await
 }
 
-/// From the first enqueue that is seen to the last.
+/// The rate of enqueues per second, from the first observed one to the last.
 async fn fanout_rate(daemon: &Daemon, count: usize) -> anyhow::Result<f64> {
     let deadline = Instant::now() + std::time::Duration::from_secs(120);
     let (count, mut first) = (count as u64, None);

@@ -25,7 +25,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Away, so that it does not stand between the tables.
+    /// Removes the bar, so that it does not appear between the tables.
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

@@ -1,5 +1,5 @@
-//! Streams beside polls: the time from an insert to a handler at three loads, tasks a second, and
-//! the price of a worker that waits.
+//! Streams compared with polls: throughput in tasks per second, the time from insert to handler at
+//! three loads, and the cost of a waiting worker.
 
 use std::{future::Future, time::Duration};
 
@@ -21,25 +21,25 @@ use crate::{
     scale::Scale,
 };
 
-/// Parts of the tasks a second that taskd can take one a call, in percent.
+/// Loads, in percent of the rate that taskd can sustain with one task per call.
 const LOADS: [u32; 3] = [1, 50, 95];
-/// Tasks a second that are more than it can take.
+/// A rate, in tasks per second, that is more than taskd can sustain.
 const OVERLOAD: &str = "20000";
 const BATCH: &str = "100";
 const CONFIG: &str = "[queues.default]\nhigh_water_tasks = 1000000\n";
-/// Workers that wait on one connection.
+/// How many waiting workers share a connection.
 const WORKERS_A_CONNECTION: usize = 250;
-/// The workers that begin to wait at a time.
+/// How many workers start to wait concurrently.
 const AT_ONCE: usize = 64;
-/// The heartbeat of a session that asks for no other time-out.
+/// The default heartbeat of a session.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// The longest wait of a get call, by default.
+/// The longest wait of a get call by default.
 const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
     seconds: 60,
     nanos: 0,
 });
 
-/// A figure by polls, and by streams.
+/// A figure with polls, and the same with streams.
 #[derive(Default)]
 struct Pair {
     poll: Runs,
@@ -51,7 +51,7 @@ struct Figures {
     one: Pair,
     many: Pair,
     capacity: Pair,
-    /// p50 and p99 at each load.
+    /// The p50 and p99 latencies at each load.
     latency: [[Pair; 2]; LOADS.len()],
     memory: Pair,
     cpu: Pair,
@@ -88,7 +88,7 @@ impl Pair {
         self.stream.push(stream);
     }
 
-    /// Both ways, the second beside the first.
+    /// The rows for polls and for streams, the latter with its ratio to the former.
     fn rows(&self, figure: &str, unit: Unit) -> [Row; 2] {
         let row = |way: &str, runs: &Runs, ratio| Row {
             figure: format!("{figure}, {way}"),
@@ -107,7 +107,7 @@ impl Pair {
     }
 }
 
-/// The same command with workers that poll, and with workers that hold streams.
+/// Runs the same command with workers that poll, and with workers that hold streams.
 async fn both(daemon: &Daemon, arguments: &[&str]) -> anyhow::Result<[Value; 2]> {
     let arguments = [arguments, &daemon.arguments()[..]].concat();
     Ok([
@@ -130,7 +130,8 @@ impl Figures {
         Ok(())
     }
 
-    /// Finds out what taskd can take, and measures at parts of it: at the same rate by both ways.
+    /// Finds the rate that taskd can sustain, and measures at percentages of it, with polls and
+    /// streams at the same rates.
     async fn latencies(&mut self, scale: &Scale, daemon: &Daemon) -> anyhow::Result<()> {
         let most = [
             "latency",
@@ -255,15 +256,15 @@ fn waiters(scale: &Scale, figures: &Figures) -> Table {
     }
 }
 
-/// The price of workers that wait.
+/// The cost of waiting workers.
 struct Price {
-    /// For each.
+    /// Per worker.
     bytes: f64,
-    /// For all.
+    /// For all workers together.
     percent_of_a_core: f64,
 }
 
-/// Lets workers wait, each as `wait` says. None of them may end.
+/// Lets workers wait in the way of `wait`. Fails if any of them ends.
 async fn waiting<F>(scale: &Scale, wait: impl Fn(Channel, usize) -> F) -> anyhow::Result<Price>
 where
     F: Future<Output = anyhow::Result<Waiting>>,
@@ -272,7 +273,7 @@ where
     let channels = daemon
         .channels(scale.waiting_workers.div_ceil(WORKERS_A_CONNECTION))
         .await?;
-    // The first ones pay for what all share.
+    // Start one worker per connection first, so that shared costs are not attributed to the others.
     let mut workers = JoinSet::new();
     for (number, channel) in channels.iter().enumerate() {
         workers.spawn(wait(channel.clone(), number).await?);
@@ -295,7 +296,7 @@ where
         ended??;
     }
     let cpu = |used: Used| used.taskd_cpu + used.redis_cpu;
-    // Clients that go at once are no part of it.
+    // The disconnecting clients must not count.
     workers.shutdown().await;
     drop(channels);
     daemon.stop().await?;
@@ -305,12 +306,12 @@ where
     })
 }
 
-/// Until what came with the last calls is over.
+/// Waits until the work caused by the last calls is done.
 async fn settle() {
     sleep(Duration::from_secs(2)).await;
 }
 
-/// The rest of a worker's wait. It ends with an error.
+/// A worker that keeps waiting. It only ends with an error.
 type Waiting = futures::future::BoxFuture<'static, anyhow::Result<()>>;
 
 const QUEUE: &str = "nothing-comes";
@@ -346,7 +347,7 @@ async fn stream(channel: Channel, number: usize) -> anyhow::Result<Waiting> {
         ..Default::default()
     });
     let mut beats = interval(HEARTBEAT);
-    // It ticks at once, which is the frame that opens.
+    // The first tick is immediate; the opening frame takes its place.
     beats.tick().await;
     let beats = futures::stream::unfold(beats, |mut beats| async move {
         beats.tick().await;

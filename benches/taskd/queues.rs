@@ -1,5 +1,5 @@
-//! Many queues: the cost of empty ones, the delay of one beside new names, and the cost of a task
-//! by its NUM.
+//! Many queues: the cost of empty ones, the latency of one while new names appear, and the cost of
+//! a task depending on its NUM.
 
 use std::{
     sync::{
@@ -26,19 +26,19 @@ use crate::{
 };
 
 const MANY: &str = "max_queues = 20000";
-/// Finished tasks leave Redis soon, and the queues are empty.
+/// Like `MANY`, but finished tasks leave Redis quickly, so that the queues become empty.
 const MANY_SOON_EMPTY: &str = "max_queues = 20000\ngrace = \"1s\"";
-/// So that nearly all shards of a queue are open.
+/// Enough that nearly all shards of a queue are open.
 const TASKS_OF_EACH: usize = 8;
-/// Queues that one get call may name.
+/// The most queues that one get call may list.
 const NAMED: usize = 100;
-/// Before what is idle is measured: the last tasks are settled and forgotten.
+/// How long to wait before measuring idle queues, so that the last tasks are settled and forgotten.
 const QUIET: Duration = Duration::from_secs(20);
-/// An idle shard is asked once in this time.
+/// How long to measure; an idle shard is polled once in this time.
 const MEASURED: Duration = Duration::from_secs(30);
 const WORKER: &str = "worker";
 
-/// The cost of this many empty queues.
+/// The costs of this many empty queues.
 #[derive(Default)]
 struct Idle {
     queues: usize,
@@ -49,14 +49,14 @@ struct Idle {
     redis_bytes: Runs,
 }
 
-/// A queue that was there before, while new names come or not.
+/// Latencies of an existing queue, with or without new names appearing.
 #[derive(Default)]
 struct Neighbour {
     p50: Runs,
     most: Runs,
 }
 
-/// Workers that one task takes.
+/// The costs of a task that needs this many workers.
 struct Replicas {
     count: u32,
     claim: Runs,
@@ -99,7 +99,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
         progress.step(format!("queues, run {run} of {}: new names", scale.runs));
         names.push(neighbours(scale, &mut alone, &mut beside).await?);
         let mut bed = Bed::start().await?;
-        // Redis knows the scripts afterwards: they do not count as memory of tasks.
+        // A first run loads the scripts, so that they do not count as memory of tasks.
         Replicas::new(1).measure(scale, &mut bed).await?;
         for one in &mut replicas {
             progress.step(format!(
@@ -120,7 +120,7 @@ fn queue_name(number: usize) -> String {
     format!("queue-{number:05}")
 }
 
-/// Puts tasks into the queues from `made` on and completes them.
+/// Creates the queues numbered from `made` on by inserting tasks and completing them.
 async fn make_empty_queues(daemon: &Daemon, made: usize, wanted: usize) -> anyhow::Result<()> {
     let channel = daemon.channels(1).await?.remove(0);
     let queues: Vec<String> = (made..wanted).map(queue_name).collect();
@@ -202,7 +202,8 @@ impl Idle {
     }
 }
 
-/// New names a second while they come. Each name has one task.
+/// Measures an existing queue, alone and while new names appear, each with one task. Returns how
+/// many new names appeared per second.
 async fn neighbours(
     scale: &Scale,
     alone: &mut Neighbour,
@@ -229,7 +230,8 @@ async fn neighbours(
     Ok(rate)
 }
 
-/// µs from the insert of a task to its worker, as long as `more` says so.
+/// Measures the time from the insert of a task until a worker gets it, in µs, for as long as `more`
+/// returns true.
 async fn one_by_one(
     channel: &Channel,
     first: usize,
@@ -269,8 +271,8 @@ impl Replicas {
         }
     }
 
-    /// All workers, one after the other; the last tenth of them is measured, who find what all
-    /// before have left.
+    /// Runs all workers, one after the other, and measures the last tenth, which find what all the
+    /// others have left.
     async fn measure(&mut self, scale: &Scale, bed: &mut Bed) -> anyhow::Result<()> {
         bed.empty().await?;
         let tasks = scale.tasks_of_replicas;

@@ -1,5 +1,5 @@
-//! Redis loses everything while taskd works: how long until all that is unfinished waits in the
-//! queue again.
+//! Redis loses everything while taskd runs: measures how long it takes until all unfinished tasks
+//! are waiting in the queue again.
 
 use std::{collections::HashSet, time::Instant};
 
@@ -17,11 +17,11 @@ use crate::{
 };
 
 const WORKER: &str = "ann";
-/// Of the tasks, one in so many is in hand when it happens.
+/// One in this many tasks is leased when the loss happens.
 const IN_HAND: usize = 5;
 const PER: f64 = 100_000.0;
 
-/// Seconds for 100,000 tasks.
+/// Seconds per 100,000 tasks.
 #[derive(Default)]
 pub(crate) struct Rebuild {
     limit: Runs,
@@ -29,7 +29,7 @@ pub(crate) struct Rebuild {
 }
 
 impl Rebuild {
-    /// Where `count` tasks wait already.
+    /// Measures the rebuild. `count` tasks are already in the database.
     pub(crate) async fn measure(&mut self, place: &Place<'_>, count: usize) -> anyhow::Result<()> {
         let daemon = Daemon::start_as("all", &place.arguments()?, CONFIG).await?;
         let mut database = Database::connect(&place.database_url()?).await?;
@@ -98,8 +98,8 @@ impl Rebuild {
     }
 }
 
-/// Tasks of several calls; those for two are completed, the others kept. The ids of the completed
-/// ones.
+/// Leases tasks in several calls; completes those that need two workers, and keeps the others.
+/// Returns the ids of the completed ones.
 async fn take_in_hand(
     worker: &mut TasksClient<Channel>,
     count: usize,
@@ -140,7 +140,7 @@ async fn take_in_hand(
     Ok(credited)
 }
 
-/// All that the worker may have: so many, each once.
+/// Leases all tasks that the worker may have; fails unless they are `count` distinct ones.
 async fn take_all(
     worker: &mut TasksClient<Channel>,
     count: usize,

@@ -1,19 +1,19 @@
-//! A redis-server as taskd starts it, for what is measured without taskd.
+//! A redis-server as taskd starts it, for measurements without taskd.
 
 use redis::aio::MultiplexedConnection;
 use taskd::embedded::{self, DataDir};
 use tempfile::TempDir;
 
-/// Ends with its folder when dropped.
+/// A running server. Dropping it stops it and removes its folder.
 pub(crate) struct RedisServer {
     server: embedded::RedisServer,
-    /// For what is asked beside the measured calls.
+    /// A separate connection for queries besides the measured calls.
     conn: MultiplexedConnection,
     _folder: TempDir,
 }
 
 impl RedisServer {
-    /// Fsync always, as embedded.
+    /// Starts it with fsync always, like the embedded one.
     pub(crate) async fn start() -> anyhow::Result<Self> {
         let folder = crate::folder::folder()?;
         let server = embedded::RedisServer::start(&DataDir::lock(folder.path())?).await?;
@@ -44,7 +44,7 @@ impl RedisServer {
             .await?)
     }
 
-    /// A number in INFO; `field` with what stands before it in its line, as `used_memory:`.
+    /// A number from INFO; `field` includes the colon, as in `used_memory:`.
     pub(crate) async fn info(&self, section: &str, field: &str) -> anyhow::Result<f64> {
         let info: String = redis::cmd("INFO")
             .arg(section)
@@ -56,7 +56,7 @@ impl RedisServer {
             .unwrap_or(0.0))
     }
 
-    /// How often scripts ran so far, and how many µs they took inside the server.
+    /// How often scripts have run so far, and how many µs they took inside the server.
     pub(crate) async fn scripts(&self) -> anyhow::Result<Scripts> {
         let info: String = redis::cmd("INFO")
             .arg("commandstats")

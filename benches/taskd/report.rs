@@ -1,9 +1,9 @@
-//! Figures and how they are shown: as a table, as JSON lines, as Markdown (ratios alone).
+//! Figures, and their output as a table, as JSON lines, or as Markdown with only the ratios.
 
 use comfy_table::{CellAlignment, Table as Grid, presets};
 use serde_json::{Value, json};
 
-/// One figure in each of the runs.
+/// One figure, in each of the runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs(pub(crate) Vec<f64>);
 
@@ -12,7 +12,7 @@ impl Runs {
         self.0.push(value);
     }
 
-    /// Run by run, so that what slows a whole run down cancels out.
+    /// Divides run by run, so that whatever slows down a whole run cancels out.
     pub(crate) fn over(&self, reference: &Self) -> Self {
         Self(
             self.0
@@ -53,7 +53,7 @@ impl Runs {
     }
 }
 
-/// The value below which the share `q` of `values` lies.
+/// The quantile `q` of `values`.
 pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -65,11 +65,11 @@ pub(crate) fn quantile(values: &[f64], q: f64) -> f64 {
 pub(crate) enum Unit {
     PerSecond,
     Micros,
-    /// For 100,000 tasks.
+    /// Seconds per 100,000 tasks.
     Seconds,
     Bytes,
     PercentOfACore,
-    /// The name of the figure says it.
+    /// The unit is part of the figure's name.
     Plain,
 }
 
@@ -120,14 +120,14 @@ pub(crate) struct Row {
     pub(crate) figure: String,
     pub(crate) unit: Unit,
     pub(crate) runs: Runs,
-    /// In the order of the table's references; `None` where there is nothing to compare.
+    /// One per reference of the table; `None` if there is nothing to compare with.
     pub(crate) ratios: Vec<Option<Runs>>,
 }
 
 pub(crate) struct Table {
     pub(crate) bench: &'static str,
     pub(crate) title: &'static str,
-    /// Durability, batches, connections: without these a figure says nothing.
+    /// Durability, batches and connections, without which the figures are meaningless.
     pub(crate) conditions: String,
     pub(crate) references: Vec<String>,
     pub(crate) rows: Vec<Row>,
@@ -199,7 +199,7 @@ impl Table {
         })
     }
 
-    /// Absolute figures belong to the machine: left out here.
+    /// Leaves out the absolute figures, because they depend on the machine.
     fn markdown(&self) -> String {
         let mut lines = vec![
             format!("| | ÷ {} |", self.references.join(" | ÷ ")),

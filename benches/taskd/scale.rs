@@ -1,4 +1,4 @@
-//! The sizes of a run: the full one, and a quick one that measures nothing.
+//! The sizes of a run: the full one, and a quick one that only checks that everything works.
 
 use std::time::Duration;
 
@@ -8,33 +8,34 @@ pub(crate) struct Scale {
     pub(crate) tasks: usize,
     pub(crate) single_tasks: usize,
     pub(crate) latency_samples: usize,
-    /// Tasks of which the CPU is taken, at 500 a second.
+    /// Tasks whose CPU is measured, at 500 per second.
     pub(crate) paced: u32,
-    /// Arguments of `taskd bench flat start`.
+    /// The arguments of `taskd bench flat start`.
     pub(crate) compared: &'static [&'static str],
-    /// Tasks at each added round trip.
+    /// Tasks per added delay.
     pub(crate) delayed: usize,
     /// Tasks that wait while a worker claims.
     pub(crate) waiting: Vec<usize>,
-    /// Claims of one kind in one run.
+    /// Claims per case and run.
     pub(crate) claims: usize,
     /// Lines inserted through HTTP.
     pub(crate) lines: usize,
-    /// Tasks of a fanout that is behind, and of a Redis that is lost.
+    /// Tasks in the fanout's backlog, and in a Redis that loses everything.
     pub(crate) rebuilt: usize,
-    /// Empty queues, more in each step.
+    /// How many empty queues, in increasing steps.
     pub(crate) queues: Vec<usize>,
-    /// New queues while another works.
+    /// New queues that appear while another one is measured.
     pub(crate) new_names: usize,
-    /// NUM of tasks.
+    /// Values of NUM.
     pub(crate) replicas: Vec<u32>,
     pub(crate) tasks_of_replicas: usize,
-    /// Tasks of a database that is searched.
+    /// Tasks in the database that is searched.
     pub(crate) searched: Vec<usize>,
-    /// How long tasks come faster than taskd can take them, and how long at a part of that.
+    /// How long tasks arrive faster than taskd can handle, and how long at a percentage of that
+    /// rate.
     pub(crate) overloaded_for: &'static str,
     pub(crate) loaded_for: &'static str,
-    /// Workers that wait for tasks, and how long.
+    /// How many workers wait for tasks, and for how long.
     pub(crate) waiting_workers: usize,
     pub(crate) wait_for: Duration,
 }
@@ -43,7 +44,7 @@ impl Scale {
     pub(crate) fn full() -> Self {
         Self {
             runs: 3,
-            // Below what a queue has room for.
+            // Less than the capacity of a queue.
             tasks: 80_000,
             single_tasks: 20_000,
             latency_samples: 300,

@@ -1,7 +1,7 @@
-//! Lists of tasks in a large database: each filter with few and with many tasks in SQLite.
+//! Listing tasks in a large database: each filter, with few and with many tasks in SQLite.
 //!
-//! The rows are made in the database itself. Nine in ten tasks are completed, by ten workers; of
-//! ten thousand, one is dead and one was completed by a worker of its own.
+//! The rows are generated inside the database. Nine in ten tasks are completed, by ten workers; of
+//! every ten thousand, one is dead, and one was completed by a worker that completed nothing else.
 
 use std::{path::Path, time::Instant};
 
@@ -19,14 +19,14 @@ use crate::{
     scale::Scale,
 };
 
-/// The rows of a statement.
+/// Rows per statement.
 const AT_ONCE: usize = 250_000;
-/// The pages of a figure.
+/// Pages per figure.
 const PAGES: usize = 20;
 const LIMIT: u32 = 100;
 const LOOK_AT: u32 = 10_000;
 
-/// Milliseconds of a page, by filter.
+/// The time per page, in µs, by filter.
 type Took = Vec<(&'static str, f64)>;
 
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
@@ -75,7 +75,7 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
 /// Inserts tasks and results in the order of their ids.
 async fn fill(file: &Path, tasks: usize) -> anyhow::Result<()> {
     let mut sqlite = SqliteConnection::connect(&format!("sqlite://{}", file.display())).await?;
-    // The writer of the store is idle; what a crash would leave does not matter here.
+    // The store does not write meanwhile, and durability does not matter here.
     for pragma in [
         "PRAGMA synchronous = off",
         "PRAGMA cache_size = -1500000",
@@ -101,7 +101,7 @@ async fn fill(file: &Path, tasks: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ten tasks a millisecond, so that the id says the time and the number.
+/// Inserts ten tasks per millisecond, so that the time and the number can be read from the id.
 const TASKS: &str = "\
     WITH RECURSIVE n(n) AS (SELECT :from UNION ALL SELECT n + 1 FROM n WHERE n + 1 < :upto) \
     INSERT INTO tasks (number, id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, \
@@ -206,7 +206,7 @@ async fn measure(store: &SqliteStore, tasks: usize) -> anyhow::Result<Took> {
                 "{name}: a page looked at {} tasks",
                 page.looked_at
             );
-            // Behind the last page again from the first one.
+            // After the last page, start over.
             after = page.next;
         }
         took.push((name, began.elapsed().as_secs_f64() * 1e6 / PAGES as f64));

@@ -1,5 +1,5 @@
-//! MariaDB and Kafka as in production: the servers of the tests, and on them a database and topics
-//! for one measurement.
+//! MariaDB and Kafka as in production: uses the servers of the tests, with a database and topics
+//! for each measurement.
 
 use std::{env, path::Path, process::Command, str::FromStr};
 
@@ -17,12 +17,12 @@ use uuid::Uuid;
 
 use crate::redis_server::RedisServer;
 
-/// Those that `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA` name; else those that the tests start
-/// and leave running.
+/// The servers given by `TASKD_TEST_MYSQL_URL` and `TASKD_TEST_KAFKA`, or else those that the tests
+/// start and leave running.
 pub(crate) struct Servers {
     mysql: String,
     brokers: String,
-    /// Version and durability.
+    /// Versions and durability, for the report.
     pub(crate) about: String,
 }
 
@@ -71,13 +71,13 @@ pub(crate) async fn connect(url: &str) -> anyhow::Result<MySqlConnection> {
         .await?)
 }
 
-/// The topic of a producer alone, the limit of Kafka.
+/// The topic for measuring a producer alone, which is the limit of Kafka.
 pub(crate) const LIMIT: &str = "limit";
 
-/// A taskd's database and topics, and a redis-server.
+/// The database and topics for one taskd, and a redis-server.
 pub(crate) struct Place<'a> {
     servers: &'a Servers,
-    /// Of the database, and before each topic.
+    /// The name of the database, and the prefix of the topics.
     name: String,
     pub(crate) redis: RedisServer,
 }
@@ -106,7 +106,7 @@ impl<'a> Place<'a> {
         &self.servers.brokers
     }
 
-    /// As Kafka knows it.
+    /// The full name of a topic in Kafka.
     pub(crate) fn topic(&self, name: impl std::fmt::Display) -> String {
         format!("{}.{name}", self.name)
     }
@@ -133,7 +133,7 @@ impl<'a> Place<'a> {
         Ok(conn.close().await?)
     }
 
-    /// One partition, as taskd's.
+    /// Creates a topic with one partition, as taskd does.
     pub(crate) async fn create_topic(&self, name: &str) -> anyhow::Result<()> {
         let topic = NewTopic::new(name, 1, TopicReplication::Fixed(-1));
         let results = self
@@ -152,7 +152,7 @@ impl<'a> Place<'a> {
             .create()?)
     }
 
-    /// The servers are as before.
+    /// Drops the database and the topics, so that the servers are as before.
     pub(crate) async fn remove(self) -> anyhow::Result<()> {
         self.on_server(format!("DROP DATABASE {}", self.name))
             .await?;
@@ -162,7 +162,7 @@ impl<'a> Place<'a> {
             .chain([self.topic(LIMIT)])
             .collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
-        // Not all are there after an error.
+        // Ignore missing topics: after an error, not all of them exist.
         self.admin()?
             .delete_topics(&topics, &AdminOptions::new())
             .await?;

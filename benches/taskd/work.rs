@@ -1,4 +1,4 @@
-//! The calls that several benchmarks make.
+//! Calls shared by several benchmarks.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use taskd::wire::pb::{self, tasks_client::TasksClient};
 use tonic::transport::Channel;
 
 const PAYLOAD: [u8; 100] = [b'x'; 100];
-/// Long enough that no call is repeated because of it.
+/// Long enough that no call times out and has to be repeated.
 pub(crate) const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
     seconds: 20,
     nanos: 0,
 });
 
-/// The pause between single tasks. All becomes idle in it, and it keeps no rhythm with the loops of
-/// taskd.
+/// The pause between single tasks. It is long enough that everything becomes idle, and varies so
+/// that it does not synchronize with taskd's loops.
 pub(crate) fn pause(sample: usize) -> Duration {
     Duration::from_micros(5_000 + (sample as u64 * 2_654_435_761) % 10_000)
 }
@@ -29,7 +29,7 @@ pub(crate) fn new_task(queue: &str, number: usize) -> pb::NewTask {
     }
 }
 
-/// The ids that were answered OK, which are all of them.
+/// Completes tasks; returns their ids, and fails unless all are answered with OK.
 pub(crate) async fn complete(
     client: &mut TasksClient<Channel>,
     worker: &str,

@@ -1,8 +1,8 @@
-//! Admits calls: whose token it is, whether it may do this, and on which queues.
+//! Admits calls: checks their token, whether it has the role, and which queues it reaches.
 //!
-//! A process knows the tokens as SQL had them a quarter of a second ago, and asks again for a token
-//! that it does not know. While SQL is away it goes on with those: a worker that may work keeps
-//! working.
+//! A process knows the tokens as SQL had them a quarter of a second ago, and asks again about a
+//! token that it does not know. While SQL is away it keeps using the tokens that it knows, so that
+//! workers keep working.
 
 use std::{
     collections::HashMap,
@@ -30,25 +30,25 @@ use crate::{
     store,
 };
 
-/// How often a process asks whether the tokens changed.
+/// How often a process checks whether the tokens have changed.
 const EVERY: Duration = Duration::from_millis(250);
-/// How often it reads all of them nevertheless: a database that was set back may have an old
+/// How often it reads all of them even so, because a database that was set back may show an old
 /// version again.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
-/// How many calls with an unknown token may wait for SQL at a time. Further ones are refused at
-/// once.
+/// How many calls with an unknown token may wait for SQL at the same time. Further ones are refused
+/// at once.
 const MOST_UNKNOWN: usize = 64;
-/// How often a second all such calls together may ask SQL.
+/// How often per second all such calls together may ask SQL.
 const LOOKS_PER_SECOND: NonZeroU32 = NonZeroU32::new(4).unwrap();
 /// How long such a call waits.
 const LOOK_WITHIN: Duration = Duration::from_secs(1);
-/// How often such a call checks whether others have asked SQL meanwhile.
+/// How often such a call checks whether another one has asked SQL meanwhile.
 const CHECK_EVERY: Duration = Duration::from_millis(25);
-/// How often a call that waits looks at the time at which its token expires.
+/// How often, at least, a call that waits checks whether its token has expired.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The reason why a call is refused.
+/// Why a call is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Denied {
     #[error("this taskd takes calls with a token: send it as \"Authorization: Bearer TOKEN\"")]
@@ -65,7 +65,7 @@ pub enum Denied {
     },
     #[error("the token {token:?} does not reach the queue {queue:?}")]
     Queue { token: String, queue: String },
-    /// It does not say which queues: those of a session of another are none of the caller's
+    /// Does not name the queues, because those of another's session are none of the caller's
     /// business.
     #[error("the token {0:?} does not reach the queues of this session")]
     Session(String),
@@ -82,7 +82,7 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// The reason in metrics.
+    /// The label in metrics.
     pub(super) fn as_str(&self) -> &'static str {
         match self {
             Self::NoToken => "no_token",
@@ -103,7 +103,7 @@ impl Denied {
     }
 }
 
-/// The rule of this process. Cheap to clone.
+/// How this process authenticates its callers. Cheap to clone.
 #[derive(Clone)]
 pub enum Authentication {
     /// Everybody may do everything.
@@ -112,7 +112,7 @@ pub enum Authentication {
 }
 
 impl Authentication {
-    /// Admits a call with this `Authorization`, if it may do what needs the role.
+    /// Admits a call with this `Authorization` header if its token has the role.
     pub(super) async fn authenticate(
         &self,
         authorization: Option<&str>,
@@ -124,7 +124,7 @@ impl Authentication {
         };
         match tokens.authenticate(authorization, role) {
             Err(Denied::Unknown) => {
-                // It may be a moment old.
+                // The token may have been made a moment ago.
                 Box::pin(tokens.read_again()).await;
                 tokens.authenticate(authorization, role)
             }
@@ -132,7 +132,7 @@ impl Authentication {
         }
     }
 
-    /// Checks again, in the middle of a call that may last: its token may have been revoked
+    /// Checks again in the middle of a call that may take long: its token may have been revoked
     /// meanwhile.
     pub(super) fn still_valid(&self, caller: &Caller) -> Result<(), Denied> {
         self.valid(&caller.access)
@@ -145,7 +145,7 @@ impl Authentication {
         }
     }
 
-    /// Waits until the token of this access is no longer valid. Without a token it waits for ever.
+    /// Waits until the token of this access is no longer valid. Without a token, waits for ever.
     pub(super) fn revoked(&self, access: &Access) -> BoxFuture<'static, Denied> {
         match (self, access) {
             (Self::ByToken(tokens), Access::ByToken(hash, _)) => {
@@ -160,14 +160,14 @@ impl Authentication {
 #[derive(Clone)]
 pub struct Tokens {
     known: Arc<RwLock<HashMap<SecretHash, Arc<KnownToken>>>>,
-    /// Says that a token is no longer what it was.
+    /// Notified when a token was changed or removed.
     lost: Arc<watch::Sender<()>>,
     clock: Clock,
     sync: Arc<Mutex<TokenSync>>,
     unknown: Arc<UnknownTokens>,
 }
 
-/// The bounds of calls with tokens that this process does not know: a stranger can make any number
+/// Limits calls with tokens that this process does not know, because a stranger can make any number
 /// of them.
 struct UnknownTokens {
     places: Semaphore,
@@ -191,21 +191,21 @@ impl KnownToken {
     }
 }
 
-/// The reader of the tokens, and how far it has read.
+/// Reads the tokens, and remembers how far it has read.
 pub struct TokenSync {
     store: Arc<dyn store::Access>,
-    /// Knows the scopes of the tokens.
+    /// Gets the scopes of the tokens.
     occupancy: Occupancy,
     known: Arc<RwLock<HashMap<SecretHash, Arc<KnownToken>>>>,
     lost: Arc<watch::Sender<()>>,
     clock: Clock,
     read: Option<(u64, Instant)>,
-    /// The beginning of the last read that succeeded: `known` has all tokens made before.
+    /// When the last successful read began: `known` has all tokens that were made before.
     read_from: Option<Instant>,
 }
 
 impl TokenSync {
-    /// Reads for the first time.
+    /// Reads the tokens for the first time.
     pub async fn start(
         store: Arc<dyn store::Access>,
         occupancy: Occupancy,
@@ -224,7 +224,7 @@ impl TokenSync {
         Ok(sync)
     }
 
-    /// Goes on reading until the stop.
+    /// Keeps reading until the stop.
     pub fn keep_on(self, supervisor: &Supervisor) -> Tokens {
         let known = Arc::clone(&self.known);
         let lost = Arc::clone(&self.lost);
@@ -255,7 +255,7 @@ impl TokenSync {
 
     async fn read(&mut self) -> store::Result<()> {
         let from = Instant::now();
-        // The version first: a change after it is read again.
+        // The version first, so that a change after it is noticed the next time.
         let version = self.store.tokens_version().await?;
         if self
             .read
@@ -275,7 +275,7 @@ impl TokenSync {
         let mut before = std::mem::take(&mut *known);
         let mut has_lost = false;
         for (hash, token) in stored {
-            // A token that stays keeps the count of its calls.
+            // An unchanged token keeps the count of its calls.
             let same = before.remove(&hash).filter(|known| *known.token == token);
             has_lost |= same.is_none();
             known.insert(
@@ -295,8 +295,9 @@ impl TokenSync {
 }
 
 impl Tokens {
-    /// Reads the tokens again, so that a new one works at once. Returns without that if too many
-    /// calls wait for it, if SQL does not answer in time, or if it fails, of which the loop tells.
+    /// Reads the tokens again, so that a new one works at once. Returns without doing so if too
+    /// many calls wait for it, if SQL does not answer in time, or if the read fails, which the loop
+    /// will report.
     async fn read_again(&self) {
         let Ok(_place) = self.unknown.places.try_acquire() else {
             return;
@@ -305,7 +306,7 @@ impl Tokens {
         let read = async {
             loop {
                 let mut sync = self.sync.lock().await;
-                // Others have read since, or the loop has.
+                // Another call, or the loop, has read the tokens since.
                 if sync.read_from.is_some_and(|from| from >= arrived) {
                     return;
                 }
@@ -329,7 +330,7 @@ impl Tokens {
         let known = self.valid(&hash)?;
         let token = &known.token;
         let name = || known.token.name.clone();
-        // The limit holds for calls that the token may not make, too.
+        // Calls that the token may not make count for the limit, too.
         if let (Some(limiter), Some(limit)) = (&known.limiter, token.calls_per_second)
             && limiter.check().is_err()
         {
@@ -376,9 +377,9 @@ impl Tokens {
                 Duration::from_millis(left.max(1).unsigned_abs())
             });
             tokio::select! {
-                // The sender lives as long as `self`.
+                // Cannot fail: the sender lives as long as `self`.
                 _ = lost.changed() => {}
-                // The shared clock may go faster than the one of this machine.
+                // Limited, because the shared clock may run faster than this machine's.
                 () = sleep(left.min(LOOK_EVERY)) => {}
             }
         }
@@ -418,7 +419,7 @@ pub(super) fn reaches_all_of(caller: &Caller, queue: Option<&QueueName>) -> Resu
     )
 }
 
-/// Refuses a caller that may not use a filter: for the sake of its queue, or of its worker.
+/// Refuses a caller that may not use a filter, because of its queue or its worker.
 pub(super) fn may_choose(caller: &Caller, filter: &TaskFilter) -> Result<(), Denied> {
     reaches_all_of(caller, filter.queue.as_ref())?;
     filter
@@ -427,12 +428,12 @@ pub(super) fn may_choose(caller: &Caller, filter: &TaskFilter) -> Result<(), Den
         .map_or(Ok(()), |worker| may_name(caller, worker))
 }
 
-/// Refuses a caller with the token of another worker.
+/// Refuses a caller whose token is for another worker.
 pub(super) fn may_name(caller: &Caller, worker: &WorkerName) -> Result<(), Denied> {
     as_worker(caller, &mut worker.as_str().to_owned())
 }
 
-/// True if the caller must not know what other queues than its own have.
+/// True if the caller must not learn about queues outside its scope.
 pub(super) fn is_scoped(caller: &Caller) -> bool {
     caller
         .access
@@ -440,7 +441,7 @@ pub(super) fn is_scoped(caller: &Caller) -> bool {
         .is_some_and(|token| !token.scope.is_everything())
 }
 
-/// The name of a caller in acts.
+/// The name of a caller as acts record it.
 pub(super) fn who(caller: &Caller) -> &str {
     caller.access.token().map_or("anybody", |token| &token.name)
 }
@@ -498,7 +499,7 @@ pub(super) fn authorize_open(caller: &Caller, open: &mut OpenSession) -> Result<
     }
 }
 
-/// Checks a report's worker, and answers each item of a queue that the caller does not reach.
+/// Checks a report's worker, and refuses each item of a queue that the caller does not reach.
 pub(super) fn authorize_reports<T>(caller: &Caller, batch: &mut Batch<T>) -> Result<(), Denied> {
     as_worker(caller, &mut batch.worker)?;
     if caller.access.reaches_everything() {
@@ -506,7 +507,7 @@ pub(super) fn authorize_reports<T>(caller: &Caller, batch: &mut Batch<T>) -> Res
     }
     for item in &mut batch.items {
         let Ok(read) = item else { continue };
-        // Whatever is no lease token is answered as such.
+        // An invalid lease token is answered as such later.
         let Ok(lease) = read.lease_token.parse::<LeaseToken>() else {
             continue;
         };
@@ -520,8 +521,9 @@ pub(super) fn authorize_reports<T>(caller: &Caller, batch: &mut Batch<T>) -> Res
     Ok(())
 }
 
-/// Drops the discovered tasks of queues that the caller does not reach. The answers to their
-/// completions name them; a letter would lie in a queue of others.
+/// Removes the discovered tasks of queues that the caller does not reach. The answers to their
+/// completions name them. They do not become dead letters, because those would be in other callers'
+/// queues.
 pub(super) fn deny_foreign_discoveries(caller: &Caller, batch: &mut Batch<Completion>) {
     if caller.access.reaches_everything() {
         return;

@@ -10,10 +10,10 @@ use super::{
 use crate::model::{Books, Caller, QueueName};
 
 impl Api {
-    /// The books of the queues that the caller reaches, or of one.
+    /// Returns the books of one queue, or of all that the caller reaches.
     ///
-    /// All queues: those with unfinished tasks or an open shard. A shard that cannot be read fails
-    /// the call only if its queue is asked for.
+    /// All queues are those with unfinished tasks or an open shard. A shard that cannot be read
+    /// fails the call only if the books of its queue are requested.
     pub async fn books(&self, caller: &Caller, queue: &str) -> Result<Books, Error> {
         let queue = Some(queue)
             .filter(|queue| !queue.is_empty())
@@ -48,7 +48,7 @@ impl Api {
         }
         .instrument(span("books", caller))
         .await?;
-        // These counts are of all queues.
+        // These counts cover all queues.
         if !caller.access.reaches_everything() {
             books.bus = None;
             books.rejected_elsewhere = 0;

@@ -1,8 +1,9 @@
 //! Decides whether the books balance. One snapshot of moving numbers cannot tell, so a difference
 //! counts only if two snapshots have it.
 //!
-//! A count of the outbox is used for several snapshots, because it may take long. If the result
-//! depends on an old count, whether there is a difference or not, the outbox is counted again first.
+//! A count of the outbox may take long, so several snapshots use the same one. If the result
+//! depends on an old count, whether there is a difference or not, the outbox is counted again
+//! first.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +13,7 @@ use crate::{
     queue,
 };
 
-/// How long callers share a snapshot. Two snapshots that are this far apart confirm a difference.
+/// How long callers share a snapshot, and the time between two snapshots that confirm a difference.
 pub(super) const SHARED_FOR: Duration = Duration::from_secs(1);
 /// How long a snapshot may confirm a later one.
 const CONFIRMS_FOR: Duration = Duration::from_secs(10);
@@ -21,10 +22,11 @@ const CONFIRMS_FOR: Duration = Duration::from_secs(10);
 pub(super) struct BooksSnapshot {
     pub(super) at: Instant,
     pub(super) books: Books,
-    /// The outbox was counted with the rest.
+    /// True if the outbox was counted for this snapshot.
     pub(super) is_recent: bool,
-    /// The queues whose places add up only by an older count of the outbox. Their state is
-    /// `Moving`: a task that has left the outbox since may make up for one whose end is on its way.
+    /// The queues whose numbers add up only with an older count of the outbox. Their state is
+    /// `Moving`: a task that has left the outbox since may hide another one whose end is on its
+    /// way.
     pub(super) unsure: Vec<QueueName>,
     /// The shards that could not be read. The numbers of their queues are wrong.
     pub(super) unread: Vec<Unread>,
@@ -64,8 +66,8 @@ pub(super) trait TakeSnapshot: Send {
     fn may_count(&self) -> bool;
 }
 
-/// Takes a snapshot whose states are sure, with one or two more if that takes them. `last` is the
-/// previous snapshot.
+/// Takes snapshots, at most three, until the states are certain. Returns the last one. `last` is
+/// the snapshot of the previous call.
 pub(super) async fn decide(
     last: Option<&BooksSnapshot>,
     looks: &mut impl TakeSnapshot,
@@ -79,7 +81,7 @@ pub(super) async fn decide(
         if hangs_on_count && looks.may_count() {
             look = looks.take(Counts::Anew).await?;
         } else {
-            // Unless the same difference was confirmed, nobody knows.
+            // Without a new count, only differences that were confirmed before are certain.
             look.keep_doubts(|of| last.is_some_and(|last| last.confirms(of)));
             return Ok(look);
         }
@@ -108,7 +110,7 @@ impl BooksSnapshot {
     }
 
     fn of(&self, queue: &QueueBooks) -> Option<&QueueBooks> {
-        // The queues are in order.
+        // The queues are sorted.
         let place = self
             .books
             .queues
@@ -132,7 +134,8 @@ impl BooksSnapshot {
         self.of(queue).is_some_and(|of| of == queue)
     }
 
-    /// Answers that an unsure queue is balanced if it was, and all its numbers are the same.
+    /// Marks an unsure queue as balanced if it was balanced in the last snapshot and all its
+    /// numbers are the same.
     fn keep_balanced(&mut self, last: Option<&Self>) {
         let Some(last) = last else { return };
         let Self { books, unsure, .. } = self;
@@ -158,7 +161,7 @@ impl BooksSnapshot {
         unsure.retain(|queue| !is_settled(queue));
     }
 
-    /// Takes back the differences that `is_sure` does not confirm: those queues are `Moving`.
+    /// Sets queues whose difference `is_sure` does not confirm back to `Moving`.
     fn keep_doubts(&mut self, is_sure: impl Fn(&QueueBooks) -> bool) {
         let doubts = self
             .books
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
     use crate::model::UnfinishedTasks;
 
-    /// Snapshots that a test has prepared, and the counts that were asked for.
+    /// Snapshots that a test has prepared, and which counts were requested.
     struct Script {
         looks: VecDeque<BooksSnapshot>,
         asked: Vec<Counts>,
@@ -230,7 +233,7 @@ mod tests {
         }
     }
 
-    /// The state that is decided, and the counts that were asked for.
+    /// Returns the state that is decided, and which counts were requested.
     async fn decided(
         last: Option<BooksSnapshot>,
         looks: Vec<BooksSnapshot>,
@@ -267,7 +270,7 @@ mod tests {
             decided(None, gone, true).await,
             (Balanced, vec![Shared, Anew])
         );
-        // The look before counts as one, if it had the same numbers.
+        // The previous snapshot counts as the first of the two, if it had the same numbers.
         for before in [Unbalanced, Moving] {
             let last = Some(recent(before, 0));
             assert_eq!(
@@ -300,7 +303,7 @@ mod tests {
             decided(None, explained, true).await,
             (Moving, vec![Shared, Anew])
         );
-        // The last look was confirmed, and nothing has changed: no count is needed.
+        // The last snapshot was confirmed, and nothing has changed: no count is needed.
         let last = Some(recent(Unbalanced, 0));
         assert_eq!(
             decided(last, vec![old(Unbalanced, 0)], true).await,
@@ -331,7 +334,7 @@ mod tests {
             look
         };
         let recent = |state, completed| look(state, completed, true);
-        // The outbox is counted with the rest before anything is said.
+        // The outbox is counted with the rest before the state is decided.
         let counted = vec![unsure(0), recent(Balanced, 0)];
         assert_eq!(
             decided(None, counted, true).await,

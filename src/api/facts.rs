@@ -1,4 +1,4 @@
-//! The answers of SQL, the bus and Redis about one task, and the place that follows from them.
+//! What SQL, the bus and Redis say about one task, and where the task is according to them.
 
 use super::{error::Error, reader::Reader};
 use crate::{
@@ -9,39 +9,40 @@ use crate::{
     store::{Place, TaskDetail, Unpublished},
 };
 
-/// The answers about a task, for one worker or none.
+/// What is known about a task, for one worker or none.
 pub(super) struct Facts {
     pub(super) detail: TaskDetail,
-    /// `None`: the task is finished.
+    /// `None` if the task is finished.
     pub(super) place_in_sql: Option<Place>,
-    /// The workers with a credit, by SQL.
+    /// The workers with a credit, according to SQL.
     pub(super) credited: Vec<String>,
-    /// The worker has a result of the task in SQL.
+    /// True if SQL has a result of this worker.
     pub(super) has_completed: bool,
-    /// Asked only if the task is on the bus, by SQL, and Redis has no record.
+    /// Only asked for if the task is on the bus according to SQL, and Redis has no record of it.
     pub(super) on_bus: Option<OnBus>,
-    /// `None`: its shard has no generation, or the task is finished.
+    /// `None` if its shard has no generation, or the task is finished.
     pub(super) shard: Option<Explained>,
-    /// A shard without room, of the queue of a parked task.
+    /// For a parked task: a shard of its queue that is full.
     pub(super) full: Option<(ShardId, Stats)>,
     pub(super) shortage: Option<Shortage>,
-    /// An operator has paused the queue.
+    /// True if an operator has paused the queue.
     pub(super) is_paused: bool,
     pub(super) now_unix_ms: i64,
 }
 
-/// A published task that Redis has not.
+/// A published task of which Redis has no record.
 pub(super) struct OnBus {
-    /// The fanout will meet it. Otherwise the readers have passed it, or the bus has lost it.
+    /// True if the fanout has yet to read it. Otherwise the readers have passed it, or the bus has
+    /// lost it.
     is_ahead: bool,
-    /// Roughly how many records of `pipeline` are not processed.
+    /// Roughly how many records of `pipeline` have not been processed.
     pub(super) backlog: u64,
-    /// When it was published; `None`: the bus does not say.
+    /// When it was published; `None` if the bus does not say.
     pub(super) since_unix_ms: Option<i64>,
 }
 
 impl Reader {
-    /// The task that has, or had, this key.
+    /// Returns the task that has, or had, this key.
     pub(super) async fn owner(&self, queue: QueueName, key: &[u8]) -> Result<TaskId, Error> {
         let owners = self.store.key_owners(&[KeyHash::new(&queue, key)]).await?;
         let owner = owners.first().map(|(_, id, _)| *id);
@@ -51,8 +52,8 @@ impl Reader {
         })
     }
 
-    /// Asks in the order of a task's way, so that a task that moves on meanwhile is met at its next
-    /// place.
+    /// Asks in the order in which a task moves, so that one that moves on meanwhile is found at its
+    /// next place.
     pub(super) async fn facts(
         &self,
         id: TaskId,
@@ -97,8 +98,8 @@ impl Reader {
                 let committed = self.bus.committed(Topic::Pipeline).await?;
                 let ends = self.bus.ends(Topic::Pipeline).await?;
                 let backlog = self.bus.backlog(Topic::Pipeline).await?;
-                // Asked again behind the bus: a task that the fanout had passed by then has a
-                // record.
+                // Asked again after the bus: if the fanout had passed the task by then, it has a
+                // record now.
                 facts.shard = self.explained(&facts.detail, worker).await?;
                 let at = |offsets: &[Option<Offset>]| {
                     offsets.get(facts.detail.task.partition as usize).copied()
@@ -154,7 +155,7 @@ impl Reader {
                     .filter(|record| !record.inspected().is_past(detail.epoch));
                 Ok(Some(explained))
             }
-            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
+            // Nothing has been enqueued there yet, or the watchdog is rebuilding the shard.
             Err(queue::Error::NoGeneration) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -180,7 +181,7 @@ impl Facts {
         self.shard.as_ref()?.record.as_ref()
     }
 
-    /// How far the shard has read this topic.
+    /// The last offset that the shard has stored, if it is one of this generation of the topic.
     fn stored(&self, generation: &str) -> Option<Offset> {
         let (topic, offset) = self.shard.as_ref()?.stored.as_ref()?;
         (topic == generation).then_some(*offset)
@@ -191,7 +192,7 @@ impl Facts {
             return TaskPlace::Finished;
         }
         match (self.record(), self.place_in_sql) {
-            // A record counts more than SQL, whose marks come later.
+            // A record in Redis takes precedence over SQL, which is updated later.
             (Some(record), _) if record.status != RecordStatus::Live => TaskPlace::Reported,
             (Some(record), _) if !record.held.is_empty() => TaskPlace::Leased,
             (Some(record), _)

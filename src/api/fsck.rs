@@ -1,4 +1,4 @@
-//! fsck and dumps: do SQL, the bus and Redis agree, and what does Redis hold.
+//! fsck and dumps: whether SQL, the bus and Redis agree, and what Redis holds.
 
 use std::{
     fmt,
@@ -22,22 +22,22 @@ use crate::{
     store::Walked,
 };
 
-/// A part of the work ends when it has taken so long, or has found so much.
+/// A call stops after this time, or with this many findings, and returns a cursor for the rest.
 const PART: Duration = Duration::from_secs(2);
 const MOST_FINDS: usize = 1000;
-/// The published tasks that are compared at once.
+/// How many published tasks are compared at a time.
 const TASKS: u32 = 1000;
-/// The entries of each key in a dump: where the caller does not say, and at most.
+/// How many entries of each key a dump has: by default, and at most.
 const DUMPED: usize = 100;
 const MOST_DUMPED: usize = 1000;
 
-/// The place where a part of the work begins.
+/// Where a part of the work begins.
 #[derive(Clone, Debug, PartialEq)]
 enum Place {
     Counts,
-    /// The shards behind this one.
+    /// The shards after this one.
     Shards(Option<ShardId>),
-    /// The published tasks behind this one.
+    /// The published tasks after this one.
     Tasks(Option<Walked>),
 }
 
@@ -93,15 +93,15 @@ impl FromStr for Place {
 }
 
 impl Api {
-    /// Checks a part, and mends what it finds if asked. A repeat of a call that broke off finds
-    /// only the rest.
+    /// Checks a part, and repairs what it finds if requested. If a call broke off and is repeated,
+    /// it finds only what is left.
     pub async fn fsck(&self, caller: &Caller, request: Fsck) -> Result<FsckPage, Error> {
         let Fsck {
             queue,
             repair,
             cursor,
         } = request;
-        // The body may have taken long.
+        // The token may have been revoked while the body was read.
         self.authentication.still_valid(caller)?;
         let queue = Some(&queue)
             .filter(|queue| !queue.is_empty())
@@ -121,7 +121,7 @@ impl Api {
         }
         let reader = self.query()?;
         if repair {
-            // Nothing is changed without an act.
+            // The act is recorded before anything is changed.
             let target = queue.as_ref().map_or("all queues", QueueName::as_str);
             let act = Act::at_time(reader.now_unix_ms(), who(caller), "fsck --repair", target);
             reader.store.keep_acts(&[act]).await?;
@@ -131,8 +131,8 @@ impl Api {
             .await
     }
 
-    /// Everything that the shards of a queue hold in Redis, decoded. `None`: Redis lost the shard,
-    /// or it is being opened.
+    /// Returns everything that the shards of a queue hold in Redis, decoded; `None` for a shard
+    /// that Redis has lost, or that is being opened.
     pub async fn dump(
         &self,
         caller: &Caller,
@@ -184,8 +184,8 @@ async fn check(
             Place::Counts => {
                 match checker.counts(queue, mends).await {
                     Ok(found) => all.absorb(found),
-                    // One statement goes over all unfinished tasks. A database that cannot do that
-                    // is no reason to leave out the shards.
+                    // One statement goes over all unfinished tasks. If the database cannot do that,
+                    // the shards are checked all the same.
                     Err(checking::Error::Store(error)) if error.is_transient() => {
                         tracing::warn!("fsck: cannot count the unfinished tasks again: {error}");
                         all.unchecked += 1;

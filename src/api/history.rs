@@ -1,5 +1,5 @@
-//! A task with its payload and its history: SQL has the attempts that are over, Redis those that go
-//! on.
+//! A task with its payload and its history. Attempts that have ended are in SQL, those in progress
+//! in Redis.
 
 use tracing::Instrument as _;
 
@@ -15,12 +15,13 @@ use crate::{
     store::{Attempts, TaskDetail},
 };
 
-/// The most completed attempts, and the most acts, that a reader gets: the last ones.
+/// How many completed attempts and acts a reader gets at most: the latest ones.
 const COMPLETED_SHOWN: u32 = 1000;
 const ACTS_SHOWN: u32 = 100;
 
 impl Api {
-    /// A task with its payload and its history, and the room that `room` gives for their bytes.
+    /// Returns a task with its payload and its history, and the memory that `room` has reserved for
+    /// them; it is given their size in bytes.
     pub async fn task_file<R, E: From<Error>>(
         &self,
         caller: &Caller,
@@ -42,8 +43,8 @@ impl Api {
 }
 
 impl Reader {
-    /// Redis is asked before SQL. So an attempt that ends meanwhile may be seen in both, and the
-    /// end counts.
+    /// Reads Redis before SQL, so that an attempt that ends in between is found in both, rather
+    /// than in neither. Its end counts.
     async fn file(&self, detail: TaskDetail) -> Result<TaskFile, Error> {
         let id = detail.task.id;
         let shard = if detail.status.is_final() {
@@ -85,7 +86,8 @@ impl Reader {
         })
     }
 
-    /// Gives a letter all failures that SQL has of its task: the letter itself has the last few.
+    /// Replaces the history of a letter, which has only the last few failures, with all failures of
+    /// its task that SQL has.
     pub(super) async fn complete_history(
         &self,
         id: TaskId,
@@ -104,7 +106,7 @@ impl Reader {
     }
 }
 
-/// The attempts that go on: leases of which SQL knows no end.
+/// The attempts in progress: leases whose end is not in SQL.
 fn leased(shard: &Explained, ended: &[Attempt]) -> Vec<Attempt> {
     let held = shard.record.iter().flat_map(|record| &record.held);
     let has_ended = |worker: &str| {

@@ -17,18 +17,19 @@ use crate::{
 };
 
 impl Api {
-    /// Stores the tasks that are new and answers each, in order. An unreadable task (`Err`) is
-    /// answered as rejected. So is a task for a queue that the caller does not reach.
+    /// Stores the tasks that are new, and returns an answer for each, in order. An unreadable task
+    /// (`Err`) is rejected, and so is a task for a queue that the caller does not reach.
     ///
-    /// Answers an error when nothing was stored. When taskd stores only a part, it answers the rest
-    /// `TRY_LATER`.
+    /// Fails if nothing was stored. If only a part was stored, the answer to each of the other
+    /// tasks is `TRY_LATER`.
     pub async fn insert(
         &self,
         caller: &Caller,
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let discovery = self.discovery()?;
-        // NDJSON comes here with each batch of its lines.
+        // A request with NDJSON calls this for each batch of its lines: its token may have been
+        // revoked since.
         self.authentication.still_valid(caller)?;
         let restricted = caller
             .access
@@ -62,7 +63,7 @@ impl Api {
         Ok(merge(known, answers))
     }
 
-    /// An error where this process takes no tasks.
+    /// Fails if this process does not accept tasks.
     pub fn can_insert(&self) -> Result<(), Error> {
         self.discovery().map(drop)
     }

@@ -1,4 +1,4 @@
-//! Items that were answered before the call, beside those that it answers.
+//! Calls in which some items are answered before the operation, and the others by it.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use crate::{
     pipelines::changing::MOST,
 };
 
-/// Parts readable items from answered ones. [`merge`] puts the answers together in the order of the
-/// items.
+/// Separates items that can be read from those with an answer. [`merge`] then puts all answers into
+/// the order of the items.
 pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut readable = Vec::with_capacity(items.len());
     let mut note = |item| match item {
@@ -58,13 +58,13 @@ impl Named {
         Ok(Self { named, known })
     }
 
-    /// The tasks, each once.
+    /// The tasks, each of them once.
     pub(super) fn tasks(&self) -> Vec<TaskId> {
         let tasks: BTreeSet<TaskId> = self.named.iter().map(|(_, task)| *task).collect();
         tasks.into_iter().collect()
     }
 
-    /// The answers to all ids, in order. Text that is no id has its answer already.
+    /// Returns the answers to all ids, in order. Text that is not an id has its answer already.
     pub(super) fn answer(self, answer: impl Fn(String, TaskId) -> ItemAnswer) -> Vec<ItemAnswer> {
         merge(
             self.known,

@@ -1,4 +1,4 @@
-//! Dead letters: list them, read one, send them again, purge them.
+//! Dead letters: lists and reads them, sends them again and purges them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,13 +19,13 @@ use crate::{
     pipelines::discovery,
 };
 
-/// The letters that a change takes, where the caller does not say.
+/// How many letters a change takes, if the caller does not say.
 const CHANGED: u32 = 500;
-/// The letters that are read and inserted at once. Each may have 8 MiB.
+/// How many letters are read and inserted at a time. Each may have 8 MiB.
 const INSERTED_AT_ONCE: usize = 8;
 
 impl Api {
-    /// A page of letters, without payloads and values.
+    /// Returns a page of letters, without payloads and values.
     pub async fn letters(
         &self,
         caller: &Caller,
@@ -40,7 +40,7 @@ impl Api {
             .await?)
     }
 
-    /// A letter with all that it has.
+    /// Returns a letter with everything that it contains.
     pub async fn letter(&self, caller: &Caller, id: &str) -> Result<StoredLetter, Error> {
         let id: LetterId = id
             .parse()
@@ -48,7 +48,7 @@ impl Api {
         let query = self.query()?;
         let read = async {
             let letter = query.store().letter(id).await?;
-            // A letter without a queue is for those who reach all queues.
+            // A letter without a queue is shown only to callers that reach all queues.
             let access = &caller.access;
             let reached = letter.filter(|letter| {
                 access.reaches_everything() || access.reaches(&letter.letter.queue)
@@ -62,7 +62,7 @@ impl Api {
         read.instrument(span("letter", caller)).await
     }
 
-    /// Sends letters again. A repeat of a call that broke off changes only the rest.
+    /// Sends letters again. If a call broke off and is repeated, it changes only the rest.
     pub async fn retry_letters(
         &self,
         caller: &Caller,
@@ -71,7 +71,7 @@ impl Api {
         let retry = async {
             let (mut changed, letters) = self.choose(caller, change).await?;
             if let Some(letters) = letters {
-                // Those of dead tasks are recorded with the change.
+                // The acts on dead tasks are recorded together with the change.
                 let others = letters.iter().filter(|(_, kind)| *kind != LetterKind::Task);
                 self.keep_acts(caller, "retry", others.map(|(id, _)| id))
                     .await?;
@@ -83,7 +83,7 @@ impl Api {
         retry.instrument(span("retry_letters", caller)).await
     }
 
-    /// Purges letters. Of a dead task only its key stays.
+    /// Purges letters. Of a dead task only the key remains.
     pub async fn purge_letters(
         &self,
         caller: &Caller,
@@ -102,9 +102,9 @@ impl Api {
         purge.instrument(span("purge_letters", caller)).await
     }
 
-    /// Leaves out tasks that died lately. A completion of such a task may still be on its way, and
-    /// the tasks that its worker discovered would be lost: SQL settles nothing for a task that it
-    /// does not have.
+    /// Leaves out tasks that died recently. A completion of such a task may still be on its way,
+    /// and the tasks that its worker discovered would be lost: SQL settles nothing for a task that
+    /// it does not have.
     async fn old_enough(
         &self,
         letters: Vec<(LetterId, LetterKind)>,
@@ -135,7 +135,7 @@ impl Api {
             .collect())
     }
 
-    /// Records what is about to be done: nothing is changed without an act.
+    /// Records the acts before anything is changed.
     async fn keep_acts(
         &self,
         caller: &Caller,
@@ -151,13 +151,14 @@ impl Api {
             .await?)
     }
 
-    /// The letters that a request names, and what is known of them. `None`: the caller only counts.
+    /// Finds the letters that a request names. Returns what can be answered so far, and the letters
+    /// to change; `None` if the caller only wants to count.
     async fn choose(
         &self,
         caller: &Caller,
         change: Result<ChangeLetters, String>,
     ) -> Result<(LettersChanged, Option<Vec<(LetterId, LetterKind)>>), Error> {
-        // The body may have taken long.
+        // The token may have been revoked while the body was read.
         self.authentication.still_valid(caller)?;
         let ChangeLetters {
             chosen,
@@ -241,7 +242,7 @@ fn act_of(what: &str) -> String {
     format!("{what} dead letter")
 }
 
-/// An operator's act stays in the log.
+/// Logs what an operator has done.
 fn note(done: &str, changed: &LettersChanged) {
     let LettersChanged {
         changed, failed, ..
@@ -262,8 +263,8 @@ fn checked(pages: LetterPages, usual: u32) -> Result<LetterPages, Error> {
     })
 }
 
-/// Inserts tasks that were never stored, and purges their letters. A process that is killed in
-/// between leaves a letter whose task is a duplicate then.
+/// Inserts tasks that were never stored, and purges their letters. If the process is killed in
+/// between, a letter remains whose task is a duplicate by then.
 async fn insert_again(
     query: &Reader,
     discovery: &discovery::Handle,
@@ -273,7 +274,7 @@ async fn insert_again(
     let mut tasks = Vec::new();
     let mut sent = Vec::new();
     for id in ids {
-        // Somebody else may have purged it.
+        // Somebody else may have purged the letter.
         let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else {
             continue;
         };
@@ -285,7 +286,7 @@ async fn insert_again(
                 ));
             }
             (Some(task), None) => {
-                // An operator who sends a task again lifts its deadline.
+                // A task that an operator sends again loses its deadline.
                 tasks.push(NewTask {
                     deadline_unix_ms: None,
                     finish_within: None,

@@ -13,14 +13,14 @@ use crate::{
 };
 
 impl Api {
-    /// Pauses a queue: no worker gets anything of it. Answers whether it was not paused before.
+    /// Pauses a queue: no worker gets anything from it. Returns false if it was paused already.
     pub async fn pause_queue(&self, caller: &Caller, queue: &str) -> Result<bool, Error> {
         self.set_paused(caller, queue, true)
             .instrument(span("pause_queue", caller))
             .await
     }
 
-    /// Resumes a queue. Answers whether it was paused before.
+    /// Resumes a queue. Returns false if it was not paused.
     pub async fn resume_queue(&self, caller: &Caller, queue: &str) -> Result<bool, Error> {
         self.set_paused(caller, queue, false)
             .instrument(span("resume_queue", caller))
@@ -70,7 +70,7 @@ impl Api {
                 "{MOST_PAUSED} queues are paused; resume one before"
             )));
         }
-        // The other processes hear of it within a second.
+        // The other processes notice within a second.
         query.queue.set_paused(&queue, is_paused);
         Ok(done == Pausing::Done)
     }

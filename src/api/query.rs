@@ -16,12 +16,12 @@ use crate::model::{
     WorkerName, shorten,
 };
 
-/// The entries of a list, where the caller does not say, and at most.
+/// How many entries a list has: by default, and at most.
 pub(super) const LISTED: u32 = 100;
 pub(super) const MOST_LISTED: u32 = 1000;
 
 impl Api {
-    /// Where a task is, and what keeps it from a worker.
+    /// Explains where a task is, and what keeps it from a worker.
     pub async fn explain(
         &self,
         caller: &Caller,
@@ -66,7 +66,7 @@ impl Api {
         explain.instrument(span("explain", caller)).await
     }
 
-    /// The results of a task, which are read page by page.
+    /// Returns the results of a task, which are read page by page.
     pub async fn results(&self, caller: &Caller, id: &str) -> Result<ResultPages, Error> {
         let id = task_id(id)?;
         let query = self.query()?;
@@ -94,19 +94,19 @@ impl Api {
         Ok(queues)
     }
 
-    /// An error for a caller that reaches only some queues: metrics name all of them.
+    /// Fails for a caller that reaches only some queues, because metrics name all of them.
     pub fn may_read_metrics(&self, caller: &Caller) -> Result<(), Error> {
         Ok(reaches_everything(caller)?)
     }
 
-    /// The acts of operators before the act `before`, the latest first.
+    /// Returns the acts of operators older than the act `before`, the latest first.
     pub async fn acts(
         &self,
         caller: &Caller,
         before: Option<&str>,
         limit: u32,
     ) -> Result<Vec<Act>, Error> {
-        // They name queues and tokens.
+        // Acts name queues and tokens.
         reaches_everything(caller)?;
         let limit = bounded(limit, LISTED)?;
         let before = before
@@ -133,10 +133,10 @@ pub struct ResultPages {
 }
 
 impl ResultPages {
-    /// The bytes of a page of small results.
+    /// The most bytes of a page with several results.
     const PAGE_BYTES: usize = 1 << 20;
     const MOST_ON_PAGE: usize = 100;
-    /// What a result has beside its bytes and its worker, about.
+    /// The approximate overhead of a result, in bytes, in addition to its content and its worker.
     const BESIDE: usize = 128;
 
     fn new(reader: Reader, id: TaskId, sizes: Vec<(String, usize)>) -> Self {
@@ -172,12 +172,12 @@ impl ResultPages {
         }
     }
 
-    /// The bytes of the largest page, about.
+    /// The approximate size of the largest page, in bytes.
     pub fn largest(&self) -> usize {
         self.largest
     }
 
-    /// The bytes of all pages, about.
+    /// The approximate size of all pages, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -197,7 +197,7 @@ impl ResultPages {
     }
 }
 
-/// The entries of a list for which a caller asks; 0: as many as usual.
+/// Returns the number of entries that a caller asked for; 0 stands for `usual`.
 pub(super) fn bounded(limit: u32, usual: u32) -> Result<u32, Error> {
     match limit {
         0 => Ok(usual),

@@ -1,7 +1,7 @@
 //! Lists of tasks.
 //!
-//! SQL gives the tasks, and Redis the exact status of unfinished ones: one question per shard of a
-//! page.
+//! SQL gives the tasks, and Redis the exact status of the unfinished ones, with one call per shard
+//! that occurs on a page.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,11 +24,11 @@ use crate::{
     store::{ListedTask, TaskSearch},
 };
 
-/// The tasks that a page looks at, at most. Then it ends, however few it has found.
+/// The most tasks that a page looks at. Then it ends, however few it has found.
 const LOOK_AT: u32 = 10_000;
-/// The tasks that are read at once when only Redis knows which of them are meant.
+/// How many tasks are read at a time if only Redis knows which of them match.
 const ASKED_AT_ONCE: u32 = 500;
-/// The shards that are asked at a time.
+/// How many shards are asked at the same time.
 const SHARDS_AT_ONCE: usize = 64;
 
 type Records = Vec<(TaskId, Inspected)>;
@@ -38,12 +38,12 @@ type Records = Vec<(TaskId, Inspected)>;
 pub(super) struct KnownRecords {
     pub(super) records: HashMap<TaskId, Inspected>,
     pub(super) shards: HashSet<ShardId>,
-    /// The reason why shards are missing.
+    /// Why shards are missing.
     pub(super) failed: Option<queue::Error>,
 }
 
 impl Api {
-    /// A page of tasks without payloads, the newest first.
+    /// Returns a page of tasks without payloads, the newest first.
     pub async fn list_tasks(
         &self,
         caller: &Caller,
@@ -101,7 +101,7 @@ impl Reader {
                 }
                 list.tasks.push(view);
                 if list.tasks.len() == limit {
-                    // The tasks behind it are for the next page.
+                    // The tasks after it are for the next page.
                     if last != Some(id) {
                         list.next = Some(TaskCursor(id));
                     }
@@ -115,7 +115,7 @@ impl Reader {
         }
     }
 
-    /// The records of the unfinished tasks, as far as Redis has them.
+    /// Returns the records of the unfinished tasks, as far as Redis has them.
     async fn records(&self, tasks: &[ListedTask]) -> Result<HashMap<TaskId, Inspected>, Error> {
         let asked: Vec<Records> = self
             .ask(tasks)
@@ -136,7 +136,7 @@ impl Reader {
                     known.shards.insert(shard);
                 }
                 Err(error) => {
-                    // Where Redis is away, the other shards do not answer, either.
+                    // If Redis is away, the other shards do not answer, either.
                     let is_of_shard = error.is_of_shard();
                     known.failed = Some(error);
                     if !is_of_shard {
@@ -148,7 +148,7 @@ impl Reader {
         known
     }
 
-    /// The records of the unfinished tasks, shard by shard.
+    /// Reads the records of the unfinished tasks, shard by shard.
     fn ask(&self, tasks: &[ListedTask]) -> impl Stream<Item = (ShardId, queue::Result<Records>)> {
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, u32)>> = BTreeMap::new();
         for task in tasks
@@ -169,7 +169,7 @@ impl Reader {
             .buffer_unordered(SHARDS_AT_ONCE)
     }
 
-    /// The records of tasks of one shard, each with its epoch in SQL.
+    /// Reads the records of tasks of one shard. Each task comes with its epoch in SQL.
     async fn records_of(
         &self,
         shard: &ShardId,
@@ -178,7 +178,7 @@ impl Reader {
         let ids: Vec<TaskId> = tasks.iter().map(|(id, _)| *id).collect();
         let records = match self.queue.inspect(shard, &ids).await {
             Ok((_, records)) => records,
-            // Nothing was enqueued there yet, or the watchdog is bringing the shard back.
+            // Nothing has been enqueued there yet, or the watchdog is rebuilding the shard.
             Err(queue::Error::NoGeneration) => return Ok(Vec::new()),
             Err(error) => return Err(error),
         };

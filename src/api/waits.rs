@@ -1,15 +1,15 @@
-//! The calls of this process that wait: for tasks, for the ends of tasks, for events, for the next
-//! line of an insert.
+//! Counts the calls of this process that wait: for tasks, for the ends of tasks, for events, for
+//! the next line of an insert.
 
 use super::error::Error;
 use crate::model::{Access, NoShare, Share, Shares};
 
-/// The calls that wait in a process, at most. One takes some 10 KiB.
+/// The most calls that wait in a process. Each takes about 10 KiB.
 const MOST: usize = 20_000;
-/// The tasks that are watched in a process, at most. One call may watch a thousand.
+/// The most tasks that are watched in a process. One call may watch a thousand.
 const MOST_TASKS: usize = 100_000;
-/// The watches of queues that have no open shard, at most: all processes read the names of all
-/// watched queues each second, and a caller may make up any number of names.
+/// The most watches of queues without an open shard: all processes read the names of all watched
+/// queues each second, and a caller may make up any number of names.
 const MOST_NEW_QUEUES: usize = 1_000;
 
 /// The calls that wait, and what they watch. Clones share the counts.
@@ -30,14 +30,14 @@ impl Default for Waits {
     }
 }
 
-/// A call that waits, until its drop.
+/// A call that waits, until this is dropped.
 pub struct Wait {
     _call: Share,
     _watched: Option<Share>,
 }
 
 impl Waits {
-    /// The calls that wait now.
+    /// The number of calls that wait now.
     pub fn held(&self) -> usize {
         self.calls.held()
     }

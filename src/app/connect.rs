@@ -1,4 +1,4 @@
-//! Connecting to Redis, the database and the bus, with waits for servers that are not there yet.
+//! Connects to Redis, the database and the bus, and waits for servers that are not up yet.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -25,9 +25,9 @@ use crate::{
     store::{self, Store, mysql::MysqlStore, sqlite::SqliteStore},
 };
 
-/// The reason why a server cannot be used.
+/// Why a server cannot be used.
 pub(super) enum Unreachable {
-    /// The server may come.
+    /// The server may come up later.
     Yet(anyhow::Error),
     /// The user has to change something.
     Ever(anyhow::Error),
@@ -58,15 +58,15 @@ impl From<coordination::Error> for Unreachable {
     }
 }
 
-/// Waits for servers, and tells callers meanwhile what is missing.
+/// Waits for servers, and meanwhile tells callers what is missing.
 pub(super) struct Wait<'a> {
     pub(super) door: Waiting,
     pub(super) stop: &'a CancellationToken,
 }
 
 impl Wait<'_> {
-    /// Tries until it works. The log names `what` once, and once how it went on. `None` at the
-    /// stop.
+    /// Retries until it works. Logs once that it waits for `what`, and once that it continues.
+    /// Returns `None` at the stop.
     pub(super) async fn until<T, Fut>(
         &self,
         what: &'static str,
@@ -145,12 +145,12 @@ pub(super) fn sqlite_file(settings: &Settings) -> PathBuf {
     settings.data_dir.join("taskd.db")
 }
 
-/// Locks the file of SQLite, by another file beside it, for a process that runs a Redis of its own:
-/// two of these would both hand out the tasks. Others may share the file and the Redis of such a
-/// process.
+/// Locks the SQLite file, by means of another file next to it, for a process that runs a Redis of
+/// its own: two such processes would both hand out the tasks. Processes that use the Redis of this
+/// one may share the file.
 ///
-/// A lock on the file itself would exclude SQLite where the file system takes both kinds of locks
-/// for one, as NFS does.
+/// A lock on the file itself would lock out SQLite on file systems, such as NFS, where both kinds
+/// of locks are one.
 pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     let path = match &settings.database_url {
         _ if settings.redis_url.is_some() => return Ok(None),
@@ -158,7 +158,7 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
         Some(DatabaseUrl::Sqlite(path)) => path.clone(),
         Some(DatabaseUrl::Server(_)) => return Ok(None),
     };
-    // The file may be a link.
+    // The file may be a symbolic link.
     let mut beside = path.canonicalize().unwrap_or(path.clone()).into_os_string();
     beside.push("-lock");
     let mut options = OpenOptions::new();
@@ -188,7 +188,7 @@ async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
     Ok(Arc::new(SqliteStore::open(path, None).await?))
 }
 
-/// The name of the store for people, without a password.
+/// The name of the store for messages to people, without a password.
 pub(super) fn store_name(settings: &Settings) -> String {
     match &settings.database_url {
         Some(url) => url.to_string(),
@@ -196,7 +196,7 @@ pub(super) fn store_name(settings: &Settings) -> String {
     }
 }
 
-/// An error in reading an open store: the database may go away at any moment.
+/// An error in reading an open store. It may pass: the database may go away at any moment.
 pub(super) fn unreadable(error: store::Error) -> Unreachable {
     Unreachable::Yet(anyhow::Error::new(error).context("cannot read it"))
 }
@@ -223,13 +223,13 @@ pub(super) async fn bus(
                 .map(|bus| Arc::new(bus) as Arc<dyn Bus>),
         };
     opened.map_err(|error| {
-        // A refused password or certificate is also refused later.
+        // A refused password or certificate is not transient.
         let is_transient = error.is_transient();
         Unreachable::new(error.into(), is_transient)
     })
 }
 
-/// The topics of these that the bus does not have. It makes none.
+/// Returns those of `topics` that the bus does not have. Creates none.
 pub(super) async fn missing_topics(
     settings: &Settings,
     redis: Option<&Redis>,
@@ -244,7 +244,7 @@ pub(super) async fn missing_topics(
     }
 }
 
-/// The rules of Kafka for its properties.
+/// Kafka's rules for its properties.
 pub const PROPERTY_RULES: Rules = kafka::RULES;
 
 /// Checks the settings that only a backend can judge, as far as it can without a server.

@@ -1,9 +1,9 @@
-//! One Redis for a database: a row names the Redis that holds its tasks.
+//! One Redis per database: a row names the Redis that holds the tasks of this database.
 //!
-//! The ownership key keeps a Redis from a second database. This row keeps a database from a second
-//! Redis, for which a process without the right `redis_url` is enough: each would take the tasks of
-//! the other for lost, and workers would get them twice. The processes of a Redis renew the row as
-//! long as they run, so another Redis may follow when they have stopped.
+//! The ownership key protects a Redis from a second database. This row protects a database from a
+//! second Redis, which a single process with a wrong `redis_url` would bring: each would take the
+//! tasks of the other for lost, and workers would get them twice. The processes of a Redis renew
+//! the row as long as they run, so another Redis may follow when they have stopped.
 
 use std::{
     sync::Arc,
@@ -19,12 +19,12 @@ use crate::{
     store::{self, Store},
 };
 
-/// How often a process looks at the row. It renews the row if nobody did since its last look.
+/// How often a process reads the row. It renews the row if nobody has since it last read it.
 const RENEW_EVERY: Duration = Duration::from_secs(2);
-/// How long nobody renews the row of a Redis whose processes have stopped.
+/// When nobody has renewed the row for this long, the processes of its Redis have stopped.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long a start looks at the row of another Redis. A process whose Redis was emptied renews its
-/// old name for some two seconds more.
+/// How long a starting process watches the row of another Redis. A process whose Redis was emptied
+/// may renew the row in its old name for two more seconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -58,7 +58,7 @@ impl From<Error> for Unreachable {
     }
 }
 
-/// The row: a Redis, and how often its processes have renewed it.
+/// The value of the row: the name of a Redis, and how often its processes have renewed the row.
 fn row(redis: &str, renewed: u64) -> String {
     format!("{redis} {renewed}")
 }
@@ -68,16 +68,17 @@ fn parts(row: &str) -> (&str, u64) {
     (redis, renewed.parse().unwrap_or(0))
 }
 
-/// The Redis of the database, as this process knows it from round to round.
+/// What this process remembers, from round to round, of the Redis of its database.
 #[derive(Default)]
 pub(super) struct Holder {
-    /// The name of Redis in the last round. When Redis loses its data, the process takes the row
-    /// with the new one.
+    /// The name of Redis in the last round. If Redis has lost its data and got a new name, the
+    /// process may take over the row that still has this one.
     last: Mutex<String>,
 }
 
 impl Holder {
-    /// Writes the name of this Redis into the row. Fails if processes with another Redis renew it.
+    /// Writes the name of this Redis into the row. Fails if processes of another Redis keep
+    /// renewing it.
     pub(super) async fn take(
         &self,
         store: &dyn Store,
@@ -97,7 +98,7 @@ impl Holder {
             let is_silent =
                 matches!(&looked, Some((row, at)) if *row == seen && at.elapsed() >= SILENCE);
             if is_free || is_silent {
-                // Of two processes that write here, one does; both look again.
+                // If two processes get here, one of them writes. Both read the row again.
                 store
                     .replace_holder(&seen, &row(&redis, renewed + 1))
                     .await?;
@@ -119,7 +120,7 @@ impl Holder {
         }
     }
 
-    /// Renews the row while this process runs. Ends the round when the row names another Redis, or
+    /// Renews the row while this process runs. Ends the round if the row names another Redis, or
     /// Redis has another name.
     pub(super) fn keep(
         &self,
@@ -142,8 +143,8 @@ async fn renew(
 ) -> Result<(), Error> {
     let mut last = String::new();
     while cx.pause(RENEW_EVERY).await {
-        // Asked each time: a Redis that was emptied, or set back, must not keep the row of the one
-        // before.
+        // Asked each time: after Redis was emptied or set back, the row must not be renewed in the
+        // name of the previous one.
         if *coordination.redis_name().await? != *redis {
             return Err(Error::Renamed);
         }
@@ -153,7 +154,7 @@ async fn renew(
             return Err(Error::OfAnother);
         }
         let renewed = row(holder, renewed + 1);
-        // If another process was first, its write is as good.
+        // If another process was first, its write serves as well.
         last = if seen == last && store.replace_holder(&seen, &renewed).await? {
             renewed
         } else {

@@ -12,8 +12,8 @@ use crate::{
 
 const RAISED: [Topic; 2] = [Topic::Pipeline, Topic::TaskResults];
 
-/// Raises the topics that taskd reads to `partitions`, and answers how many they had. Running
-/// processes notice it and start over with them.
+/// Raises the topics that taskd reads to `partitions`. Returns how many they had. Running processes
+/// notice the change and start over.
 pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String> {
     connect::check(&settings)?;
     let mut redis = None;
@@ -30,7 +30,7 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
         };
         redis = Some(connect::redis(&url, &settings).await?);
     }
-    // To open the bus would make topics of a wrong prefix, and raise those.
+    // With a wrong prefix, opening the bus would create topics and raise those.
     if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED)
         .await?
         .first()

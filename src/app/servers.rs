@@ -9,7 +9,7 @@ use crate::{
     store::Store,
 };
 
-/// Starts to ask.
+/// Starts the two loops.
 pub(super) fn watch(
     store: &Arc<dyn Store>,
     bus: &Arc<dyn Bus>,

@@ -12,12 +12,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{embedded::RedisServer, runtime::Supervisor};
 
-/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its
-/// group.
+/// Signals this soon after the first belong to the same stop: `timeout` signals its child and then
+/// the child's process group.
 const SAME: Duration = Duration::from_millis(500);
 
-/// Cancels `stop` at the first signal, and ends the process at the second. A SIGHUP is no second
-/// one: a shell sends it when its terminal closes, and the kernel sends it once more.
+/// Cancels `stop` at the first signal, and ends the process at the second. A SIGHUP does not count
+/// as the second: a shell sends one when its terminal closes, and then the kernel sends another.
 pub(super) fn watch(
     stop: CancellationToken,
     grace: Duration,
@@ -54,7 +54,8 @@ pub(super) fn watch(
     Ok(())
 }
 
-/// The SIGHUP of a terminal that closes. `None`: a process under nohup outlives its terminal.
+/// Returns the SIGHUPs that come when the terminal closes; `None` under nohup, where the process
+/// outlives its terminal.
 pub fn hangups() -> io::Result<Option<Signal>> {
     (!ignores_hangup())
         .then(|| signal(SignalKind::hangup()))

@@ -3,7 +3,7 @@
 use super::topic::Topic;
 use crate::runtime::LoopError;
 
-/// The error of a backend.
+/// The underlying error of a backend.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 #[derive(Debug, thiserror::Error)]
@@ -14,7 +14,8 @@ pub enum Error {
         #[source]
         cause: Cause,
     },
-    /// A record is larger than the bus takes: without it the others go.
+    /// A record exceeds the size limit of the bus. The other records can still be published without
+    /// it.
     #[error("failed to publish to {topic}: {cause}")]
     TooLarge {
         topic: Topic,
@@ -41,18 +42,17 @@ pub enum Error {
     },
     #[error("cannot set up the bus: {0}")]
     Setup(#[source] Cause),
-    /// A retry does not help: the user must change something.
+    /// Retrying does not help: the user has to change the configuration.
     #[error("{0}")]
     Misconfigured(#[source] Cause),
-    /// A retry does not help: offsets mean nothing any more, and only a new opening of the bus
-    /// helps.
+    /// Retrying does not help: the offsets are no longer valid, and the bus must be opened again.
     #[error("the bus has lost its records: generation {generation} is gone")]
     Lost { generation: String },
-    /// A topic was deleted: a new opening of the bus creates it again.
+    /// A topic was deleted. Opening the bus again recreates it.
     #[error("topic {topic} is gone")]
     Gone { topic: Topic },
-    /// A topic has more partitions than before, or was made anew with fewer: only a new opening of
-    /// the bus knows them.
+    /// A topic has more partitions than before, or was recreated with fewer. The bus must be opened
+    /// again to use the new number.
     #[error("topic {topic} has {found} partitions now, no longer {known}")]
     Resized {
         topic: Topic,
@@ -62,7 +62,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// True if the same call may succeed later, on the same opening of the bus.
+    /// True if the same call may succeed later without opening the bus again.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Publish { .. }
@@ -75,7 +75,7 @@ impl Error {
         }
     }
 
-    /// True if only a new opening of the bus helps.
+    /// True if the bus must be opened again.
     pub fn is_lost(&self) -> bool {
         matches!(
             self,
@@ -83,7 +83,7 @@ impl Error {
         )
     }
 
-    /// Turns what a backend said into an error of publishing.
+    /// Wraps a backend error as a publish error.
     pub(super) fn publish<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
         move |cause| Self::Publish {
             topic,
@@ -123,7 +123,7 @@ impl LoopError for Error {
     }
 }
 
-/// A call names a partition that the topic does not have.
+/// A call named a partition that the topic does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("no partition {partition}: there are {count}")]
 pub(super) struct NoPartition {

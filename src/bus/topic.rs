@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The topics. Their names are public, behind the prefix `Settings::topic_prefix`.
+/// The topics. Their names are public, prefixed with `Settings::topic_prefix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Topic {
     Pipeline,
@@ -31,12 +31,13 @@ impl Topic {
         }
     }
 
-    /// True for topics that taskd reads. People read the others.
+    /// True for topics that taskd itself reads. The others are for people.
     pub fn is_read(self) -> bool {
         matches!(self, Self::Pipeline | Self::TaskResults)
     }
 
-    /// The number of partitions: one for reports for people, the configured number for the others.
+    /// The number of partitions: one for topics that only people read, the configured number for
+    /// the others.
     pub fn partitions(self, configured: u32) -> u32 {
         if self.is_read() { configured } else { 1 }
     }

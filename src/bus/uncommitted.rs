@@ -1,4 +1,4 @@
-//! Processed messages that wait for their commit.
+//! Processed messages that are waiting to be committed.
 
 use bytes::Bytes;
 use tokio::time::Instant;
@@ -6,10 +6,11 @@ use tokio::time::Instant;
 use super::{Message, Result, Subscription};
 use crate::runtime::tick_after;
 
-/// Messages whose effects are done, without their values. They wait for the next
-/// [tick](crate::runtime::tick), so that those which come one by one share a commit.
+/// Processed messages, without their values. They wait for the next [tick](crate::runtime::tick),
+/// so that messages that arrive one by one share a commit.
 ///
-/// Until then they come again after a crash, as without this: the effects may be repeated.
+/// If the process crashes before the commit, they are delivered again. That is safe, because their
+/// effects may be repeated.
 #[derive(Default)]
 pub struct Uncommitted {
     messages: Vec<Message>,
@@ -26,12 +27,12 @@ impl Uncommitted {
             }));
     }
 
-    /// Leaves out the other messages.
+    /// Drops the messages for which `keep` returns false.
     pub fn retain(&mut self, keep: impl FnMut(&Message) -> bool) {
         self.messages.retain(keep);
     }
 
-    /// Waits for the tick of the first message; for ever if there is none.
+    /// Waits for the tick after the first message, or forever if there are no messages.
     pub async fn wait_until_due(&self) {
         match self.due {
             Some(due) => tokio::time::sleep_until(due).await,
@@ -39,7 +40,7 @@ impl Uncommitted {
         }
     }
 
-    /// Commits if the tick is over, or if there are `most` messages.
+    /// Commits if the tick has passed, or if there are at least `most` messages.
     pub async fn commit_if_due(
         &mut self,
         subscription: &mut dyn Subscription,

@@ -1,4 +1,4 @@
-//! The loop that notices another number of partitions, or a topic that is gone.
+//! The loop that notices a changed number of partitions, or a deleted topic.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,8 +7,8 @@ use crate::runtime::{Loop, Supervisor};
 
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Ends the round when the topics differ from what this process knows: it has no reader for the new
-/// partitions.
+/// Ends the round when the topics differ from those that this process knows, because it has no
+/// readers for new partitions.
 pub fn watch_partitions(bus: Arc<dyn Bus>, supervisor: &Supervisor) {
     supervisor.spawn_loop("partitions", bus, watch);
 }

@@ -1,4 +1,4 @@
-//! Checks of settings, alone and against each other. If two disagree, the message shows both
+//! Checks settings, alone and against each other. If two of them conflict, the message shows both
 //! values.
 
 mod spans;
@@ -18,27 +18,28 @@ use super::{
 };
 use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
 
-/// Scripts unpack a batch onto Lua's stack, which has room for about 8,000 values.
+/// The scripts unpack a batch onto Lua's stack, which holds about 8,000 values.
 const BATCH: RangeInclusive<usize> = 1..=1000;
 pub(super) const SHORTEST_LEASE: Duration = Duration::from_millis(100);
-/// Leases travel as milliseconds in 32 bits.
+/// A lease duration is sent as milliseconds in 32 bits.
 const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 pub const MOST_PARTITIONS: u32 = 1024;
-/// Stored as JSON text, in which a byte may take six bytes, in a column of at most 16 MiB.
+/// The headers are stored as JSON text, where one byte can take up six, in a column of at most 16
+/// MiB.
 const MOST_HEADERS: usize = 1 << 20;
 pub(super) const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Numbers that Lua and the tools behind it have exactly.
+/// Lua, and the tools that read its output, represent numbers up to this one exactly.
 pub(super) const MOST: u64 = 1_000_000_000_000_000;
 
-/// The least memory of Redis: it takes a part of it for itself.
+/// The minimum memory limit of Redis, which needs a part of it for itself.
 const LEAST_MEMORY: u64 = 16 << 20;
-/// Requests of so many bytes have a part of the budget for themselves.
+/// A part of the budget is reserved for requests of up to this size.
 const LEAST_REQUEST: usize = 64 << 10;
 const MOST_BUDGET: usize = 1 << 40;
 const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 const LOG_FILTERS: &str = "error, warn, info, debug or info,taskd=debug";
 
-/// Finds the first mistake.
+/// Returns the first error in the settings.
 pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Result<(), Error> {
     let checker = Checker { origins };
     checker.process(settings)?;
@@ -65,7 +66,8 @@ impl Checker<'_> {
             return self.fail("data_dir", "\"\"", "names no folder");
         }
         self.range("partitions", settings.partitions, 1..=MOST_PARTITIONS)?;
-        // A reader of a Redis that was set back seeks to older records.
+        // Minimum: after Redis was set back, a reader seeks to older records, which must still
+        // exist.
         self.time(
             "topic_retention",
             settings.topic_retention,
@@ -81,7 +83,7 @@ impl Checker<'_> {
             settings.grace_period,
             Duration::from_millis(1)..=DAY,
         )?;
-        // A waiting loop beats once a second.
+        // Minimum: a waiting loop beats only once a second.
         self.time(
             "stall_after",
             settings.stall_after,
@@ -123,10 +125,10 @@ impl Checker<'_> {
 
     fn log(&self, filter: &str) -> Result<(), Error> {
         let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
-        // The filter takes such a word for a module of which everything is logged, and nothing
-        // else.
+        // `EnvFilter` would take such a word for the name of a module, and log everything of that
+        // module and nothing else.
         let is_word = |part: &&str| !part.contains('=') && !is_level(part);
-        // The fields of a span have commas, too.
+        // The fields of a span may contain commas, too.
         let words = (!filter.contains('[')).then(|| filter.split(',').map(str::trim));
         if let Some(word) = words.into_iter().flatten().find(is_word) {
             let written = word.to_lowercase();
@@ -157,7 +159,8 @@ impl Checker<'_> {
     fn backends(&self, settings: &Settings) -> Result<(), Error> {
         self.redis(settings)?;
         self.range("database_pool", settings.database_pool, 1..=1000)?;
-        // Braces decide which part of a key Redis hashes: taskd's own must be the first.
+        // Redis hashes the part of a key inside its first braces, which must be the braces that
+        // taskd writes.
         if settings.redis_prefix.contains(['{', '}']) {
             return self.fail(
                 "redis_prefix",
@@ -176,7 +179,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Settings of Redis, most of which need a URL.
+    /// Checks the Redis settings, most of which require a URL.
     fn redis(&self, settings: &Settings) -> Result<(), Error> {
         let redis = &settings.redis;
         let url = settings.redis_url.as_ref();
@@ -204,7 +207,7 @@ impl Checker<'_> {
             return self.fail("redis_max_memory", ByteSize(redis.max_memory), &why);
         }
         self.range("redis_wait_replicas", redis.wait_replicas, 0..=100)?;
-        // Below the time limit of a call.
+        // Must be shorter than the time limit of a call.
         self.time(
             "redis_wait_timeout",
             redis.wait_timeout,
@@ -272,8 +275,8 @@ impl Checker<'_> {
                 &why,
             );
         }
-        // Small requests have a part of their own, and the decoded form of a request counts as
-        // well.
+        // A part of the budget is reserved for small requests, and the decoded form of a request
+        // counts, too.
         if limits.request_budget / 2 < limits.max_request_bytes {
             let why = format!(
                 "must be at least twice {}",
@@ -377,9 +380,9 @@ impl Checker<'_> {
             watchdog.reconcile_every,
             Duration::from_millis(10)..=DAY,
         )?;
-        // A reader of a record of a removed task must ask SQL first. The fanout asks about records
-        // older than `grace`, and the final record stays in Redis as long. Twice, because clocks
-        // differ.
+        // As long as the bus may deliver a task again, SQL must still have its row. The fanout asks
+        // SQL about records older than `grace`, which is also how long Redis keeps the final
+        // record. The factor 2 allows for clocks that differ.
         let least = 2 * (watchdog.grace + watchdog.republish_after);
         if !watchdog.retention.is_zero() && watchdog.retention < least {
             let [grace, republish_after] = [
@@ -397,7 +400,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// A file that is of no use without the other.
+    /// Checks that the second file is set if the first one is.
     fn pair(
         &self,
         one: (&str, &Option<PathBuf>),

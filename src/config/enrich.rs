@@ -17,14 +17,14 @@ pub struct Enrich {
     pub batch_bytes: usize,
     pub answer_bytes: usize,
     pub concurrency: usize,
-    /// The failures in a row that open the circuit, or twice as many among four times as many
-    /// calls, …
+    /// The number of failures in a row that open the circuit. Twice as many failures among four
+    /// times as many calls open it, too.
     pub failures: u32,
-    /// … for this long.
+    /// How long the circuit stays open.
     pub pause: Duration,
 }
 
-/// `https://host/path`; no text is none.
+/// `https://host/path`, or `None` if the text is empty.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EnrichUrl(pub Option<Url>);
 
@@ -57,7 +57,7 @@ impl<'de> Deserialize<'de> for EnrichUrl {
 impl Serialize for EnrichUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut url = self.0.clone();
-        // The query may have a secret.
+        // The query may contain a secret.
         if let Some(url) = url.as_mut().filter(|url| url.query().is_some()) {
             url.set_query(Some("***"));
         }
@@ -65,7 +65,7 @@ impl Serialize for EnrichUrl {
     }
 }
 
-/// `file:PATH` or `env:NAME`: where a line `Name: value` is. No text is none.
+/// Reads a line `Name: value` from `file:PATH` or `env:NAME`. Empty text means no header.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SecretHeader {
     written: String,
@@ -82,7 +82,7 @@ impl SecretHeader {
             Some(("env", name)) => {
                 env::var(name).map_err(|error| format!("the variable {name}: {error}"))?
             }
-            // The text may be the secret itself.
+            // Do not echo the text, which may be the secret itself.
             _ => return Err("the header is not named; write file:PATH or env:NAME".into()),
         };
         let wrong = || format!("{written} does not hold one line \"Name: value\"");

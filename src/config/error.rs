@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// One line: the mistake, its place, and what would be right.
+/// One line with the error, where it is, and what would be valid.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the configuration file {}: {source}", path.display())]

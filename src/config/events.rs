@@ -1,16 +1,16 @@
-//! `events`: the queues whose events go out.
+//! The setting `events`: which queues publish their events.
 
 use std::collections::BTreeMap;
 
 use super::Queues;
 use crate::model::QueueName;
 
-/// The queues whose events go to topic `events` and to their channels.
+/// The queues whose events are published to topic `events` and to the queues' channels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventQueues {
-    /// Of queues without a section of their own.
+    /// Whether queues without a section of their own publish events.
     others: bool,
-    /// The queues that differ from the others.
+    /// The queues whose setting differs from `others`.
     named: BTreeMap<QueueName, bool>,
 }
 
@@ -33,7 +33,7 @@ impl EventQueues {
         self.named.get(queue).copied().unwrap_or(self.others)
     }
 
-    /// True if there may be a queue whose events go out.
+    /// True if there may be a queue that publishes events.
     pub fn are_some_on(&self) -> bool {
         self.others || !self.named.is_empty()
     }

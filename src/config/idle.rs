@@ -1,10 +1,10 @@
-//! Settings that do nothing because another one is missing.
+//! Settings that have no effect because another one is missing.
 
 use super::{load::Loaded, settings::QueueSettings, traces::Traces};
 
-/// A line for each setting that somebody gave another value than the default, and that does nothing
-/// without another one. It is no mistake: processes and commands with other endpoints may share a
-/// file.
+/// Returns a line for each setting that was changed from its default but has no effect without
+/// another setting. That is not an error, because several processes and commands with different
+/// endpoints may share a file.
 pub fn without_effect(Loaded { settings, origins }: &Loaded) -> Vec<String> {
     let mut lines = Vec::new();
     let mut add = |key: String, needs: &str| {
@@ -34,7 +34,7 @@ pub fn without_effect(Loaded { settings, origins }: &Loaded) -> Vec<String> {
     lines
 }
 
-/// The settings of the endpoint of traces that are not the default.
+/// The changed settings that apply to the traces endpoint.
 fn of_endpoint(traces: &Traces) -> Vec<&'static str> {
     let usual = Traces::default();
     changed([
@@ -49,7 +49,7 @@ fn of_endpoint(traces: &Traces) -> Vec<&'static str> {
     ])
 }
 
-/// The settings of a queue's endpoint that are not the default.
+/// The changed settings that apply to the enrichment endpoint of a queue.
 fn enriching(queue: &QueueSettings) -> Vec<&'static str> {
     let usual = QueueSettings::default();
     changed([

@@ -1,4 +1,4 @@
-//! From flags, environment and file to [`Settings`].
+//! Builds [`Settings`] from flags, environment and file.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -24,11 +24,11 @@ pub struct Loaded {
     pub origins: Origins,
 }
 
-/// Completes `flags` (which contain the environment) from their `config` file and from the
+/// Completes `flags` (which include the environment) with the values of their `config` file and the
 /// defaults.
 ///
-/// `given` are the origins of the flags, `rules` those of the properties in `[kafka]`; `variable`
-/// reads a variable of OpenTelemetry.
+/// `given` has the origins of the flags, and `rules` apply to the properties in `[kafka]`.
+/// `variable` reads an OpenTelemetry environment variable.
 pub fn load(
     flags: Options,
     given: Origins,
@@ -84,7 +84,7 @@ fn apply_queues(
     Ok(())
 }
 
-/// The line of each key of the file.
+/// Finds the line of each key in the file.
 fn origins_in(path: &Path, text: &str) -> Result<Origins, Error> {
     let table = DeTable::parse(text).map_err(|error| located(path, text, &error))?;
     let mut origins = Origins::default();
@@ -132,7 +132,8 @@ fn located_as(path: &Path, text: &str, error: &toml::de::Error, message: &str) -
     }
 }
 
-/// A message of serde in the words of TOML: keys, quoted as in all other messages.
+/// Rewords a serde message in TOML's terms: "key" instead of "field", quoted as in all other
+/// messages.
 fn in_one_line(message: &str) -> String {
     let message = message.lines().collect::<Vec<_>>().join("; ");
     match message
@@ -158,7 +159,7 @@ fn in_one_line(message: &str) -> String {
     }
 }
 
-/// True if queues have a setting of this name.
+/// True if there is a queue setting of this name.
 fn is_of_queues(key: &str) -> bool {
     let read = toml::from_str::<QueueOptions>(&format!("{key} = []"));
     read.err()

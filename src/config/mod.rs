@@ -1,7 +1,7 @@
-//! The settings of a process, complete: every default filled in, every value checked.
+//! The settings of a process, with all defaults filled in and all values checked.
 //!
-//! [`load`] collects them from flags, environment and file, `check` checks them, [`to_toml`] prints
-//! them.
+//! [`load`] collects them from flags, environment and file, `check` checks them, and [`to_toml`]
+//! prints them.
 
 mod check;
 mod check_queue;

@@ -1,4 +1,4 @@
-//! Where values come from, and how messages name it.
+//! Where values come from, and how messages name their origin.
 
 use std::{collections::BTreeMap, fmt::Display, path::PathBuf};
 
@@ -6,12 +6,12 @@ use clap::{ArgMatches, parser::ValueSource};
 
 use super::{error::Error, properties::Properties};
 
-/// Where a value that is not a default comes from.
+/// The origin of a value that is not a default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     Flag,
     Environment,
-    /// A variable that is not taskd's own.
+    /// An environment variable that is not taskd's own.
     Variable(&'static str),
     File {
         path: PathBuf,
@@ -19,12 +19,12 @@ pub enum Origin {
     },
 }
 
-/// The origin of each key. The keys of a queue are `queues.NAME.key`.
+/// The origin of each key. The keys of a queue have the form `queues.NAME.key`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(BTreeMap<String, Origin>);
 
 impl Origins {
-    /// The origins of options that flags or the environment give.
+    /// The origins of options that were given as flags or in the environment.
     pub fn given(matches: &ArgMatches) -> Self {
         let source = |id: &str| match matches.value_source(id) {
             Some(ValueSource::CommandLine) => Some(Origin::Flag),
@@ -32,7 +32,7 @@ impl Origins {
             _ => None,
         };
         let ids = matches.ids().map(clap::Id::as_str);
-        // A group has an id too, but no value source of its own.
+        // A group has an id, too, but no value source.
         Self(
             ids.filter(|id| matches.try_contains_id(id).is_ok())
                 .filter_map(|id| Some((id.into(), source(id)?)))
@@ -40,7 +40,7 @@ impl Origins {
         )
     }
 
-    /// Adds the properties of `[kafka]` that the environment gives.
+    /// Adds the `[kafka]` properties that were given in the environment.
     pub fn with_environment(mut self, kafka: &Properties) -> Self {
         let keys = kafka
             .names()
@@ -49,7 +49,7 @@ impl Origins {
         self
     }
 
-    /// `--partitions`, `TASKD_PARTITIONS` or `taskd.toml:3`; `None` for a default.
+    /// `--partitions`, `TASKD_PARTITIONS` or `taskd.toml:3`. `None` for a default.
     pub fn describe(&self, key: &str) -> Option<String> {
         Some(match self.0.get(key)? {
             Origin::Flag => format!("--{}", key.replace('_', "-")),
@@ -59,21 +59,21 @@ impl Origins {
         })
     }
 
-    /// The origin of a setting as the beginning of a message; empty for a default.
+    /// The origin of a setting, formatted as a message prefix. Empty for a default.
     pub(super) fn prefix(&self, key: &str) -> String {
         self.describe(key)
             .map(|origin| format!("{origin}: "))
             .unwrap_or_default()
     }
 
-    /// The place of the setting with which a message of a backend begins, as the beginning of the
-    /// line.
+    /// If a backend's message begins with the name of a setting, returns the origin of that setting
+    /// as a prefix for the message.
     pub fn place(&self, message: &str) -> String {
         let message = message.replacen("kafka: ", "kafka.", 1);
         self.prefix(message.split([' ', ':']).next().unwrap_or_default())
     }
 
-    /// A value of `key` is wrong: `partitions = 2000 (taskd.toml:3) must be …`
+    /// The error for an invalid value of `key`: `partitions = 2000 (taskd.toml:3) must be …`
     pub(super) fn fault(&self, key: &str, value: impl Display, why: &str) -> Error {
         Error::Value(format!("{} {why}", self.shown(key, value)))
     }
@@ -86,7 +86,7 @@ impl Origins {
         format!("{key} = {value}{origin}")
     }
 
-    /// Adds `others`, which win.
+    /// Adds `others`, which take precedence.
     pub(super) fn extend(&mut self, others: Self) {
         self.0.extend(others.0);
     }

@@ -1,7 +1,8 @@
-//! The variables of OpenTelemetry (`OTEL_…`), below taskd's own settings: who runs a collector has
-//! often set them for all programs of a machine.
+//! OpenTelemetry's environment variables (`OTEL_…`). taskd's own settings take precedence, because
+//! these variables are often set for all programs of a machine.
 //!
-//! They count only where spans are exported, so a wrong one stops no other taskd.
+//! They are read only if spans are exported, so an invalid variable does not stop a taskd that
+//! exports none.
 
 use std::time::Duration;
 
@@ -13,9 +14,9 @@ use super::{
     units::Time,
 };
 
-/// Fills the settings of traces that nothing else gives. Answers the attributes of the resource.
+/// Fills the trace settings that are not set otherwise. Returns the resource attributes.
 ///
-/// An empty variable is none.
+/// An empty variable counts as unset.
 pub(super) fn fill(
     options: &mut Options,
     origins: &mut Origins,
@@ -56,7 +57,7 @@ pub(super) fn fill(
         note("otlp_protocol", name);
     }
     if let Some((name, value)) = endpoint {
-        // Only the variable for all signals names the beginning of the path.
+        // Only the variable for all signals gives a base URL, to which the path is appended.
         let is_base = name == ENDPOINT && options.otlp_protocol == Some(OtlpProtocol::Http);
         options.otlp_endpoint = Some(if is_base {
             format!("{}/v1/traces", value.trim_end_matches('/'))
@@ -69,7 +70,7 @@ pub(super) fn fill(
         && let Some((name, value)) =
             get("OTEL_EXPORTER_OTLP_TRACES_HEADERS").or_else(|| get("OTEL_EXPORTER_OTLP_HEADERS"))
     {
-        // The value is secret.
+        // The error must not show the value, which is secret.
         let headers =
             OtlpHeaders::encoded(&value).map_err(|why| Error::Value(format!("{name}: {why}")))?;
         options.otlp_headers = Some(headers);
@@ -99,7 +100,7 @@ const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
 const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 
-/// True if the variables say that this program exports no spans, or by another protocol.
+/// True if the variables turn off the export of spans, or select an exporter other than OTLP.
 fn is_off(get: impl Fn(&'static str) -> Option<(&'static str, String)>) -> bool {
     let is_disabled =
         get("OTEL_SDK_DISABLED").is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"));
@@ -108,7 +109,8 @@ fn is_off(get: impl Fn(&'static str) -> Option<(&'static str, String)>) -> bool 
     is_disabled || others
 }
 
-/// The part of the tasks without a caller's context. A caller's context always decides itself.
+/// The fraction to sample of tasks without a caller's context. If there is one, the caller's
+/// decision always applies.
 fn sample(sampler: &str, argument: Option<(&'static str, String)>) -> Result<f64, Error> {
     match sampler.strip_prefix("parentbased_").unwrap_or(sampler) {
         "always_on" => Ok(1.0),
@@ -128,7 +130,7 @@ fn sample(sampler: &str, argument: Option<(&'static str, String)>) -> Result<f64
     }
 }
 
-/// The attributes of the resource; `OTEL_SERVICE_NAME` wins.
+/// The resource attributes. `OTEL_SERVICE_NAME` overrides `service.name` in the list.
 fn resource(
     get: impl Fn(&'static str) -> Option<(&'static str, String)>,
 ) -> Result<Vec<(String, String)>, Error> {

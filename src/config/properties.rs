@@ -1,20 +1,19 @@
-//! `[kafka]`: properties of the clients of the bus, by name. The bus knows their meaning: see
-//! [`Rules`].
+//! `[kafka]`: properties of the bus clients, by name. The bus knows what they mean: see [`Rules`].
 
 use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
-/// The ending of a property that names a file with the value.
+/// The suffix of a property that names a file containing the value.
 const FROM_FILE: &str = ".file";
 const HIDDEN: &str = "***";
 
-/// The bus's knowledge of properties.
+/// What the bus knows about properties.
 #[derive(Clone, Copy)]
 pub struct Rules {
-    /// The first property that is wrong, and why.
+    /// The first invalid property, and why it is invalid.
     pub mistake: fn(&Properties) -> Option<(&str, String)>,
-    /// True if the value of a property may not be shown.
+    /// True if the value of the property must not be shown.
     pub is_secret: fn(&str) -> bool,
 }
 
@@ -36,7 +35,7 @@ impl Properties {
         self.0.get(name).map(String::as_str)
     }
 
-    /// The value of `name` if it may be shown.
+    /// The value of `name`, or asterisks if it is secret.
     pub(super) fn shown(&self, name: &str, rules: Rules) -> &str {
         if (rules.is_secret)(name) {
             HIDDEN
@@ -45,7 +44,7 @@ impl Properties {
         }
     }
 
-    /// The properties with their secrets replaced.
+    /// The properties, with secret values replaced by asterisks.
     pub(super) fn hidden(&self, is_secret: fn(&str) -> bool) -> Self {
         let hide = |(name, value): (&String, &String)| {
             (
@@ -60,7 +59,8 @@ impl Properties {
         Self(self.0.iter().map(hide).collect())
     }
 
-    /// Sets a property. A value and the file that contains it replace each other.
+    /// Sets a property. Setting a value removes the property that names a file with the value, and
+    /// vice versa.
     pub fn set(&mut self, name: String, value: String) {
         match name.strip_suffix(FROM_FILE) {
             Some(secret) => self.0.remove(secret),
@@ -77,7 +77,7 @@ impl Properties {
     }
 }
 
-/// Names only: a value may be a secret.
+/// Shows only names, because a value may be secret.
 impl fmt::Debug for Properties {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.names()).finish()
@@ -109,7 +109,7 @@ fn flatten(table: BTreeMap<String, Node>, prefix: &str, properties: &mut BTreeMa
     }
 }
 
-/// A value or a table: TOML reads a dotted key without quotes as a table in a table.
+/// A value or a table. TOML parses an unquoted dotted key as nested tables.
 enum Node {
     Leaf(String),
     Table(BTreeMap<String, Self>),

@@ -6,11 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::model::PayloadSchema;
 
-/// A schema beyond this is a mistake, such as the path of another file.
+/// A larger schema is a mistake, such as the path of another file.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// A schema, and the text that names it in the file. Text that begins with `{` is the schema
-/// itself; no text is none.
+/// A schema, and the text that specifies it in the configuration file. Text that begins with `{` is
+/// the schema itself, other text is a path, and empty text means no schema.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NamedSchema {
     written: String,

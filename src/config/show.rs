@@ -1,11 +1,11 @@
-//! Settings as a configuration file.
+//! Prints settings as a configuration file.
 
 use std::fmt;
 
 use super::{options::Options, origins::Origins, settings::Settings};
 
-/// A file that results in `settings`, without secrets. A comment names the origin of each value
-/// that is not a default.
+/// A configuration file that produces `settings`, without secrets. A comment names the origin of
+/// each value that is not a default.
 pub fn to_toml(settings: &Settings, origins: &Origins, is_secret: fn(&str) -> bool) -> String {
     let mut options = Options::of(settings);
     options.kafka = options.kafka.hidden(is_secret);
@@ -14,7 +14,7 @@ pub fn to_toml(settings: &Settings, origins: &Origins, is_secret: fn(&str) -> bo
     with_origins(&text, origins)
 }
 
-/// As `taskd check-config` prints them, without any value of `[kafka]`.
+/// Like the output of `taskd check-config`, but without any value of `[kafka]`.
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&to_toml(self, &Origins::default(), |_| true))
@@ -38,7 +38,7 @@ fn with_origins(text: &str, origins: &Origins) -> String {
             .unwrap_or_default()
             .trim_matches('"');
         let mut entry = line.to_owned();
-        // A text with line breaks has lines of its own, and the comment goes behind the last one.
+        // A text with line breaks spans several lines, and the comment goes after the last one.
         while toml::from_str::<toml::Table>(&entry).is_err() {
             let Some(more) = lines.next() else { break };
             entry.push('\n');

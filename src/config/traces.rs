@@ -5,18 +5,18 @@ use std::{fmt, str::FromStr, time::Duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use tonic::metadata::{AsciiMetadataKey, AsciiMetadataValue};
 
-/// Where spans go, and of which tasks.
+/// Where to export spans, and which tasks to trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Traces {
-    /// The OTLP endpoint of a collector. Empty: this process exports nothing.
+    /// The OTLP endpoint of a collector. If it is empty, this process exports nothing.
     pub endpoint: String,
     pub protocol: OtlpProtocol,
-    /// Attributes of the resource beside, or instead of, taskd's own.
+    /// Resource attributes in addition to taskd's own, which they override.
     pub resource: Vec<(String, String)>,
     pub headers: OtlpHeaders,
-    /// The limit of one call of the collector.
+    /// The time limit of a call to the collector.
     pub timeout: Duration,
-    /// The part of the tasks without a caller's context that is sampled, 0 to 1.
+    /// The fraction of tasks without a caller's context to sample, 0 to 1.
     pub sample: f64,
     pub discovered: TraceDiscovered,
 }
@@ -42,7 +42,7 @@ pub enum OtlpProtocol {
     #[value(name = "grpc")]
     #[serde(rename = "grpc")]
     Grpc,
-    /// POST of protobuf.
+    /// Protobuf over HTTP POST.
     #[value(name = "http/protobuf")]
     #[serde(rename = "http/protobuf")]
     Http,
@@ -57,18 +57,19 @@ impl OtlpProtocol {
     }
 }
 
-/// The trace of a task that a sampled task discovered, and to which the worker gave none.
+/// The trace of a task that a sampled task discovered and to which the worker gave no trace
+/// context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceDiscovered {
-    /// That of its parent, so a trace grows with its crawl.
+    /// The trace of the parent, so that a trace grows with its crawl.
     #[default]
     Child,
-    /// One of its own, with a link to its parent, if `trace_sample` picks it.
+    /// A new trace with a link to the parent, if `trace_sample` picks the task.
     Link,
 }
 
-/// Headers of each call of the collector: `name=value,…`. Values are secret.
+/// Headers of each call to the collector: `name=value,…`. The values are secret.
 #[derive(Clone, Default, PartialEq)]
 pub struct OtlpHeaders(Vec<(AsciiMetadataKey, AsciiMetadataValue)>);
 
@@ -77,12 +78,12 @@ impl OtlpHeaders {
         self.0.iter().cloned()
     }
 
-    /// Reads them as OpenTelemetry's variables have them: `%2C` in a value is a comma.
+    /// Parses the format of OpenTelemetry's variables, in which `%2C` in a value is a comma.
     pub(super) fn encoded(text: &str) -> Result<Self, String> {
         Self::read(text, decoded)
     }
 
-    /// An error names no value.
+    /// Parses headers. Error messages contain no value.
     fn read(text: &str, decode: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let pairs = text
             .split(',')
@@ -107,7 +108,7 @@ impl OtlpHeaders {
     }
 }
 
-/// A text with its `%XX` decoded; `None`: it has one that is none.
+/// Decodes the `%XX` sequences of a text. Returns `None` if one is invalid.
 pub(super) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.trim().as_bytes();

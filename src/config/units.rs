@@ -1,5 +1,5 @@
-//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. Flags, environment and file
-//! share one form.
+//! Values as people write them: `30s`, `64MiB`, `discovery,fanout`. Flags, environment and file use
+//! the same format.
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
@@ -22,7 +22,7 @@ impl FromStr for Time {
     }
 }
 
-/// In units of a fixed length: humantime's months and years are no whole number of days.
+/// Prints units of fixed length. humantime's months and years are not a whole number of days.
 impl fmt::Display for Time {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DAY: u128 = 24 * 3600 * 1_000_000_000;
@@ -124,7 +124,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// `all`, or a comma list of pipelines.
+/// `all`, or a comma-separated list of pipelines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pipelines(pub Vec<Pipeline>);
 
@@ -139,7 +139,7 @@ impl FromStr for Pipelines {
             .split(',')
             .map(str::trim)
             .partition(|name| *name == "all");
-        // A name that is unknown is the mistake, also next to `all`.
+        // Report an unknown name first, even if `all` is misplaced, too.
         let names = others.into_iter().chain(all);
         let mut pipelines = names
             .map(str::parse)
@@ -166,7 +166,7 @@ impl fmt::Display for Pipelines {
     }
 }
 
-/// A comma list of host names.
+/// A comma-separated list of host names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Hosts(pub Vec<String>);
 
@@ -220,7 +220,7 @@ impl From<Priority> for PriorityName {
     }
 }
 
-/// Reads a value from its text.
+/// Deserializes a value from text.
 struct Text<T>(&'static str, std::marker::PhantomData<T>);
 
 impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
@@ -235,7 +235,7 @@ impl<T: FromStr<Err = String>> de::Visitor<'_> for Text<T> {
     }
 }
 
-/// Reads a size from its text, or from a whole number.
+/// Deserializes a size from text or from a whole number.
 struct Number;
 
 impl de::Visitor<'_> for Number {

@@ -1,10 +1,10 @@
-//! The URLs of backends, parsed once. Their `Display` hides passwords.
+//! The URLs of backends, parsed. Their `Display` hides passwords.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
 use super::{error::Error, origins::Origins};
 
-/// Parses the URL of option `key`; an empty one is none.
+/// Parses the URL of option `key`. An empty text means none.
 pub(super) fn given<T: FromStr<Err = String>>(
     key: &str,
     text: Option<String>,
@@ -19,12 +19,12 @@ pub(super) fn given<T: FromStr<Err = String>>(
     }
 }
 
-/// A Redis server, or a cluster by some of its nodes.
+/// The URL of a Redis server, or of some nodes of a cluster.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisUrl(String);
 
 impl RedisUrl {
-    /// With the password.
+    /// The URL, including the password.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -59,11 +59,11 @@ impl fmt::Display for RedisUrl {
     }
 }
 
-/// The place of the database.
+/// Where the database is.
 #[derive(Clone, PartialEq, Eq)]
 pub enum DatabaseUrl {
     Sqlite(PathBuf),
-    /// `mysql://…` or `mariadb://…`, with the password.
+    /// `mysql://…` or `mariadb://…`, including the password.
     Server(String),
 }
 
@@ -91,7 +91,8 @@ impl fmt::Display for DatabaseUrl {
     }
 }
 
-/// The path of SQLite's file. Some other forms of its URLs would mean another file, or none.
+/// The path of the SQLite file. Some other forms of SQLite URLs would mean a different file, or
+/// none.
 fn file(url: &str) -> Result<&str, String> {
     let why = match url.strip_prefix("sqlite://") {
         None => "needs two slashes: write sqlite://PATH",
@@ -104,7 +105,7 @@ fn file(url: &str) -> Result<&str, String> {
     Err(why.into())
 }
 
-/// A server has many databases, so that its URL must name one.
+/// Checks that the URL names a database, because a server has many.
 fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
     let place = rest.split('?').next().unwrap_or_default();
@@ -117,7 +118,8 @@ fn names_a_database(scheme: &str, url: &str) -> Result<(), String> {
     }
 }
 
-/// sqlx ignores unknown parameters: with `ssl_mode` a user would go without TLS.
+/// Rejects unknown parameters, which sqlx would ignore: somebody who writes `ssl_mode` would go
+/// without TLS.
 fn has_known_parameters(url: &str) -> Result<(), String> {
     const KNOWN: [&str; 5] = ["ssl-mode", "ssl-ca", "ssl-cert", "ssl-key", "socket"];
     let query = url.split_once('?').map_or("", |(_, query)| query);
@@ -138,7 +140,7 @@ fn has_known_parameters(url: &str) -> Result<(), String> {
     }
 }
 
-/// The place of the bus: a Kafka.
+/// Where the bus is, if it is a Kafka.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BusUrl {
     /// `host:port,host:port`
@@ -173,11 +175,11 @@ macro_rules! debug_as_shown {
 }
 debug_as_shown!(RedisUrl DatabaseUrl BusUrl);
 
-/// The scheme of the URL, which must be one of `known` and have something behind it.
+/// The scheme of the URL, which must be one of `known` and be followed by something.
 fn scheme<'a>(url: &'a str, known: &[&str]) -> Result<&'a str, String> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     let rest = url.split_once("://").map_or("", |(_, rest)| rest);
-    // The path of SQLite is checked later.
+    // SQLite's path is checked later.
     if known.contains(&scheme) && (!rest.is_empty() || scheme == "sqlite") {
         return Ok(scheme);
     }
@@ -189,10 +191,10 @@ fn scheme<'a>(url: &'a str, known: &[&str]) -> Result<&'a str, String> {
     Err(format!("is not usable; expected {expected}"))
 }
 
-/// A URL as it may be shown.
+/// The URL with its passwords hidden.
 ///
-/// A parser of URLs would not do: taskd shows URLs that it refuses, too, and Kafka's lists of
-/// brokers are no URLs.
+/// This does not use a URL parser, because taskd also shows URLs that it rejects, and Kafka's
+/// broker lists are not URLs.
 pub fn without_password(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return hide_credentials(url);
@@ -200,7 +202,8 @@ pub fn without_password(url: &str) -> String {
     format!("{scheme}://{}", hide_credentials(rest))
 }
 
-/// The URL of a collector as it may be shown: its query may be a key.
+/// The URL of a collector, with its password and its query hidden, because the query may contain a
+/// key.
 pub(super) fn without_query(url: &str) -> String {
     let shown = without_password(url);
     match shown.split_once('?') {
@@ -210,8 +213,8 @@ pub(super) fn without_query(url: &str) -> String {
 }
 
 fn hide_credentials(rest: &str) -> String {
-    // A password may contain any character, also an unescaped /, ? or @: credentials end at the
-    // last @.
+    // A password may contain any character, even an unescaped /, ? or @, so the credentials end at
+    // the last @.
     if let Some((credentials, place)) = rest.rsplit_once('@')
         && let Some((user, _)) = credentials.split_once(':')
     {

@@ -1,18 +1,20 @@
-//! Messages of serde in the words of people who write JSON or TOML.
+//! Rewords serde's messages for people who write JSON or TOML.
 
 use serde_path_to_error::Path;
 
 /// `replicas: … expected a whole number from 0 to 4294967295`
 pub fn in_field(field: &Path, message: &str) -> String {
     let message = plainly(message);
-    // The whole document has no name, and the message names an unknown field.
+    // The document itself has no name, and a message about an unknown field already names the
+    // field.
     if field.iter().len() == 0 || message.starts_with("unknown field ") {
         return message;
     }
     format!("{field}: {message}")
 }
 
-/// The known name that `given` most likely stands for: at most a third of its letters are wrong.
+/// The known name that `given` was most likely meant to be. At most a third of its characters may
+/// be wrong.
 pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let distances = known
         .into_iter()
@@ -21,7 +23,7 @@ pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Opt
     (3 * distance <= given.chars().count()).then_some(known)
 }
 
-/// The names in backticks, as serde lists what it expects.
+/// The names in backticks, which is how serde lists what it expects.
 pub(super) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

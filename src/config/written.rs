@@ -1,4 +1,4 @@
-//! Between the values of settings and the forms in which people write them.
+//! Converts between the values of settings and the forms in which people write them.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -10,15 +10,15 @@ use super::{
 };
 use crate::model::Priority;
 
-/// The written form of a `T`.
+/// A type that represents the written form of a `T`.
 pub(super) trait Written<T>: Sized {
     fn value(self) -> T;
 
-    /// `None`: the value has no written form.
+    /// The written form of `value`, or `None` if it has none.
     fn of(value: &T) -> Option<Self>;
 }
 
-/// Most values are written as they are.
+/// Most values are their own written form.
 impl<T: Clone> Written<T> for T {
     fn value(self) -> T {
         self
@@ -53,11 +53,11 @@ written! {
         |size: &usize| Some(Self(*size as u64));
     Address as SocketAddr: |address: Self| address.0, |address: &SocketAddr| Some(Self(*address));
     Hosts as Vec<String>: |hosts: Self| hosts.0, |hosts: &Vec<String>| Some(Self(hosts.clone()));
-    // Without a pipeline there is nothing to write: taskd does not run then.
+    // An empty list has no written form: taskd does not run without a pipeline.
     Pipelines as Vec<Pipeline>:
         |list: Self| list.0,
         |list: &Vec<Pipeline>| (!list.is_empty()).then(|| Self(list.clone()));
-    // An empty path is none.
+    // An empty path means no path.
     PathBuf as Option<PathBuf>:
         |path: Self| Some(path).filter(|path| !path.as_os_str().is_empty()),
         |path: &Option<PathBuf>| Some(path.clone().unwrap_or_default());
@@ -76,7 +76,7 @@ pub(super) fn text<T, W: Written<T>>(value: &T) -> Option<W> {
     W::of(value)
 }
 
-/// The heading of options in `--help`; an empty one is none.
+/// The heading of options in `--help`, or no heading if `text` is empty.
 pub(super) fn heading(text: &'static str) -> Resettable<Str> {
     if text.is_empty() {
         Resettable::Reset

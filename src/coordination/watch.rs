@@ -1,4 +1,5 @@
-//! The loops of each process: the ownership key and Redis's clock, once a second.
+//! The loops of each process that watch the ownership key and follow the clock of Redis, once a
+//! second.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use crate::runtime::{Loop, Supervisor};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 impl Coordination {
-    /// Ends the round when Redis has lost the ownership key.
+    /// Ends the round if Redis has lost the ownership key.
     pub fn watch_owner(&self, store_id: String, supervisor: &Supervisor) {
         supervisor.spawn_loop("owner", (self.clone(), store_id), Self::check_owner);
     }
@@ -23,7 +24,7 @@ impl Coordination {
         Err(Error::Disowned)
     }
 
-    /// Makes this process's clock follow Redis's.
+    /// Makes this process's clock follow that of Redis.
     pub fn watch_clock(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("clock", self.clone(), |coordination, cx| async move {
             cx.every(ASK_EVERY, || coordination.follow_clock()).await

@@ -1,26 +1,26 @@
-//! The filter of queues whose keys are numbers (`dedup = "bitmap"`): a bit for a key instead of a
+//! The filter of queues whose keys are numbers (`dedup = "bitmap"`): one bit per key instead of a
 //! hash and an id.
 //!
 //! A set bit only says that SQL probably has the key. The caller asks SQL which task it is, because
-//! its answer to a duplicate names the task, and stores the key if SQL has none. So a bit may be
-//! wrong in both directions: neither a database that is set back nor a dead task needs a new era,
-//! or a cleared bit.
+//! the answer to a duplicate names the task, and stores the key if SQL has none. So a bit may be
+//! wrong in both directions: a database that is set back needs no new era, and a dead task needs no
+//! cleared bit.
 
 use std::collections::BTreeMap;
 
 use super::{Filter, Result};
 use crate::{model::QueueName, redis_pool::scripts};
 
-/// The bits of a number within its chunk.
+/// A chunk is the bitmap of 2^16 consecutive numbers.
 const CHUNK_BITS: u32 = 16;
-/// One more than the largest number that has a bit.
+/// The first number without a bit.
 const NUMBERS: u64 = 1 << 40;
-/// The keys in the hash of another queue that take as much memory as a chunk.
+/// How many keys of an ordinary filter take as much memory as one chunk.
 const KEYS_PER_CHUNK: u64 = 80;
-/// How many numbers go into one script call, and chunks into one command.
+/// The most numbers in one script call, and the most chunks in one command.
 const AT_ONCE: usize = 1000;
 
-/// The number that a key is: decimal, below 2^40, without leading zeros. Any other key has no bit.
+/// Parses a key as a number: decimal, below 2^40, without leading zeros. Any other key has no bit.
 pub fn number(key: &[u8]) -> Option<u64> {
     let is_plain =
         !key.is_empty() && key.iter().all(u8::is_ascii_digit) && (key.len() == 1 || key[0] != b'0');
@@ -32,7 +32,7 @@ pub fn number(key: &[u8]) -> Option<u64> {
     (number < NUMBERS).then_some(number)
 }
 
-/// The chunk of a number, and its bit in it.
+/// Returns the chunk of a number, and its bit in the chunk.
 fn place(number: u64) -> (u64, u64) {
     (number >> CHUNK_BITS, number & ((1 << CHUNK_BITS) - 1))
 }
@@ -42,7 +42,7 @@ impl Filter {
         format!("{}:{{{queue}}}:bits", self.redis.prefix())
     }
 
-    /// Whether the bit of each number is set; in order.
+    /// Returns whether the bit of each number is set, in order.
     pub async fn seen_numbers(&self, queue: &QueueName, numbers: &[u64]) -> Result<Vec<bool>> {
         let mut seen = vec![false; numbers.len()];
         let mut chunks: BTreeMap<u64, Vec<(usize, u64)>> = BTreeMap::new();
@@ -70,8 +70,8 @@ impl Filter {
         Ok(seen)
     }
 
-    /// Sets the bits of numbers whose tasks are stored. The bitmap takes as much memory as a filter
-    /// of `limit` keys.
+    /// Sets the bits of numbers whose tasks are stored. The bitmap takes at most as much memory as
+    /// a filter of `limit` keys.
     pub async fn mark_numbers(&self, queue: &QueueName, numbers: &[u64], limit: u64) -> Result<()> {
         let mut numbers = numbers.to_vec();
         numbers.sort_unstable();
@@ -89,8 +89,8 @@ impl Filter {
         Ok(())
     }
 
-    /// Forgets all numbers of a queue. First the bitmaps, then their names: after a crash in
-    /// between, the next call finds the rest.
+    /// Forgets all numbers of a queue. Removes the bitmaps before their names, so that the next
+    /// call finds the rest if a crash comes in between.
     pub(super) async fn forget_numbers(&self, queue: &QueueName) -> Result<()> {
         let index = self.chunks_key(queue);
         let mut conn = self.redis.conn();

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 
-/// The longest that a server may take to end after it was asked.
+/// How long a server may take to exit after it was asked to.
 pub(super) const STOP: Duration = Duration::from_secs(10);
 
-/// Opens a connection for one question. A server that loads or hangs does not hold up its caller.
+/// Opens a connection for one question. Its time-outs keep a server that loads or hangs from
+/// holding up the caller.
 async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
     const PATIENCE: Option<Duration> = Some(Duration::from_secs(2));
     let config = redis::AsyncConnectionConfig::new()
@@ -18,7 +19,7 @@ async fn connect(url: &str) -> redis::RedisResult<MultiplexedConnection> {
         .await
 }
 
-/// True if the server answers and has loaded its data: it refuses PING until then.
+/// True if the server answers and has loaded its data, before which it refuses PING.
 pub(super) async fn is_ready(url: &str) -> bool {
     let Ok(mut conn) = connect(url).await else {
         return false;
@@ -41,8 +42,8 @@ pub(super) async fn folder_of(url: &str) -> Option<String> {
     answer.into_iter().nth(1)
 }
 
-/// Asks the server to end without a snapshot, which the append-only file makes needless. Answers
-/// whether it heard.
+/// Asks the server to exit without a snapshot, which is not needed with an append-only file.
+/// Returns whether the server got the request.
 pub(super) async fn ask_to_end(url: &str) -> bool {
     let Ok(mut conn) = connect(url).await else {
         return false;

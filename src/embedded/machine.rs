@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-/// Half of the memory of this machine or container, the default limit. `None`: the kernel does not
-/// say.
+/// Returns half of the memory of this machine or container, which is the default limit. `None` if
+/// the kernel does not report it.
 ///
 /// SQLite and taskd use the other half, and so do the pages that fork copies while redis-server
 /// rewrites its append-only file.
@@ -31,8 +31,8 @@ fn total(meminfo: &str) -> Option<u64> {
         .map(|kib| kib << 10)
 }
 
-/// The lowest limit of a control group and those above it, from its line in `/proc/self/cgroup`:
-/// `0::/a/b`, or `4:memory:/a/b` of version 1.
+/// The lowest limit of a cgroup and its ancestors, given its line in `/proc/self/cgroup`: `0::/a/b`
+/// in version 2, `4:memory:/a/b` in version 1.
 fn limit_of(line: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut parts = line.splitn(3, ':').skip(1);
     let controllers = parts.next()?;

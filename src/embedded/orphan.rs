@@ -1,5 +1,4 @@
-//! The end of a redis-server whose taskd was killed. Two servers on one append-only file would ruin
-//! it.
+//! Ends a redis-server whose taskd was killed: two servers would ruin one append-only file.
 
 use std::{
     fs,
@@ -19,13 +18,13 @@ use tokio::{
 
 use super::{Error, ask};
 
-/// The longest that a killed server may take to be gone.
+/// How long a killed server may take to be gone.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// The pid that the kernel tells for a process of another container.
+/// The pid that the kernel reports for a process in another container.
 const UNSEEN: u32 = 0;
 
-/// The places where the redis-server of a data folder leaves traces.
+/// Where the redis-server of a data folder leaves traces.
 pub(super) struct Traces<'a> {
     pub(super) url: &'a str,
     pub(super) socket: &'a Path,
@@ -52,7 +51,7 @@ impl Traces<'_> {
             return Err(self.foreign(dir));
         }
         if told.is_none() && !self.is_ours(pid) {
-            // The server may also have ended meanwhile.
+            // The server may also have exited meanwhile.
             return if alive(pid) {
                 Err(self.foreign("it does not say which"))
             } else {
@@ -76,8 +75,8 @@ impl Traces<'_> {
         self.is_ours(pid).then_some(pid)
     }
 
-    /// True if this process is a redis-server that works in the folder. Its pid may have been
-    /// another process's.
+    /// True if this process is a redis-server that works in the folder. The pid of one that has
+    /// ended may belong to another process now.
     fn is_ours(&self, pid: u32) -> bool {
         let command = fs::read(proc(pid, "cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);
@@ -96,8 +95,8 @@ impl Traces<'_> {
         if self.is_ours(pid) {
             tracing::warn!("redis-server (pid {pid}) does not end when asked: killed");
             let pid = i32::try_from(pid).map_err(|_| Error::Stuck { pid })?;
-            // The kill fails if the process is gone, or belongs to another user. The wait below
-            // tells which.
+            // The kill fails if the process is gone or belongs to another user. The wait below
+            // tells the two apart.
             kill(Pid::from_raw(pid), Signal::SIGKILL).ok();
         }
         if gone(pid, KILLED).await {
@@ -108,7 +107,8 @@ impl Traces<'_> {
     }
 }
 
-/// The pid that listens on this socket. The kernel answers, also for a server that hangs.
+/// The pid of the process that listens on this socket. The kernel knows it even if the server
+/// hangs.
 async fn listener(socket: &Path) -> Option<u32> {
     let stream = timeout(Duration::from_secs(1), UnixStream::connect(socket))
         .await
@@ -127,7 +127,7 @@ async fn gone(pid: u32, limit: Duration) -> bool {
     .is_ok()
 }
 
-/// True if a process runs. A zombie counts as gone: it has let go of its files.
+/// True if a process runs. A zombie counts as gone, since it has closed its files.
 fn alive(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(proc(pid, "stat")) else {
         return false;
@@ -142,7 +142,7 @@ fn proc(pid: u32, file: &str) -> PathBuf {
     PathBuf::from(format!("/proc/{pid}/{file}"))
 }
 
-/// True if two paths lead to one folder. Links and mounts give it several names.
+/// True if two paths lead to the same folder, which links and mounts may give several names.
 fn same_folder(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),

@@ -1,4 +1,4 @@
-//! The supervision of redis-server: it starts again whenever it dies.
+//! Supervises redis-server: starts it again whenever it dies.
 
 use std::{
     os::unix::process::ExitStatusExt,
@@ -19,12 +19,12 @@ use super::{
 };
 use crate::runtime::{Supervisor, pauses};
 
-/// How often a server that is killed at its first start is started.
+/// How often the first start is tried if the server is killed.
 const STARTS: usize = 5;
-/// A server that ran for this long was healthy: when it dies, the next one starts at once.
+/// A server that ran for this long was healthy. When it dies, the next one starts at once.
 const HEALTHY: Duration = Duration::from_secs(30);
 
-/// A running redis-server. Dropping it kills the server, which loses nothing that was answered.
+/// A running redis-server. Dropping it kills the server, which loses nothing that was acknowledged.
 #[derive(Debug)]
 pub struct RedisServer {
     /// `None` between the death of a server and the next start.
@@ -61,8 +61,8 @@ impl RedisServer {
                         launch,
                     });
                 }
-                // A user or the kernel killed it. A server that refuses its data exits by itself
-                // and says why.
+                // Something killed it, the user or the kernel. A server that refuses its data exits
+                // by itself and says why.
                 Err(error @ Error::Ended { status, .. }) if status.signal().is_some() => {
                     tracing::warn!("starting redis-server again: {error}");
                     sleep(restarts.after(Duration::ZERO)).await;
@@ -77,12 +77,12 @@ impl RedisServer {
         })
     }
 
-    /// The URL of the server, which stays the same after another start.
+    /// The URL of the server, which stays the same when it is restarted.
     pub fn url(&self) -> &str {
         &self.launch.url
     }
 
-    /// Sends SIGTERM, at which the server ends by itself, and does not wait.
+    /// Sends SIGTERM, which makes the server exit, and does not wait.
     pub fn terminate(&self) {
         let pid = self.launch.pid.load(Ordering::Relaxed);
         if pid != 0
@@ -123,7 +123,7 @@ impl RedisServer {
         }
     }
 
-    /// Starts the server if none runs, waits for its end, and answers the reason.
+    /// Starts the server if none runs, waits until it ends, and returns why it did.
     async fn run(&self, slot: &mut Option<Child>) -> Error {
         let child = match slot {
             Some(child) => child,
@@ -169,7 +169,7 @@ mod tests {
         let mut restarts = Restarts::default();
         let quick = Duration::from_secs(1);
         assert_eq!(restarts.after(quick), Duration::ZERO);
-        // With jitter: up to the same again.
+        // The jitter adds up to the same again.
         for least in [100, 200, 400, 800, 1600, 2500, 2500] {
             let pause = restarts.after(quick).as_millis();
             assert!(

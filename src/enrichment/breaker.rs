@@ -7,8 +7,8 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// The calls of the window, in failures in a row that open the breaker. It opens, too, when half of
-/// them have failed.
+/// The number of calls in the window, as a multiple of the failures in a row that open the breaker.
+/// It also opens when half of the window has failed.
 pub(super) const WINDOW: u32 = 4;
 
 /// Counts failures in a row, and those among the last calls. Callers share it.
@@ -23,11 +23,11 @@ enum State {
     Open {
         until: Instant,
     },
-    /// One call tries the endpoint.
+    /// A single call tries the endpoint.
     Probing,
 }
 
-/// The outcomes of the last calls.
+/// The outcomes of the last calls, for a closed breaker.
 #[derive(Default)]
 struct Calls {
     in_a_row: u32,
@@ -58,7 +58,7 @@ pub(super) struct Permit<'a> {
     is_probe: bool,
 }
 
-/// A change that an outcome made.
+/// How an outcome changed the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turned {
     Opened,
@@ -66,8 +66,8 @@ pub(super) enum Turned {
 }
 
 impl Breaker {
-    /// Opens for `pause` after `most` failures in a row, or when twice as many of the last four
-    /// times as many calls have failed.
+    /// The breaker opens for `pause` after `most` failures in a row, or when `2 * most` of the last
+    /// `4 * most` calls have failed.
     pub(super) fn new(most: u32, pause: Duration) -> Self {
         Self {
             most,
@@ -76,7 +76,7 @@ impl Breaker {
         }
     }
 
-    /// `None` while the breaker is open. After the pause, one call at a time may probe.
+    /// Returns `None` while the breaker is open. After the pause, one call at a time may probe.
     pub(super) fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let is_probe = match *state {
@@ -113,7 +113,7 @@ impl Permit<'_> {
                 calls.note(false, self.breaker.most);
                 None
             }
-            // A call of before the failures.
+            // The call began before the breaker opened.
             State::Open { .. } | State::Probing => None,
         }
     }
@@ -192,7 +192,7 @@ mod tests {
             true => fail(&breaker, now),
             false => breaker.permit(now).unwrap().succeeded(),
         };
-        // A third of them is not enough, however long it goes on.
+        // A third of the calls is not enough, however long it goes on.
         let third = |n: usize| n.is_multiple_of(3);
         assert!((0..100).all(|n| call(third(n)).is_none()));
         (0..12).for_each(|_| assert_eq!(call(false), None));
@@ -202,7 +202,7 @@ mod tests {
             (half.iter().flatten().count(), half[10]),
             (1, Some(Turned::Opened))
         );
-        // The breaker begins anew when it closes.
+        // The breaker starts counting again when it closes.
         assert_eq!(
             breaker.permit(now + PAUSE).unwrap().succeeded(),
             Some(Turned::Closed)

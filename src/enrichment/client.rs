@@ -14,16 +14,16 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::{config::Enrich, model::in_short};
 
-/// How long a connection waits for its next request.
+/// How long an idle connection is kept for the next request.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Why a call has no answer.
+/// Why a call got no answer.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
     /// The endpoint does not work.
     Failed(String),
-    /// The endpoint works, and something is wrong about the tasks of this call: it refuses them, or
-    /// says too much about them. The sender of a task can cause this.
+    /// The endpoint works, and something is wrong about the tasks of this call: the endpoint
+    /// refuses them, or its answer about them is too large. The sender of a task can cause this.
     OfTheseTasks(String),
 }
 

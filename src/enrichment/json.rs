@@ -80,14 +80,14 @@ pub(super) fn request(queue: &QueueName, rows: &[&TaskRow]) -> serde_json::Resul
     })
 }
 
-/// The endpoint's word about a task.
+/// The endpoint's decision about a task.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verdict {
     Change(Change),
     Reject(String),
 }
 
-/// The new values of a task; those that are absent stay.
+/// The new values of a task; absent ones stay as they are.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Change {
     /// Headers to add or to replace.
@@ -115,15 +115,15 @@ struct Item<'a> {
     reject: Option<String>,
 }
 
-/// The verdict about one task, or one line with what is wrong about it.
+/// The verdict about one task, or one line that says what is wrong with it.
 pub(super) type ReadVerdict = Result<Verdict, String>;
 
-/// Reads an answer about `count` tasks, each on its own: the sender of a task may have caused what
-/// is wrong about it.
+/// Reads an answer about `count` tasks, each on its own, since the sender of a task may have caused
+/// what is wrong about it.
 ///
 /// Returns an error, in one line, if the answer as a whole cannot be read.
 pub(super) fn answer(body: &[u8], count: usize) -> Result<Vec<ReadVerdict>, String> {
-    // The name of an unknown field may have any characters.
+    // The name of an unknown field may contain any characters.
     let one_line = |why: String| in_one_line(&why).collect::<String>();
     let Answer { tasks } = serde_json::from_slice(body)
         .map_err(|error| one_line(format!("the answer is wrong: {error}")))?;

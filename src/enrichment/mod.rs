@@ -1,15 +1,15 @@
 //! Enrichment: an HTTP endpoint of the operator sees new tasks before they are stored. It may add
 //! headers, change priority and payload, or reject a task.
 //!
-//! A task never waits for an endpoint that does not work: after a time-out or a failure it goes on
-//! without, and while the [`Breaker`] is open nobody asks.
+//! A task never waits for an endpoint that does not work: after a time-out or a failure it is
+//! stored as it is, and while the [`Breaker`] is open the endpoint is not called.
 //!
 //! The sender of a task can make an answer wrong, for example with headers that leave no room for
 //! those of the endpoint. So each task is judged on its own: a mistake about one task leaves the
-//! verdicts about all others, and is no failure of the endpoint. If an answer is too large, or
-//! refuses a call with several tasks, taskd asks about each half of them.
+//! verdicts about all others, and does not count as a failure of the endpoint. If an answer is too
+//! large, or refuses a call with several tasks, taskd asks again about each half of them.
 //!
-//! taskd may ask about a task twice: it may end between the answer and the commit, and two callers
+//! taskd may ask about a task twice: it may die between the answer and the commit, and two callers
 //! may insert one key at the same time. So an endpoint must be idempotent.
 
 mod breaker;
@@ -46,8 +46,8 @@ use crate::{
     telemetry::metrics::{self, Skipped},
 };
 
-/// The time for all calls about the tasks of one caller. A loop that waits for it must not seem to
-/// hang.
+/// The most time for all calls about the tasks of one caller. A loop that waits for them must not
+/// seem to hang.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// The endpoints of all queues. Clones share them.
@@ -56,13 +56,13 @@ pub struct Enrichment(Arc<Endpoints>);
 
 struct Endpoints {
     default: Option<Arc<Endpoint>>,
-    /// Queues with a section of their own; `None`: without an endpoint.
+    /// Queues with a section of their own; `None` for one without an endpoint.
     named: BTreeMap<QueueName, Option<Arc<Endpoint>>>,
     longest: Duration,
 }
 
-/// A check of an answer about a task. Returns the schema that the new payload must fit, if there
-/// are both.
+/// Checks what an answer changes about a task. Returns the schema that the new payload must fit, if
+/// there are both.
 pub type Check<'a> =
     &'a (dyn Fn(&TaskRow, &Change) -> Result<Option<PayloadSchema>, String> + Send + Sync);
 
@@ -106,16 +106,16 @@ impl Enrichment {
         self.0.named.get(queue).unwrap_or(&self.0.default).as_ref()
     }
 
-    /// The time for all calls of an insert, or of the reports that are read at once.
+    /// The time for all calls of one insert, or of the reports that are read together.
     pub fn time(&self) -> Duration {
         self.0.longest
     }
 
-    /// The endpoint's verdicts about new tasks of `queue`, in order. `None`: the task goes on
-    /// without.
+    /// Returns the endpoint's verdicts about new tasks of `queue`, in order; `None` for a task that
+    /// is to be stored as it is.
     ///
-    /// A change that `check` refuses is wrong. Tasks without a verdict at the deadline go on
-    /// without.
+    /// That is so for a task whose change `check` refuses, and for one without a verdict at the
+    /// deadline.
     pub async fn verdicts(
         &self,
         queue: &QueueName,
@@ -137,7 +137,8 @@ impl Enrichment {
     }
 }
 
-/// The tasks of each call. A task beyond the bytes goes alone.
+/// Splits tasks into the calls. A task that alone is larger than the limit in bytes gets a call of
+/// its own.
 fn pieces<'r, 't>(rows: &'r [&'t TaskRow], settings: &Enrich) -> Vec<&'r [&'t TaskRow]> {
     let mut pieces = Vec::new();
     let mut rest = rows;
@@ -154,20 +155,21 @@ fn pieces<'r, 't>(rows: &'r [&'t TaskRow], settings: &Enrich) -> Vec<&'r [&'t Ta
     pieces
 }
 
-/// One endpoint, with the calls that it has in hand.
+/// One endpoint, and the calls to it in flight.
 struct Endpoint {
     settings: Enrich,
-    /// A call that gets no answer for so long fails, also if its caller's time ends then.
+    /// A call without an answer after this time counts as failed, even if it was its caller's
+    /// deadline that ended it.
     patience: Duration,
     /// The URL without its query, which may be a secret.
     name: String,
     client: OnceLock<Client>,
     slots: Semaphore,
     breaker: Breaker,
-    /// The last wrong answer in the log.
+    /// The last wrong answer that was logged.
     logged: Mutex<LastSaid>,
-    /// Bounds the lines about wrong answers: senders of tasks can cause any number of different
-    /// ones.
+    /// Limits the log lines about wrong answers, because senders of tasks can cause any number of
+    /// different ones.
     wrong_answers: LogPace,
 }
 
@@ -189,8 +191,8 @@ impl Endpoint {
         }
     }
 
-    /// Asks about `rows`. If something is wrong about a call with several tasks, asks about each
-    /// half of them: at most twice as many calls as there are tasks, and none begins after the
+    /// Asks about `rows`. If something is wrong about a call with several tasks, asks again about
+    /// each half of them: at most twice as many calls as there are tasks, and none begins after the
     /// deadline.
     async fn verdicts(
         &self,
@@ -218,7 +220,7 @@ impl Endpoint {
         }
     }
 
-    /// Drops the verdicts that are wrong. Their tasks go on without.
+    /// Drops the verdicts that are wrong. Their tasks are stored as they are.
     async fn judge(
         &self,
         queue: &QueueName,
@@ -251,7 +253,7 @@ impl Endpoint {
         )
         .await;
         for (place, misfit) in payloads.misfits() {
-            // Only the log says why an answer is wrong.
+            // Only the log says why an answer is wrong, so this is the text for it.
             checked[place] = Err(format!("tasks[{place}]: {}", misfit.logged));
         }
         let mut judged = Vec::with_capacity(checked.len());
@@ -279,7 +281,8 @@ impl Endpoint {
         judged
     }
 
-    /// Makes one call. `None`: something is wrong about its tasks, and the endpoint works.
+    /// Makes one call. Returns `None` if the endpoint works but something is wrong about these
+    /// tasks.
     async fn ask(
         &self,
         queue: &QueueName,
@@ -303,7 +306,7 @@ impl Endpoint {
         metrics::enrichment_call(&self.name, started.elapsed());
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            // The calls before it took the time of all. That says nothing about the endpoint.
+            // Earlier calls used up the time of all. That says nothing about the endpoint.
             Err(_) if ends - started < self.patience => {
                 self.log(queue, Skipped::Busy, "no time was left for an answer");
                 return Err(Skipped::Busy);
@@ -340,7 +343,7 @@ impl Endpoint {
         }
     }
 
-    /// The outer error is a failure of the endpoint, the inner one is what is wrong about these
+    /// The outer error is a failure of the endpoint, the inner one says what is wrong about these
     /// tasks.
     async fn call(
         &self,
@@ -375,8 +378,8 @@ impl Endpoint {
         metrics::enrichment_turned(&self.name, turned == Some(Turned::Opened));
     }
 
-    /// Logs a wrong answer, the same one once a minute. Other failures are in the line of the
-    /// breaker.
+    /// Logs a wrong answer, the same one at most once a minute. Other failures are in the log line
+    /// of the breaker.
     fn log(&self, queue: &QueueName, skipped: Skipped, why: &str) {
         let is_news = skipped == Skipped::Wrong && self.logged.lock().is_news(why);
         if is_news

@@ -1,4 +1,4 @@
-//! The token of a request, which is in its head.
+//! Authenticates a request by the token in its head.
 
 use axum::http::{Extensions, HeaderMap, header};
 
@@ -8,8 +8,8 @@ use crate::{
     model::{Caller, Client, Role},
 };
 
-/// Gives a request its [`Caller`], if its token has the role. A request without one reaches no
-/// operation. Its connection belongs to the token from then on.
+/// Gives a request its [`Caller`] if its token has the role. A request without a caller reaches no
+/// operation. From then on its connection counts for the token.
 pub(super) async fn authenticate(
     api: &Api,
     headers: &HeaderMap,

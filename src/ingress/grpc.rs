@@ -57,16 +57,16 @@ use crate::{
     },
 };
 
-/// The pace of a call's message.
+/// How fast the message of a call must arrive.
 const PACE: Pace = Pace {
     silence: Duration::from_secs(30),
     whole: Duration::from_secs(120),
 };
 
-/// The largest message to reflection or health, which take no token: a name, or a few.
+/// The largest message to reflection or health, which need no token and take only a name or a few.
 const MAX_BYTES_WITHOUT_TOKEN: usize = 4 << 10;
 
-/// Serves until `state.stop`, then answers the calls in hand.
+/// Serves until `state.stop`, then finishes the calls in flight.
 pub async fn serve(listener: TcpListener, state: State) -> Result<(), ReflectionError> {
     let (services, health) = services(&state).await?;
     let answering = Answering {
@@ -83,7 +83,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     let max_connections = descriptors::for_each_listener(&state.settings);
     let stopping = async {
         state.stop.cancelled().await;
-        // Load balancers turn to other processes while taskd answers the last calls.
+        // Load balancers switch to other processes while taskd answers the last calls.
         set_health(
             &health,
             &[DISCOVERY, TASKS, OPERATOR, WHOLE],
@@ -104,7 +104,8 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
     Ok(())
 }
 
-/// Reflection and health are streams, and so are sessions. Another call of taskd has one message.
+/// Reflection and health are streams, and so are sessions. All other calls of taskd have one
+/// message.
 fn stay(head: &request::Parts) -> Stay {
     match head.uri.path() {
         "/taskd.v1.Tasks/StreamTasks" => Stay::Stream,
@@ -113,17 +114,17 @@ fn stay(head: &request::Parts) -> Stay {
     }
 }
 
-/// True for a call that is none of taskd.
+/// True for a call that is not one of taskd's.
 fn may_stay_at(path: &str) -> bool {
     !path.starts_with("/taskd.v1.")
 }
 
 /// A method of taskd.
 struct Method {
-    /// With its service.
+    /// Including its service.
     name: &'static str,
     role: Role,
-    /// The parts of its request.
+    /// The parts of its request that are counted.
     shape: Arc<Shape>,
 }
 
@@ -140,10 +141,10 @@ fn methods() -> Vec<Method> {
     methods
 }
 
-/// The services, and what a call passes on its way to one of them.
+/// The services, and what a call needs on its way to one of them.
 ///
-/// They stand here one by one: with a general router in front of them, a call of one task takes 3 %
-/// more CPU.
+/// The services are separate fields, because with a general router in front of them a call with one
+/// task takes 3 % more CPU.
 struct Services {
     settings: Arc<Settings>,
     api: Arc<Api>,
@@ -157,10 +158,11 @@ struct Services {
 impl Handlers for Arc<Services> {
     type Body = Body;
 
-    /// Authenticates a call, counts the parts of its message before it is decoded, and measures it.
+    /// Authenticates a call, counts the parts of its message before it is decoded, and records its
+    /// duration.
     async fn answer(self, request: HttpRequest<Counted>) -> HttpResponse<Body> {
-        // A page in a browser may send other types without asking, and this one only where taskd
-        // agrees. It never does.
+        // A web page may send other types without asking, but this one only if taskd agrees, which
+        // it never does.
         let kind = request.headers().get(header::CONTENT_TYPE);
         if !kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
             let mut refused = HttpResponse::new(Body::empty());
@@ -174,7 +176,7 @@ impl Handlers for Arc<Services> {
             .find(|method| path.strip_prefix('/') == Some(method.name));
         let Some(method) = known else {
             if may_stay_at(path) {
-                // In a box: the calls of taskd need not keep room for these.
+                // Boxed, so that the futures of taskd's own calls do not need space for these.
                 return measured(measure::OTHER, Box::pin(self.others.answer(request))).await;
             }
             return Status::unimplemented(format!("there is no method {path}")).into_http();
@@ -259,7 +261,7 @@ const OPERATOR: &str = "taskd.v1.Operator";
 /// The health of the server as a whole.
 const WHOLE: &str = "";
 
-/// The services. A service whose pipeline this process does not run says so, and is not healthy.
+/// Makes the services. One whose pipeline this process does not run says so, and is not healthy.
 async fn services(state: &State) -> Result<(Services, HealthReporter), ReflectionError> {
     let (reporter, health) = tonic_health::server::health_reporter();
     let api = &state.api;
@@ -286,7 +288,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
             .register_encoded_file_descriptor_set(taskd_proto::DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    // Several programs know only the older version, for example the package grpcio-reflection of
+    // Several clients know only the older version, for example the package grpcio-reflection of
     // Python.
     let (v1, v1alpha) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     let others = Routes::new(health.max_decoding_message_size(MAX_BYTES_WITHOUT_TOKEN))
@@ -313,7 +315,7 @@ async fn set_health(reporter: &HealthReporter, services: &[&str], status: Servin
 
 struct Service(State);
 
-/// The message of a call, and the client that sent it.
+/// Splits a request into its caller and its message.
 fn open<T>(request: Request<T>) -> (Caller, T) {
     let (_, mut extensions, message) = request.into_parts();
     (
@@ -427,7 +429,7 @@ impl Discovery for Service {
 }
 
 impl Service {
-    /// Counts an answer, which may have megabytes, until it is written.
+    /// Counts an answer against the budget until it is written, since it may have megabytes.
     fn within<T: prost::Message>(&self, caller: &Caller, answer: T) -> Result<Response<T>, Status> {
         let room = self.0.budget.answer(&caller.access, answer.encoded_len());
         let room = room.map_err(|error| Status::resource_exhausted(error.to_string()))?;
@@ -478,13 +480,13 @@ impl From<api::Error> for Status {
 mod tests {
     use super::*;
 
-    /// The bytes of the future that `call` makes.
+    /// The size of the future that `call` makes, in bytes.
     fn size<A, B, C, F>(_call: impl Fn(A, B, C) -> F) -> usize {
         size_of::<F>()
     }
 
-    /// Ten thousand calls may wait. An `async fn` keeps a future that it is handed twice, and one
-    /// around it four times.
+    /// Ten thousand calls may wait. An `async fn` stores a future that is passed to it twice, and
+    /// another one around it stores it four times.
     #[test]
     fn calls_are_small() {
         let get =

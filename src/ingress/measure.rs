@@ -1,4 +1,4 @@
-//! The duration of requests, by route and result. Every unknown route counts as `other`.
+//! Records the duration of requests, by route and result. Every unknown route counts as `other`.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use tonic::Code;
 
 use crate::telemetry::metrics;
 
-/// An unknown route, or a method that is not of taskd.
+/// An unknown route, or a method that is not one of taskd's.
 pub(super) const OTHER: &str = "other";
 
 pub(super) async fn http(request: Request, next: Next) -> Response {
@@ -23,7 +23,7 @@ pub(super) async fn http(request: Request, next: Next) -> Response {
     response
 }
 
-/// Records a call. A successful call sends its code only behind its answer.
+/// Records a call. A successful call sends its code only after its answer, so no code counts as OK.
 pub(super) fn grpc<B>(method: &'static str, response: &Response<B>, started: Instant) {
     let code = response
         .headers()

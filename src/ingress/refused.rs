@@ -1,5 +1,5 @@
-//! The log of refused calls: who calls without a right, and which client still sends a token that
-//! was revoked.
+//! Logs refused calls: who calls without permission, and which client still sends a token that was
+//! revoked.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::{
     runtime::LogPace,
 };
 
-/// Each kind of refusal has a bound of its own, so that a busy client hides no stranger.
+/// Each kind of refusal has a limit of its own, so that a busy client does not hide a stranger.
 static WITHOUT_TOKEN: LogPace = LogPace::new(BURST, EVERY);
 static WITHOUT_RIGHT: LogPace = LogPace::new(BURST, EVERY);
 static TOO_MANY: LogPace = LogPace::new(BURST, EVERY);
@@ -19,11 +19,11 @@ static TOO_MANY: LogPace = LogPace::new(BURST, EVERY);
 const BURST: u32 = 10;
 const EVERY: Duration = Duration::from_secs(6);
 
-/// The bytes of a reason in the log.
+/// The most bytes of a reason in the log.
 const REASON: usize = 300;
 
-/// Logs a call with this answer, if it is a refusal (401, 403 or 429) and the log has not had too
-/// many of them.
+/// Logs a call with this answer if it is a refusal (401, 403 or 429) and not too many of them have
+/// been logged.
 pub(super) fn log(
     status: StatusCode,
     client: &Client,

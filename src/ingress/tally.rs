@@ -6,17 +6,17 @@ use crate::{config::Settings, model::TaskFilter};
 
 /// The most discovered tasks in all completions of a call.
 pub(super) const MAX_DISCOVERED: usize = 50_000;
-/// The memory of a part beside its bytes, about. Its answer takes less.
+/// The approximate memory of a part, in addition to its bytes. Its answer takes less.
 const TASK: usize = 400;
 const ITEM: usize = 512;
 const HEADER: usize = 128;
-/// The most memory of a request: `FREE`, and its bytes `TIMES` over.
+/// The most memory of a request: `FREE`, plus `TIMES` its length.
 const FREE: usize = 24 << 20;
 const TIMES: usize = 4;
-/// The bytes that a request takes from the budget at a time.
+/// How many bytes a request reserves from the budget at a time.
 const STEP: usize = 16 << 10;
 
-/// The reason why taskd does not read a request any further.
+/// Why taskd does not read the rest of a request.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Excess {
     #[error("more than {0} tasks in one request (discovery_buffer); NDJSON over HTTP has no limit")]
@@ -55,7 +55,7 @@ pub(super) struct Tally<'a> {
     filter_statuses: usize,
     filter_headers: usize,
     memory: usize,
-    /// The part of `memory` that the budget has given.
+    /// The part of `memory` that has been reserved from the budget.
     taken: usize,
 }
 
@@ -66,7 +66,7 @@ impl<'a> Tally<'a> {
             share,
             max_tasks: settings.discovery.buffer,
             max_items: settings.limits.max_items,
-            // taskd must not tell a request to try again that would not fit alone.
+            // A request that would not fit even if it were alone must not be told to try again.
             max_memory: share.left().min(FREE + bytes.saturating_mul(TIMES)),
             tasks: 0,
             items: 0,
@@ -145,12 +145,13 @@ impl<'a> Tally<'a> {
         self.takes(TASK)
     }
 
-    /// Counts an unreadable part: its answer has the reason.
+    /// Counts an unreadable part, whose answer contains the reason.
     pub(super) fn unreadable(&mut self, why: &str) -> Result<(), Excess> {
         self.takes(why.len())
     }
 
-    /// Leaves the room with the request until its answer is written; answers its bytes.
+    /// Leaves the memory with the request until its answer is written. Returns how many bytes that
+    /// is.
     pub(super) fn keep(mut self) -> usize {
         std::mem::take(&mut self.taken)
     }

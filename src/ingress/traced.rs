@@ -6,12 +6,12 @@ use crate::model::{NewTask, is_traceparent};
 
 const TRACEPARENT: &str = "traceparent";
 
-/// The caller's context. W3C wants one that is not valid to be ignored.
+/// Returns the caller's context. W3C says to ignore an invalid one.
 pub(super) fn caller_context(headers: &HeaderMap) -> Option<String> {
     let mut given = headers.get_all(TRACEPARENT).iter();
     let (first, second) = (given.next(), given.next());
     let text = first.filter(|_| second.is_none())?.to_str().ok()?.trim();
-    // A task takes no longer one.
+    // A task accepts none that is longer.
     (text.len() <= 256 && is_traceparent(text)).then(|| text.to_owned())
 }
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use super::{QueueName, Rfc3339, TaskId, WorkerName, now_unix_ms, rfc_3339};
 
-/// A right to a group of operations. SQL keeps the discriminants, which are bits.
+/// A permission for a group of operations. SQL stores the discriminants, which are bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Role {
@@ -51,12 +51,12 @@ impl fmt::Display for Role {
     }
 }
 
-/// The roles of a token, at least one.
+/// The roles of a token. A token has at least one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Roles(u8);
 
 impl Roles {
-    /// The roles of bits in SQL. A bit that only a later taskd knows gives nothing here.
+    /// Reads roles from their bits in SQL. Bits that only a later taskd knows grant nothing.
     pub fn from_bits(bits: i64) -> Self {
         Self(u8::try_from(bits & 0xff).unwrap_or(0))
     }
@@ -65,13 +65,13 @@ impl Roles {
         self.0.into()
     }
 
-    /// True for a role in the list, and for each role of an admin.
+    /// True if the role is in the list. For an admin, true for every role.
     pub fn include(self, role: Role) -> bool {
         self.0 & (role as u8 | Role::Admin as u8) != 0
     }
 }
 
-/// A comma list.
+/// Parses a comma-separated list.
 impl FromStr for Roles {
     type Err = String;
 
@@ -104,8 +104,8 @@ impl fmt::Display for Roles {
     }
 }
 
-/// The queues that a token reaches: names, and beginnings of names with a star. An empty scope is
-/// every queue.
+/// The queues that a token may access: names, or prefixes followed by a star. An empty scope
+/// includes every queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Scope(Vec<String>);
 
@@ -123,7 +123,7 @@ impl Scope {
     }
 }
 
-/// A comma list.
+/// Parses a comma-separated list.
 impl FromStr for Scope {
     type Err = String;
 
@@ -134,7 +134,7 @@ impl FromStr for Scope {
             .filter(|part| !part.is_empty());
         let part = |part: &str| {
             let name = part.strip_suffix('*').unwrap_or(part);
-            // A star alone is every queue.
+            // A star alone means every queue.
             QueueName::new(if name.is_empty() { "any" } else { name })
                 .map_err(|error| error.to_string())?;
             Ok(part.to_owned())
@@ -149,19 +149,19 @@ impl fmt::Display for Scope {
     }
 }
 
-/// An access token, without its secret, which nobody keeps but its owner.
+/// An access token, without its secret, which only its owner has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessToken {
     /// The name of the token: 1 to 64 characters, unique.
     pub name: String,
     pub roles: Roles,
     pub scope: Scope,
-    /// The one worker that may call with it; `None`: any.
+    /// The only worker name with which the token may be used, or `None` for any.
     pub worker: Option<WorkerName>,
-    /// The limit in each process; `None`: none.
+    /// The rate limit in each process, or `None` for no limit.
     pub calls_per_second: Option<NonZeroU32>,
     pub created_unix_ms: i64,
-    /// `None`: never.
+    /// `None` if the token never expires.
     pub expires_unix_ms: Option<i64>,
 }
 
@@ -171,14 +171,15 @@ impl AccessToken {
     }
 }
 
-/// The secret of a new token, as its owner sends it.
+/// The secret of a new token, in the form in which its owner sends it.
 pub struct Secret(String);
 
-/// The beginning of each secret, by which people and scanners of source code know it.
+/// The prefix of each secret, by which people and secret scanners recognise it.
 const BEGINNING: &str = "taskd_";
 
 impl Secret {
-    /// 256 random bits of the system. Their hash needs no salt: nobody can guess them.
+    /// Creates a secret from 256 random bits of the operating system. Its hash needs no salt,
+    /// because nobody can guess that many bits.
     pub fn new() -> Result<Self, getrandom::Error> {
         let mut random = [0; 32];
         getrandom::fill(&mut random)?;
@@ -197,7 +198,7 @@ impl Secret {
     }
 }
 
-/// SHA-256 of a secret, which is all that taskd keeps of it.
+/// The SHA-256 hash of a secret. taskd stores nothing else of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SecretHash(pub [u8; 32]);
 
@@ -207,17 +208,17 @@ impl SecretHash {
     }
 }
 
-/// The rights of a call.
+/// What a caller may do.
 #[derive(Clone, Debug, Default)]
 pub enum Access {
-    /// Everything: this taskd knows no tokens.
+    /// Everything, because this taskd does not use tokens.
     #[default]
     Open,
     ByToken(SecretHash, Arc<AccessToken>),
 }
 
 impl Access {
-    /// The token that limits it; `None`: nothing does.
+    /// The token that limits the access, or `None` if the access is not limited.
     pub fn token(&self) -> Option<&AccessToken> {
         match self {
             Self::Open => None,
@@ -225,7 +226,7 @@ impl Access {
         }
     }
 
-    /// The hash of the token; `None`: there is none.
+    /// The hash of the token, or `None` if there is no token.
     pub fn hash(&self) -> Option<SecretHash> {
         match self {
             Self::Open => None,
@@ -234,7 +235,7 @@ impl Access {
     }
 
     /// The token, if it is restricted to some queues or to one worker. Such a token gets at most
-    /// half of what all callers share; see [`Shares`](super::Shares).
+    /// half of the resources that all callers share: see [`Shares`](super::Shares).
     pub fn restricted(&self) -> Option<SecretHash> {
         match self {
             Self::ByToken(hash, token)
@@ -255,7 +256,7 @@ impl Access {
     }
 }
 
-/// An operator's act.
+/// An operator's recorded action.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Act {
     // A UUIDv7, so that acts sort by their time.
@@ -286,19 +287,19 @@ fn with_time<S: Serializer>(id: &Uuid, serializer: S) -> Result<S::Ok, S::Error>
 }
 
 impl Act {
-    /// The longest parts, in characters. Longer ones are cut.
+    /// The maximum length of each part, in characters. Longer parts are truncated.
     const LONGEST: [usize; 3] = [255, 64, 1024];
 
-    /// An act of now by this machine's clock, for a command that has no other.
+    /// An act at the present time of this machine's clock, for a command that has no other clock.
     pub fn new(who: &str, what: &str, target: &str) -> Self {
         Self::at_time(now_unix_ms(), who, what, target)
     }
 
-    /// An act of that time, which is by the clock that all processes share.
+    /// An act at `unix_ms`, which is a time of the clock that all processes share.
     pub fn at_time(unix_ms: i64, who: &str, what: &str, target: &str) -> Self {
         let [who, what, target] = [(who, 0), (what, 1), (target, 2)]
             .map(|(text, part)| text.chars().take(Self::LONGEST[part]).collect::<String>());
-        // Acts of one millisecond keep their order within a process.
+        // Acts in the same millisecond keep their order within a process.
         static PLACE: AtomicUsize = AtomicUsize::new(0);
         let place = PLACE.fetch_add(1, Ordering::Relaxed);
         Self {

@@ -1,12 +1,13 @@
-//! The backoff of a task: the waits between its attempts, and the time after which it gets none.
+//! The backoff of a task: the waits between its attempts, and the time after which it gets no more
+//! attempts.
 
 use std::time::Duration;
 
-/// The growth of the waits, from failure to failure. SQL and Redis keep the discriminants.
+/// How the wait grows from failure to failure. SQL and Redis store the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BackoffKind {
-    /// The waits of the queue.
+    /// The waits configured for the queue.
     #[default]
     Queue = 0,
     Constant = 1,
@@ -15,7 +16,7 @@ pub enum BackoffKind {
 }
 
 impl BackoffKind {
-    /// The kinds that an insert may name.
+    /// The kinds that an insert may choose.
     pub const OWN: [Self; 3] = [Self::Constant, Self::Linear, Self::Exponential];
 
     /// The name in JSON.
@@ -29,17 +30,18 @@ impl BackoffKind {
     }
 }
 
-/// The backoff of a task to insert, not checked yet.
+/// The backoff of a task to insert, not validated yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NewBackoff {
     pub kind: BackoffKind,
     /// The wait after the first failure.
     pub initial: Option<Duration>,
-    /// The longest wait. `None`: a day.
+    /// The maximum wait. `None` means one day.
     pub maximum: Option<Duration>,
-    /// The share by which a wait may be longer or shorter. `None`: a fifth.
+    /// The fraction by which a wait may randomly be longer or shorter. `None` means a fifth.
     pub jitter: Option<f64>,
-    /// The task dies when its next attempt would begin later than this after its first due time.
+    /// The task dies if its next attempt would begin later than this after the time when the task
+    /// was first due.
     pub give_up_after: Option<Duration>,
 }
 
@@ -50,20 +52,20 @@ pub struct Backoff {
     pub initial_ms: u32,
     pub maximum_ms: u32,
     pub jitter_percent: u8,
-    /// 0: no limit in time.
+    /// 0 for no time limit.
     pub give_up_after_ms: u64,
 }
 
-/// The longest wait, as of a queue's backoff.
+/// The maximum wait, the same as for a queue's backoff.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 const LONGEST_GIVE_UP: Duration = Duration::from_secs(3650 * 24 * 3600);
 const JITTER: f64 = 0.2;
 
-/// The bytes of [`Backoff::packed`].
+/// The length of [`Backoff::packed`], in bytes.
 pub const BACKOFF_BYTES: usize = 18;
 
 impl Backoff {
-    /// Checks a backoff. `None`: it is that of the queue.
+    /// Validates a backoff. Returns `None` if the task uses the queue's backoff.
     pub(super) fn new(new: &NewBackoff) -> Result<Option<Self>, String> {
         let ms = |what: &str, wait: Duration| {
             let fits = u32::try_from(wait.as_millis())
@@ -120,7 +122,7 @@ impl Backoff {
         }))
     }
 
-    /// The time at which a task gives up that is first due then; 0: never.
+    /// The time at which a task that was first due at `first_due_unix_ms` gives up. 0 means never.
     pub fn gives_up_unix_ms(&self, first_due_unix_ms: i64) -> u64 {
         match self.give_up_after_ms {
             0 => 0,
@@ -131,9 +133,9 @@ impl Backoff {
         }
     }
 
-    /// The form in SQL, with the time limit as it is, and in the body in Redis, with the time at
-    /// which it ends: kind, initial and longest wait in milliseconds, jitter in percent, limit. Lua
-    /// reads it with `struct.unpack`.
+    /// The stored form: kind, initial and maximum wait in milliseconds, jitter in percent, `limit`.
+    /// In SQL, `limit` is the duration `give_up_after_ms`; in the task's body in Redis, it is the
+    /// time at which the task gives up. Lua reads this form with `struct.unpack`.
     pub fn packed(&self, limit: u64) -> [u8; BACKOFF_BYTES] {
         let mut bytes = [0; BACKOFF_BYTES];
         bytes[0] = self.kind as u8;
@@ -144,7 +146,7 @@ impl Backoff {
         bytes
     }
 
-    /// Reads the form of SQL. `Err`: the bytes are none.
+    /// Reads the form stored in SQL. Returns `Err` if the bytes are not a backoff.
     pub fn unpacked(bytes: &[u8]) -> Result<Self, String> {
         let wrong = || format!("a backoff of {} bytes", bytes.len());
         let [kind, a, b, c, d, e, f, g, h, jitter_percent, ref limit @ ..] = *bytes else {
@@ -167,7 +169,7 @@ impl Backoff {
     }
 }
 
-/// A stored backoff as an insert takes it.
+/// Converts a stored backoff to the form that an insert takes.
 impl From<Backoff> for NewBackoff {
     fn from(backoff: Backoff) -> Self {
         let own = backoff.kind != BackoffKind::Queue;

@@ -1,8 +1,9 @@
-//! Errors in words.
+//! Formats errors for people.
 
 use std::error::Error;
 
-/// An error with its causes, without those that repeat what was said.
+/// The error message followed by those of its causes, leaving out causes whose message is already
+/// contained.
 pub fn in_short(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! Changes of live work: what an operator may want of unfinished tasks, and what became of it.
+//! Changes of live work: what an operator may request for unfinished tasks, and the outcome.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use super::{Act, MAX_REPLICAS, Priority, QueueName, ShardId, TaskId, WorkerName}
 /// A change of unfinished tasks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// No worker does the task any more.
+    /// No worker is to do the task any more.
     Cancel,
     Update(Update),
     Requeue(Requeue),
 }
 
-/// New values of tasks. `None`: as it is.
+/// New values for tasks. `None` keeps the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Update {
     pub priority: Option<Priority>,
-    /// NUM. A higher one reopens a completed task.
+    /// NUM. Raising it reopens a completed task.
     pub replicas: Option<u32>,
 }
 
-/// Offers tasks anew: leases and backoffs end, at no cost.
+/// Offers tasks again. Leases and backoffs end, without counting as failures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requeue {
     /// Every worker may get the task.
     All,
-    /// Only this worker's lease ends, and it does not get the task again.
+    /// Only this worker's lease ends, and the worker does not get the task again.
     AwayFrom(WorkerName),
-    /// Only this worker gets the task, until then or until it is requeued again.
+    /// Only this worker gets the task, until the given time or until the task is requeued again.
     To {
         worker: WorkerName,
         until_unix_ms: Option<i64>,
     },
-    /// The time of a reservation is over.
+    /// A reservation has expired.
     Free,
 }
 
-/// A request to offer tasks anew.
+/// A request to offer tasks again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequeueTasks {
     All,
     AwayFrom(WorkerName),
-    /// `None`: until somebody requeues it again.
+    /// If `reserved_for` is `None`, the reservation lasts until somebody requeues the task again.
     To {
         worker: WorkerName,
         reserved_for: Option<Duration>,
@@ -50,7 +50,7 @@ pub enum RequeueTasks {
 }
 
 impl RequeueTasks {
-    /// A request by the names of workers; empty: not given.
+    /// Builds the request from the names of workers. An empty name means that it was not given.
     pub fn new(to: &str, away_from: &str, reserved_for: Option<Duration>) -> Result<Self, String> {
         let worker = |name: &str| WorkerName::new(name).map_err(|error| error.to_string());
         match (to.is_empty(), away_from.is_empty(), reserved_for) {
@@ -68,7 +68,7 @@ impl RequeueTasks {
 }
 
 impl Update {
-    /// An error for a change of nothing, and for a NUM that no task may have.
+    /// Returns an error if the update changes nothing, or if the NUM is out of range.
     pub fn check(&self) -> Result<(), String> {
         match self {
             Self {
@@ -87,7 +87,7 @@ impl Update {
 }
 
 impl Change {
-    /// The words of the act of an operator.
+    /// The text of the operator's act.
     pub fn act(&self) -> String {
         match self {
             Self::Cancel => "cancel task".to_owned(),
@@ -120,19 +120,19 @@ impl Change {
     }
 }
 
-/// The kind of a change. SQL keeps those of [`Self::KEPT`] as the discriminants, until the queue
-/// has them.
+/// The kind of a change. SQL stores pending changes of the kinds in [`Self::KEPT`] under their
+/// discriminants until the queue has applied them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ChangeKind {
     Cancel = 1,
     Update = 2,
-    /// The end of a reservation, at its time.
+    /// The end of a reservation at its expiry time.
     Reservation = 3,
-    /// SQL keeps none.
+    /// Never stored in SQL.
     Requeue = 4,
-    /// The end of a task at its deadline. Not an operator wants it, but the insert:
-    /// `store::Tasks` has it.
+    /// The end of a task at its deadline. It is requested by the insert, not by an operator: see
+    /// `store::Tasks`.
     Deadline = 5,
 }
 
@@ -155,23 +155,24 @@ impl ChangeKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Changed {
     Done,
-    /// Workers had completed the task before.
+    /// Workers had already completed the task.
     AlreadyCompleted,
-    /// The task had failed for good before.
+    /// The task had already failed for good.
     Dead,
-    /// Somebody had cancelled it before.
+    /// The task had already been cancelled.
     Cancelled,
-    /// The task is not in its queue: no worker holds it.
+    /// The task is not in its queue, so no worker holds it.
     NotQueued,
-    /// The time of the task has not come: no worker holds it.
+    /// The task is not due yet, so no worker holds it.
     NotDue,
-    /// The worker for whom it should be reserved has completed it.
+    /// The worker for whom the task was to be reserved has completed it.
     CompletedByWorker,
-    /// The queue takes no task with so many replicas.
+    /// The queue does not accept tasks with this many replicas.
     TooManyReplicas,
     /// There is no such task, or it finished so long ago that it was removed.
     Unknown,
-    /// SQL has the wish, and a server does not answer now: the watchdog applies it.
+    /// The change is stored in SQL, but a server does not respond at the moment. The watchdog will
+    /// apply the change.
     Later,
 }
 
@@ -193,7 +194,7 @@ impl Changed {
     }
 }
 
-/// A task that a change is about, as SQL has it.
+/// A task to be changed, as stored in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangingTask {
     pub id: TaskId,
@@ -204,17 +205,17 @@ pub struct ChangingTask {
     pub epoch: u32,
 }
 
-/// A queue of which no worker gets anything.
+/// A queue whose tasks no worker gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PausedQueue {
     pub queue: QueueName,
     pub at_unix_ms: i64,
-    /// The operator.
+    /// The operator who paused it.
     pub who: String,
 }
 
-/// A task by its id, and the queue that says who reaches it.
+/// The id of a task, and its queue, which determines who may access it.
 pub type OwnedTask = (TaskId, QueueName);
 
-/// An act of an operator about a task.
+/// An operator's act on a task.
 pub type TaskAct = (TaskId, Act);

@@ -25,7 +25,7 @@ macro_rules! kinds {
                 }
             }
 
-            /// The step by which a repair mends it.
+            /// How a repair fixes it.
             pub fn mend(self) -> &'static str {
                 match self {
                     $(Self::$kind => $mend,)*
@@ -36,36 +36,36 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A worker holds a replica, and no lease ends that.
+    /// A worker holds a replica without a lease, so that nothing will ever end that.
     HeldWithoutLease = "held_without_lease": "gives it a lease that begins now",
     /// A lease on a replica that nobody holds.
     LeaseWithoutHolder = "lease_without_holder": "removes the lease",
-    /// A replica in backoff, or a task before its time, that nothing will offer.
+    /// A replica in backoff, or a task that is not due, that nothing will ever offer.
     WaitsWithoutDelay = "waits_without_delay": "offers the replica now, or publishes a task before its time again",
     /// An entry of `delayed` that nothing waits for.
     DelayWithoutTask = "delay_without_task": "removes the entry",
     /// A live record without a body.
     LostPayload = "lost_payload": "removes the task from Redis and publishes it again from SQL",
-    /// The body of a final task, or a field of `bodies` that belongs to no task.
+    /// The body of a final task, or an entry of `bodies` that belongs to no task.
     BodyWithoutTask = "body_without_task": "removes the body",
     UnreadableRecord = "unreadable_record": "removes the task from Redis and publishes it again from SQL",
-    /// A replica can be claimed, and no lane has an element of the newest offer.
+    /// A replica can be claimed, but no lane has an element with the newest offer.
     OpenWithoutElement = "open_without_element": "adds an element to its lane",
     ElementTwice = "element_twice": "spends the earlier one",
-    /// A final record that the list of final records lacks.
+    /// A final record that is missing in the list of final records.
     FinalNotListed = "final_not_listed": "adds it to the list",
     LiveAmongFinals = "live_among_finals": "takes it off the list",
     PointerOutOfRange = "pointer_out_of_range": "removes the pointer, which is only a cursor",
-    /// A counter of a shard.
+    /// A shard has a wrong counter.
     WrongCounter = "wrong_counter": "writes the right number",
-    /// SQL shows the task final, and Redis offers it.
+    /// The task is final in SQL, but Redis still offers it.
     EndedAndLive = "ended_and_live": "removes the task from Redis",
-    /// SQL shows the task published, the offset has passed, and Redis has neither its record nor
-    /// its body.
+    /// SQL has the task as published and its offset has been read, but Redis has neither its record
+    /// nor its body.
     LostTask = "lost_task": "publishes it again",
     /// An unfinished task that is neither on the bus nor in the outbox.
     StrandedTask = "stranded_task": "publishes it",
-    /// A count of unfinished tasks in SQL.
+    /// SQL has a wrong count of unfinished tasks.
     WrongQueueCount = "wrong_queue_count": "writes the right number",
 }
 
@@ -75,7 +75,7 @@ impl Serialize for FindKind {
     }
 }
 
-// A difference.
+// A finding: a difference, and whether it was repaired.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[schemars(rename = "FsckFind")]
 pub struct Find {
@@ -88,7 +88,7 @@ pub struct Find {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task: Option<TaskId>,
     pub says: String,
-    // By which step a repair mends it.
+    // How a repair fixes it.
     repair: &'static str,
     pub mended: bool,
 }
@@ -114,36 +114,36 @@ impl Find {
     }
 }
 
-/// A request to check a part of what there is.
+/// A request to check some of the data.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fsck {
-    /// Empty: all queues.
+    /// Empty for all queues.
     pub queue: String,
-    /// Mend what is found.
+    /// Repair the findings.
     pub repair: bool,
-    /// Where the answer before ended; empty: at the beginning.
+    /// Where the previous answer ended, or empty for the beginning.
     pub cursor: String,
 }
 
-/// The differences that a part of the check found.
+/// The differences that one part of the check found.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct FsckPage {
     pub finds: Vec<Find>,
-    // They are mended like the others.
-    /// Finds beyond those, which an answer has no room for.
+    // These are repaired like the others.
+    /// The number of further findings, which do not fit into the answer.
     pub more: u64,
-    // The shard is too large, or too much is wrong.
-    /// Suspected tasks that this part could not look at again.
+    // Happens if the shard is too large, or if too much is wrong.
+    /// Suspected tasks that this part could not check a second time.
     pub unchecked: u64,
-    /// Shards that Redis cannot serve. Some of their tasks, or all, are not checked.
+    /// Shards that Redis cannot serve. Some or all of their tasks are unchecked.
     #[serde(serialize_with = "unchecked_shards")]
     #[schemars(with = "Vec<UncheckedShard<'_>>")]
     pub unchecked_shards: BTreeMap<ShardId, String>,
-    // The shards that this part checked to their end, and the published tasks that it compared
-    // with Redis.
+    // The number of shards that this part checked completely, and of published tasks that it
+    // compared with Redis.
     pub shards: u64,
     pub tasks: u64,
-    // Where the next part begins; absent: this was the last one.
+    // Where the next part begins. Absent if this was the last part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }

@@ -8,16 +8,16 @@ use serde::Serialize;
 
 use super::{Act, Encoding, LeaseNumber, NewBackoff, Rfc3339, TaskId, TaskView, some_rfc_3339};
 
-/// The end of an attempt, or that it goes on. SQL and protobuf keep the discriminants.
+/// How an attempt ended, or that it is still running. SQL and protobuf store the discriminants.
 #[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 #[repr(u8)]
 pub enum AttemptState {
-    /// The worker has the task.
+    /// The worker still holds the task.
     Leased = 1,
-    /// The worker has a result.
+    /// The worker reported a result.
     Completed = 2,
-    /// The worker gave the task back.
+    /// The worker rejected the task.
     Rejected = 3,
     /// The worker's lease expired.
     Expired = 4,
@@ -37,7 +37,7 @@ impl AttemptState {
 pub struct Attempt {
     pub worker: String,
     pub state: AttemptState,
-    // `None`: taskd does not know it.
+    // `None` if taskd does not know it.
     #[serde(
         rename = "from",
         serialize_with = "some_rfc_3339",
@@ -45,7 +45,7 @@ pub struct Attempt {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub from_unix_ms: Option<i64>,
-    // `None`: it goes on.
+    // `None` if the attempt is still running.
     #[serde(
         rename = "until",
         serialize_with = "some_rfc_3339",
@@ -53,7 +53,7 @@ pub struct Attempt {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub until_unix_ms: Option<i64>,
-    // Of an attempt that goes on.
+    // Only of an attempt that is still running.
     #[serde(
         rename = "lease_expires_at",
         serialize_with = "some_rfc_3339",
@@ -61,13 +61,13 @@ pub struct Attempt {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub expires_unix_ms: Option<i64>,
-    // 1 for the first try, as the worker was told. 0: unknown.
+    // 1 for the first attempt, as the worker was told. 0 if unknown.
     #[serde(skip_serializing_if = "is_unknown")]
     pub attempt: u32,
-    // The reason of its failure.
+    // Why the attempt failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    // The worker completed after NUM others, or after the end of the task.
+    // The worker completed the task after NUM others, or after the task had ended.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub surplus: bool,
 }
@@ -77,32 +77,32 @@ fn is_unknown(attempt: &u32) -> bool {
     *attempt == 0
 }
 
-/// An attempt that ended without a result, on its way to SQL.
+/// An attempt that ended without a result, to be stored in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedAttempt {
     pub id: TaskId,
     pub worker: String,
     pub state: AttemptState,
-    /// 0: unknown.
+    /// 0 if unknown.
     pub leased_unix_ms: i64,
     pub at_unix_ms: i64,
     pub attempt: u32,
-    /// Tells the leases of a task apart.
+    /// Distinguishes the leases of a task.
     pub lease: LeaseNumber,
     pub reason: String,
 }
 
-/// The most bytes of the reason of a failed attempt.
+/// The maximum length of the reason of a failed attempt, in bytes.
 const LONGEST_REASON: usize = 1024;
 
 impl FailedAttempt {
-    /// The reason as the history keeps it.
+    /// The reason, truncated for the history.
     pub fn cut(reason: &str) -> &str {
         &reason[..reason.floor_char_boundary(LONGEST_REASON)]
     }
 }
 
-/// A task with all that its reader may want to know, but for its results.
+/// A task with everything that is known about it, except its results.
 #[derive(Clone, Debug)]
 pub struct TaskFile {
     pub task: TaskView,
@@ -110,20 +110,20 @@ pub struct TaskFile {
     pub payload_encoding: Encoding,
     pub headers: HashMap<String, String>,
     pub traceparent: String,
-    /// The task's own; `None`: the queue's.
+    /// The task's own backoff, or `None` if it uses the queue's.
     pub backoff: Option<NewBackoff>,
-    /// The earliest first.
+    /// Oldest first.
     pub history: Vec<Attempt>,
-    /// The earliest first.
+    /// Oldest first.
     pub acts: Vec<Act>,
-    /// How many results it has.
+    /// The number of results.
     pub results: u32,
 }
 
 impl TaskFile {
-    /// The bytes of the file in an answer, about.
+    /// The approximate size of the file in an answer, in bytes.
     pub fn weight(&self) -> usize {
-        /// The names, times and numbers of an attempt or an act.
+        /// The approximate size of an attempt or an act without its texts.
         const ENTRY: usize = 256;
         let headers = self
             .headers
@@ -141,8 +141,8 @@ impl TaskFile {
     }
 }
 
-/// The moment at which an attempt began, if that can be: a token comes back from its worker, and
-/// clocks are set back.
+/// The time at which an attempt began, or `None` if it is implausible: the time comes from a token
+/// that the worker sends back, and a clock may have been set back.
 pub fn began(leased_unix_ms: i64, ended_unix_ms: i64) -> Option<i64> {
     (leased_unix_ms > 0 && leased_unix_ms <= ended_unix_ms).then_some(leased_unix_ms)
 }

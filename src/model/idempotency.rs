@@ -1,4 +1,4 @@
-//! Idempotency keys: taskd answers an insert that is sent again as it answered the first one.
+//! Idempotency keys: a repeated insert gets the answer of the first one.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use sha2::{Digest, Sha256};
 
 use super::{names::QueueName, unix_time::millis};
 
-/// The longest idempotency key.
+/// The maximum length of an idempotency key.
 pub const MAX_IDEMPOTENCY_KEY_BYTES: usize = 256;
 
-/// The idempotency key of a task on its way into SQL.
+/// The idempotency key of a task to be stored in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     /// SHA-256 of the queue and the idempotency key.
     pub hash: [u8; 32],
-    /// SHA-256 of the task's queue, key and payload, as the caller sent them. Of another task it is
-    /// another one.
+    /// SHA-256 of the task's queue, key and payload, as the caller sent them. It differs if the key
+    /// is reused for a different task.
     pub fingerprint: [u8; 32],
     /// The end of the window, in which the idempotency key belongs to this task.
     pub expires_unix_ms: i64,
 }
 
 impl Idempotency {
-    /// `None`: the task has no idempotency key.
+    /// Returns `None` if the task has no idempotency key.
     pub(super) fn new(
         text: &str,
         queue: &QueueName,
@@ -36,7 +36,7 @@ impl Idempotency {
         }
         let window_ms = millis(window);
         Some(Box::new(Self {
-            // No queue's name has a NUL.
+            // The NUL separates the parts, because no queue name contains one.
             hash: Sha256::new()
                 .chain_update(queue.as_str())
                 .chain_update([0])
@@ -53,7 +53,7 @@ impl Idempotency {
     }
 }
 
-/// Checks the text of an idempotency key.
+/// Validates an idempotency key.
 pub(super) fn check(text: &str) -> Result<(), String> {
     if text.len() > MAX_IDEMPOTENCY_KEY_BYTES {
         return Err(format!(

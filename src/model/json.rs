@@ -1,25 +1,26 @@
-//! JSON that every reader can read.
+//! Checks that JSON can be read by all common parsers.
 
 use std::str::Bytes;
 
 use serde::de::IgnoredAny;
 
-/// How deep arrays and objects may lie in each other. taskd's answers put a payload a few levels
-/// deeper, and some parsers refuse 128.
+/// The maximum nesting depth of arrays and objects. taskd's answers nest a payload a few levels
+/// deeper, and some parsers reject 128.
 pub const MAX_DEPTH: usize = 120;
 
-/// The fault of a text that should be JSON.
+/// Why a text was rejected as JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Fault {
     NotJson(String),
     TooDeep,
 }
 
-/// Checks that a text is JSON, that it is not too deep, and that its escapes are characters.
+/// Checks that a text is JSON, that it is not nested too deeply, and that its escapes are valid
+/// characters.
 pub fn check(text: &str) -> Result<(), Fault> {
     let _: IgnoredAny =
         serde_json::from_str(text).map_err(|error| Fault::NotJson(error.to_string()))?;
-    // serde_json passes over what it ignores without a look at depths and surrogates.
+    // `IgnoredAny` does not check the depth or surrogates.
     let mut depth = 0_usize;
     let mut is_string = false;
     let mut bytes = text.bytes();
@@ -39,7 +40,7 @@ pub fn check(text: &str) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Passes over an escape, behind its backslash. `None`: it is a surrogate without the other half.
+/// Skips an escape after its backslash. Returns `None` for a surrogate without its other half.
 fn escape(bytes: &mut Bytes<'_>) -> Option<()> {
     if bytes.next()? != b'u' {
         return Some(());
@@ -54,7 +55,7 @@ fn escape(bytes: &mut Bytes<'_>) -> Option<()> {
     }
 }
 
-/// The four digits of an escape.
+/// Reads the four digits of an escape.
 fn unit(bytes: &mut Bytes<'_>) -> Option<u32> {
     (0..4).try_fold(0, |unit, _| {
         Some((unit << 4) | char::from(bytes.next()?).to_digit(16)?)

@@ -1,4 +1,4 @@
-//! Dead letters: what taskd gave up, how an operator finds it, and what may become of it.
+//! Dead letters: what taskd gave up on, how an operator finds it, and what can be done with it.
 
 use std::{fmt, str::FromStr};
 
@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::{Failure, NewTask, QueueName, RecordedValues, TaskId};
 
-/// A record or a task that taskd gives up, for people.
+/// A record or a task that taskd gave up on, kept for people.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeadLetter {
     pub reason: String,
@@ -19,28 +19,29 @@ pub struct DeadLetter {
     pub task_id: Option<TaskId>,
     pub queue: String,
     pub attempts: u32,
-    /// The place of a record: topic, partition and offset.
+    /// Where a record was: topic, partition and offset.
     pub topic: String,
     pub partition: u32,
     pub offset: String,
-    /// The bytes of a record.
+    /// The content of a record.
     pub value: Bytes,
-    /// The task as an insert takes it.
+    /// The task, in the form that an insert takes.
     pub task: Option<NewTask>,
-    /// The values of an unreadable task, which replace those of `task`.
+    /// The values of an unreadable task, which override those of `task`.
     pub values: Option<RecordedValues>,
     /// The failures of a dead task.
     pub history: Vec<Failure>,
-    /// The task whose worker discovered a task that was not stored.
+    /// The parent of a discovered task that was not stored.
     pub parent_id: Option<TaskId>,
-    /// Parts of `task` were left out, so it is another one than was sent.
+    /// Parts of `task` were left out, so it differs from the task that was sent.
     pub incomplete: bool,
 }
 
-/// The id of a letter: of a dead task its id, of any other letter a hash of what it is about.
+/// The id of a letter. For a dead task it is the task's id, for any other letter a hash of its
+/// subject.
 pub type LetterId = TaskId;
 
-/// The subject of a letter. SQL and protobuf keep the discriminants.
+/// The subject of a letter. SQL and protobuf store the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LetterKind {
@@ -48,7 +49,7 @@ pub enum LetterKind {
     Task = 1,
     /// A discovered task that was not stored.
     Discovered = 2,
-    /// A record that nobody can handle.
+    /// A record that cannot be processed.
     Record = 3,
     /// A task that an insert did not accept.
     Refused = 4,
@@ -97,7 +98,7 @@ impl DeadLetter {
         }
     }
 
-    /// The letter's id. A letter that is written twice has one id.
+    /// The letter's id. A letter that is written twice keeps its id.
     pub fn id(&self) -> LetterId {
         if let Some(id) = self.task_id {
             return id;
@@ -124,7 +125,7 @@ impl DeadLetter {
     }
 }
 
-/// A letter as its reader sees it.
+/// A letter with its id and kind, as readers see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredLetter {
     pub id: LetterId,
@@ -132,14 +133,14 @@ pub struct StoredLetter {
     pub letter: DeadLetter,
 }
 
-/// Which letters. `None` and an empty text choose all.
+/// Which letters to choose. `None` and an empty text match all.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LetterFilter {
     pub queue: Option<QueueName>,
     pub kind: Option<LetterKind>,
     pub since_unix_ms: Option<i64>,
     pub until_unix_ms: Option<i64>,
-    /// The beginning of the reason. SQL has no index for it, so it goes with a queue only.
+    /// The prefix of the reason. SQL has no index for it, so it requires a queue.
     pub reason: String,
 }
 
@@ -152,7 +153,7 @@ impl LetterFilter {
     }
 }
 
-/// A place in the order of letters, the newest first.
+/// A position in the list of letters, which is sorted newest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LetterCursor {
     pub at_unix_ms: i64,
@@ -183,13 +184,13 @@ impl FromStr for LetterCursor {
     }
 }
 
-/// A part of the letters of a filter.
+/// A page of the letters that match a filter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LetterPages {
     pub filter: LetterFilter,
-    /// The letters to look at; 0: the operation's default.
+    /// How many letters to read. 0 means the operation's default.
     pub limit: u32,
-    /// Where the page begins; `None`: at the newest letter.
+    /// Where the page begins, or `None` for the newest letter.
     pub after: Option<LetterCursor>,
 }
 
@@ -200,7 +201,7 @@ pub struct LetterPage {
     pub next: Option<LetterCursor>,
 }
 
-/// The letters that a call changes.
+/// The letters that a call is to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChosenLetters {
     Ids(Vec<LetterId>),
@@ -208,7 +209,7 @@ pub enum ChosenLetters {
 }
 
 impl ChosenLetters {
-    /// The letters of these ids, or those of a filter.
+    /// Chooses letters by ids or by a filter. Returns an error if both or neither are given.
     pub fn new(ids: Vec<String>, pages: Option<LetterPages>) -> Result<Self, String> {
         match pages {
             Some(_) if !ids.is_empty() => Err("ids and a filter are both given; use one".into()),
@@ -232,18 +233,18 @@ impl ChosenLetters {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangeLetters {
     pub chosen: ChosenLetters,
-    /// Only count.
+    /// Only count the letters.
     pub dry_run: bool,
-    /// The caller is sure, which a filter needs.
+    /// The caller confirms the change, which is required for a filter.
     pub yes: bool,
 }
 
-/// The counts of a change of letters.
+/// The outcome of a change of letters.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct LettersChanged {
     pub matched: u64,
     pub changed: u64,
-    // The letters that stay, each with the reason.
+    // The letters that were not changed, each with the reason.
     #[serde(serialize_with = "not_changed")]
     #[schemars(with = "Vec<LetterNotChanged<'_>>")]
     pub failed: Vec<(LetterId, String)>,

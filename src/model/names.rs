@@ -1,20 +1,20 @@
-//! Names that users choose. Their types check them once.
+//! Names that users choose, validated when they are created.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use super::{is_hidden, printable};
 
-/// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Redis keys contain it, so braces
-/// and colons are out.
+/// A queue's name: 1 to 64 characters of `A-Z a-z 0-9 . _ -`. Redis keys contain it, so braces and
+/// colons are not allowed.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
-/// A worker's name: 1 to 128 bytes without control characters and hidden ones. It stands in tables,
-/// logs and acts.
+/// A worker's name: 1 to 128 bytes without control characters or invisible characters. It is shown
+/// in tables, logs and acts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerName(Arc<str>);
 
-/// A wrong name, in one line for its user.
+/// Why a name is invalid, in one line for the user.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidName(String);
@@ -24,7 +24,7 @@ impl QueueName {
         if name.is_empty() {
             return Err(InvalidName("queue is missing".into()));
         }
-        // The length comes first: an error must not show a name of megabytes.
+        // Check the length first: an error must not show a name of several megabytes.
         let length = name.chars().count();
         if length > 64 {
             return Err(InvalidName(format!(
@@ -47,7 +47,7 @@ impl QueueName {
     }
 }
 
-/// Lets a map by queue be asked with a text.
+/// Allows lookups by `&str` in maps with queue names as keys.
 impl Borrow<str> for QueueName {
     fn borrow(&self) -> &str {
         &self.0
@@ -104,8 +104,8 @@ macro_rules! text {
 text!(QueueName);
 text!(WorkerName);
 
-/// A piece of a queue whose keys share one cluster slot. The number is the partition of `pipeline`
-/// that feeds it.
+/// A part of a queue, whose Redis keys share one cluster slot. Its number is that of the `pipeline`
+/// partition that feeds it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId {
     pub queue: QueueName,

@@ -1,4 +1,4 @@
-//! The contents of the bus's records.
+//! The contents of bus records.
 
 use bytes::Bytes;
 use schemars::JsonSchema;
@@ -6,24 +6,24 @@ use serde::Serialize;
 
 use super::{Encoding, LeaseNumber, NewTask, QueueName, Rfc3339, TaskId, UnreadableTask, rfc_3339};
 
-/// A task on its way from SQL to the queue.
+/// A task being moved from SQL to the queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PipelineTask {
     pub id: TaskId,
     pub queue: QueueName,
-    /// The task may have been published before: the fanout asks SQL about it first.
+    /// The task may have been published before, so the fanout asks SQL about it first.
     pub again: bool,
     pub published_unix_ms: i64,
     pub replicas: u32,
-    /// 0: at once.
+    /// 0 if due immediately.
     pub not_before_unix_ms: i64,
-    /// The bytes that the queue keeps.
+    /// The bytes that Redis stores.
     pub body: Bytes,
-    /// Empty, unless the task is sampled.
+    /// Empty unless the task is sampled.
     pub traceparent: String,
 }
 
-/// The end of an attempt, or of a task, on its way to SQL.
+/// The end of an attempt or of a task, to be stored in SQL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     pub id: TaskId,
@@ -47,23 +47,23 @@ pub struct Completed {
     pub discovered: Vec<DiscoveredTask>,
     pub attempt: u32,
     pub lease: LeaseNumber,
-    /// When the lease was given. 0: unknown.
+    /// When the lease was granted, or 0 if unknown.
     pub leased_unix_ms: i64,
-    /// The span of the work; empty, unless the task is sampled.
+    /// The span of the work. Empty unless the task is sampled.
     pub traceparent: String,
 }
 
-/// A discovered task in a report. `Err`: this version cannot read all of it.
+/// A discovered task in a report. `Err` if this version cannot read all of it.
 pub type DiscoveredTask = Result<NewTask, Box<UnreadableTask>>;
 
-/// The death of a task, decided by a script.
+/// The death of a task, as decided by a Lua script.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Died {
     pub reason: String,
     pub attempts: u32,
-    /// The last failures, the earliest first.
+    /// The most recent failures, oldest first.
     pub history: Vec<Failure>,
-    /// The epoch of the task that died.
+    /// The epoch of the task when it died.
     pub epoch: u32,
 }
 
@@ -77,7 +77,7 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// A lease that ran out.
+/// An expired lease.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Expiration {
     pub id: TaskId,

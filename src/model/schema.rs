@@ -21,26 +21,26 @@ use super::{
     validate,
 };
 
-/// The longest message about a payload, in bytes.
+/// The maximum length of a message about a payload, in bytes.
 const MAX_MISFIT_BYTES: usize = 500;
-/// The most bytes of a compiled pattern. Some short patterns (`(x{1000}){1000}`) would take
-/// gigabytes.
+/// The maximum size of a compiled pattern, in bytes. Some short patterns (`(x{1000}){1000}`) would
+/// take gigabytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
-/// The most steps of the check of a payload, beside those for its bytes. A step is one look at a
-/// value of it.
+/// The maximum number of steps to check a payload, in addition to those for its bytes. A step is
+/// one access to a value of the payload.
 const MOST_STEPS: u64 = 500_000;
-/// The most steps for each byte of the payload.
+/// The maximum number of additional steps for each byte of the payload.
 const STEPS_PER_BYTE: u64 = 100;
-/// The most bytes of payloads that a thread checks which serves others: reading them takes some ten
-/// microseconds.
+/// The maximum total size of payloads that are checked on a thread that serves other requests.
+/// Reading this many bytes takes some ten microseconds.
 const QUICK_BYTES: usize = 16 << 10;
-/// The most steps of these checks together, less than a millisecond. Most payloads need one for a
-/// few of their bytes.
+/// The maximum number of steps of all these checks together, which take less than a millisecond.
+/// Most payloads need one step for every few bytes.
 const QUICK_STEPS: u64 = 20_000;
-/// How many steps a thread of its own takes before others have their turn.
+/// How many steps a dedicated thread takes before other checks get their turn.
 const STEPS_OF_TURN: u64 = 10_000_000;
 
-/// A compiled schema. Clones share it.
+/// A compiled schema. Clones share the compiled form.
 #[derive(Clone)]
 pub struct PayloadSchema(Arc<Compiled>);
 
@@ -50,10 +50,10 @@ struct Compiled {
 }
 
 impl PayloadSchema {
-    /// Compiles a schema. The error is one line: the place in the schema, and the problem.
+    /// Compiles a schema. The error is one line with the place in the schema and the problem.
     ///
-    /// The schema may refer to its own parts only. Its patterns take linear time, so they have no
-    /// look-around and no backreferences.
+    /// The schema may only refer to its own parts. Its patterns take linear time, so they support
+    /// neither look-around nor backreferences.
     pub fn compile(text: &str) -> Result<Self, String> {
         let schema: Value =
             serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
@@ -68,7 +68,8 @@ impl PayloadSchema {
                 validator,
             }))),
             Err(error) => {
-                // An error of the schema's form names the place in the schema as that of a value.
+                // If the schema itself is malformed, the error reports the place in the schema as
+                // its instance path.
                 let of_value = error.instance_path().as_str();
                 let of_keyword = error.schema_path().as_str();
                 let place = if of_value.is_empty() {
@@ -86,29 +87,29 @@ impl PayloadSchema {
         }
     }
 
-    /// The schema without line ends.
+    /// The schema without line breaks.
     pub fn text(&self) -> &str {
         &self.0.text
     }
 
-    /// The most steps that the check of a payload takes.
+    /// The maximum number of steps to check a payload.
     fn most_steps(payload: &[u8]) -> u64 {
         MOST_STEPS + STEPS_PER_BYTE * payload.len() as u64
     }
 
-    /// Returns the first reason why a payload does not fit, and its place as a JSON pointer.
-    /// `None`: it fits.
+    /// Returns the first reason why a payload does not fit, with its place as a JSON pointer, or
+    /// `None` if it fits.
     ///
-    /// Text counts as a JSON string, and no payload as `null`. Time and memory are bounded by the
-    /// size of the payload, whatever the schema is.
+    /// Text is checked as a JSON string, and a missing payload as `null`. Time and memory are
+    /// bounded by the size of the payload, whatever the schema is.
     pub fn misfit(&self, payload: &[u8], encoding: Encoding) -> Option<Misfit> {
         self.misfit_within(payload, encoding, Self::most_steps(payload))
             .0
             .unwrap_or_else(|| Some(endless(payload)))
     }
 
-    /// The same with fewer steps, and the steps that were taken. The outer `None`: they were not
-    /// enough.
+    /// Like [`Self::misfit`], with at most `most` steps. Also returns the number of steps taken.
+    /// The outer `None` means that `most` steps were not enough.
     fn misfit_within(
         &self,
         payload: &[u8],
@@ -135,7 +136,8 @@ impl PayloadSchema {
             Ok(true) => (Some(None), steps),
             Ok(false) => {
                 let (misfit, more) = self.explain(&document, most - steps);
-                // With all its steps, a payload is refused also if the place is not found.
+                // With the full number of steps, the payload is rejected even if the place is not
+                // found.
                 let is_all = most >= Self::most_steps(payload);
                 let misfit = misfit.or_else(|| is_all.then(nowhere));
                 (misfit.map(Some), steps + more)
@@ -146,7 +148,7 @@ impl PayloadSchema {
         }
     }
 
-    /// Looks for the place of a misfit, and returns the steps that this took.
+    /// Finds the place of a misfit. Also returns the number of steps taken.
     fn explain<'a>(&self, document: &'a Document<'a>, most: u64) -> (Option<Misfit>, u64) {
         let (misfit, steps) = document.explain(most, |payload| {
             let error = self.0.validator.validate(payload).err()?;
@@ -158,7 +160,7 @@ impl PayloadSchema {
                 "{place} does not fit the queue's payload_schema: {}",
                 shortened(&error)
             );
-            // The payload's own names and values are left out.
+            // The log must not contain names and values of the payload.
             let rule = shortened(&error.schema_path().as_str());
             Some(Misfit {
                 says,
@@ -174,7 +176,7 @@ impl PayloadSchema {
     }
 }
 
-/// A misfit whose place is not found.
+/// A misfit whose place was not found.
 fn nowhere() -> Misfit {
     let says = "the payload does not fit the queue's payload_schema; finding the place would take too long";
     Misfit {
@@ -183,16 +185,17 @@ fn nowhere() -> Misfit {
     }
 }
 
-/// A payload that does not fit.
+/// Why a payload does not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misfit {
-    /// The reason, with parts of the payload, for its sender.
+    /// The reason for the sender, which may quote parts of the payload.
     pub says: String,
-    /// The reason without parts of the payload, for the log.
+    /// The reason for the log, without parts of the payload.
     pub logged: String,
 }
 
-/// JSON that serde_json does not read: it counts depths, too.
+/// The misfit for JSON that serde_json does not read, which may also be because it is nested too
+/// deeply.
 fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
     match std::str::from_utf8(payload).map(json::check) {
         Ok(Err(Fault::TooDeep)) => {
@@ -206,7 +209,7 @@ fn not_read(payload: &[u8], error: &serde_json::Error) -> Misfit {
     }
 }
 
-/// A reader may take the first of two equal names, or the last.
+/// Repeated names are rejected, because some readers take the first of them and others the last.
 fn repeated(name: &str) -> Misfit {
     let why = "is there twice in one object; with a payload_schema each name is there once";
     Misfit {
@@ -218,7 +221,7 @@ fn repeated(name: &str) -> Misfit {
     }
 }
 
-/// A check that is given up.
+/// The misfit if the check ran out of steps.
 fn endless(payload: &[u8]) -> Misfit {
     let steps = PayloadSchema::most_steps(payload);
     let bytes = payload.len();
@@ -241,7 +244,7 @@ fn too_deep_together() -> Misfit {
     }
 }
 
-/// A check that failed.
+/// The misfit if the check itself failed.
 fn failed(why: &str) -> Misfit {
     let says = "taskd failed to hold the payload against the queue's payload_schema".to_owned();
     Misfit {
@@ -270,7 +273,7 @@ impl fmt::Debug for PayloadSchema {
     }
 }
 
-/// The beginning of a text. The text of an error may contain all of a payload.
+/// Truncates a text. The text of an error may contain a whole payload.
 fn shortened(text: &impl fmt::Display) -> String {
     struct Beginning(String);
 
@@ -293,7 +296,7 @@ fn shortened(text: &impl fmt::Display) -> String {
     }
 }
 
-/// Payloads that wait to be held against the schemas of their queues.
+/// Payloads to be checked against the schemas of their queues.
 #[derive(Default)]
 pub struct PayloadCheck {
     waiting: VecDeque<(usize, PayloadSchema, Bytes, Encoding)>,
@@ -302,7 +305,7 @@ pub struct PayloadCheck {
 }
 
 impl PayloadCheck {
-    /// Adds a payload. Its place in the caller's list names it.
+    /// Adds a payload, identified by its index in the caller's list.
     pub fn add(
         &mut self,
         place: usize,
@@ -315,8 +318,8 @@ impl PayloadCheck {
             .push_back((place, schema.clone(), payload.clone(), encoding));
     }
 
-    /// Checks small payloads that need few steps, less than a millisecond for all. True: all are
-    /// checked.
+    /// Checks small payloads that need few steps, in less than a millisecond for all. Returns true
+    /// if all payloads have been checked.
     pub fn advance_quickly(&mut self) -> bool {
         if self.bytes <= QUICK_BYTES {
             self.advance_within(QUICK_STEPS);
@@ -324,7 +327,8 @@ impl PayloadCheck {
         self.waiting.is_empty()
     }
 
-    /// Checks payloads for one turn, and at least one of them. True: all are checked.
+    /// Checks payloads for one turn, and at least one payload. Returns true if all have been
+    /// checked.
     pub fn advance(&mut self) -> bool {
         let first = self
             .waiting
@@ -334,7 +338,8 @@ impl PayloadCheck {
         self.waiting.is_empty()
     }
 
-    /// Checks payloads until the next one needs more steps than are left, and may have them.
+    /// Checks payloads until the next one needs more steps than are left, if it may still have
+    /// more.
     fn advance_within(&mut self, mut left: u64) {
         while let Some((place, schema, payload, encoding)) = self.waiting.front() {
             let most = PayloadSchema::most_steps(payload);
@@ -352,7 +357,7 @@ impl PayloadCheck {
         }
     }
 
-    /// The payloads that do not fit, by place.
+    /// The payloads that do not fit, by index.
     pub fn misfits(self) -> HashMap<usize, Misfit> {
         self.misfits
     }

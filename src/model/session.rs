@@ -7,40 +7,40 @@ use serde::{Serialize, Serializer};
 
 use super::{Completion, Extension, Item, ItemAnswer, LeasedTask, Rejection};
 
-/// Opens a session, or goes on with one.
+/// Opens a session, or resumes one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OpenSession {
     pub worker: String,
     pub queues: Vec<String>,
-    /// The first demand.
+    /// The initial demand.
     pub want: u32,
-    /// The session to go on with; empty: a new one.
+    /// The session to resume, or empty for a new one.
     pub session: String,
-    /// Ids of the tasks that the worker has in hand, where it goes on with a session.
+    /// Ids of the tasks that the worker holds, if it resumes a session.
     pub holding: Vec<String>,
     /// Ends the worker's other sessions.
     pub takeover: bool,
-    /// The worker says of each task when it starts it.
+    /// The worker reports each task when it starts it.
     pub tells_started: bool,
     /// taskd extends the leases while the worker lives.
     pub keep_leases: bool,
-    /// `None`: the default.
+    /// `None` for the default.
     pub timeout: Option<Duration>,
-    /// Overrides the tasks' own.
+    /// Overrides the lease durations of the tasks.
     pub lease_duration: Option<Duration>,
-    /// About so many bytes of tasks in a frame; 0: the default.
+    /// Approximate maximum size of the tasks in a frame, in bytes. 0 means the default.
     pub max_bytes: u64,
 }
 
-/// Items of a report, as [`super::Batch`] has them.
+/// The items of a report, as in [`super::Batch`].
 pub type Items<T> = Vec<Result<Item<T>, ItemAnswer>>;
 
 /// A frame of a worker.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerFrame {
-    /// `Err`: the mistake in it.
+    /// `Err` says what is wrong with it.
     pub open: Option<Result<OpenSession, String>>,
-    /// 0: the frame needs no answer.
+    /// 0 if the frame needs no answer.
     pub number: u64,
     pub completions: Items<Completion>,
     pub rejections: Items<Rejection>,
@@ -53,7 +53,7 @@ pub struct WorkerFrame {
 }
 
 impl WorkerFrame {
-    /// The completions, rejections and extensions in it.
+    /// The number of completions, rejections and extensions in the frame.
     pub fn items(&self) -> usize {
         self.completions.len() + self.rejections.len() + self.extensions.len()
     }
@@ -65,10 +65,10 @@ pub struct TaskdFrame {
     pub opened: Option<SessionOpened>,
     pub tasks: Vec<LeasedTask>,
     pub answer: Option<FrameAnswer>,
-    /// Leases that ended although the worker has not reported them.
+    /// Leases that ended before the worker reported their tasks.
     pub ended: Vec<ItemAnswer>,
     pub closing: Option<SessionClosing>,
-    /// How many tasks taskd may still send, behind this frame.
+    /// How many more tasks taskd may send after this frame.
     pub demand: u32,
 }
 
@@ -76,12 +76,12 @@ pub struct TaskdFrame {
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 pub struct SessionOpened {
     pub session: String,
-    /// taskd goes on with the session that the worker named.
+    /// Whether taskd has resumed the session that the worker named.
     pub resumed: bool,
     pub granted: u32,
-    /// The most tasks that the session may have in hand and on demand.
+    /// The maximum number of tasks that the session may hold and demand together.
     pub max_tasks: u32,
-    /// The worker makes a call at least this often.
+    /// The worker must make a call at least this often.
     #[serde(serialize_with = "whole_ms")]
     #[schemars(with = "String")]
     pub heartbeat: Duration,
@@ -90,7 +90,8 @@ pub struct SessionOpened {
     pub timeout: Duration,
 }
 
-/// A client reads whole milliseconds, and is early rather than late.
+/// Rounds down to whole milliseconds, which is what clients parse: they should be early rather than
+/// late.
 fn whole_ms<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     serializer.collect_str(&humantime::format_duration(Duration::from_millis(ms)))

@@ -7,23 +7,23 @@ use serde::Serialize;
 
 use super::{Completion, Extension, ItemAnswer, Items, Rejection};
 
-/// Names a session to a call.
+/// Identifies the session of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionCall {
     pub worker: String,
     pub session: String,
 }
 
-/// Asks for tasks.
+/// A request for tasks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WantTasks {
     pub call: SessionCall,
-    /// Adds to the demand.
+    /// How much to add to the demand.
     pub want: u32,
     pub wait: Duration,
 }
 
-/// Reports tasks of a session.
+/// A report on tasks of a session.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReportTasks {
     pub call: SessionCall,
@@ -35,18 +35,18 @@ pub struct ReportTasks {
 }
 
 impl ReportTasks {
-    /// The completions, rejections and extensions in it.
+    /// The number of completions, rejections and extensions in the report.
     pub fn items(&self) -> usize {
         self.completions.len() + self.rejections.len() + self.extensions.len()
     }
 }
 
-/// How many tasks a session wants and has.
+/// How many tasks a session demands and holds.
 #[derive(Clone, Copy, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct Pending {
-    /// How many tasks it still wants.
+    /// How many more tasks it demands.
     pub demand: u32,
-    /// How many tasks it got and has not reported.
+    /// How many tasks it holds and has not reported.
     pub in_hand: u32,
 }
 
@@ -56,7 +56,7 @@ pub struct TasksReported {
     pub completions: Vec<ItemAnswer>,
     pub rejections: Vec<ItemAnswer>,
     pub extensions: Vec<ItemAnswer>,
-    /// How many tasks in hand this report ended.
+    /// How many of the held tasks this report ended.
     pub counted: u32,
     #[serde(flatten)]
     pub pending: Pending,
@@ -65,8 +65,8 @@ pub struct TasksReported {
 /// A session that has ended.
 #[derive(Clone, Copy, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct SessionClosed {
-    /// Tasks that are offered again at no cost.
+    /// Tasks that are offered again without a failure, because they had not been started.
     pub offered: u32,
-    /// Tasks that had been started.
+    /// Tasks that had been started, which counts as a failure.
     pub failed: u32,
 }

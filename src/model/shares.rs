@@ -1,4 +1,4 @@
-//! A bound that all callers share, which no single restricted token can use up.
+//! A limit that all callers share and that no single restricted token can use up.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,9 +8,9 @@ use super::{Access, SecretHash};
 
 /// A number of units (calls, connections, bytes) that all callers together may hold at a time.
 ///
-/// A token that is restricted to some queues or to one worker holds at most half of them, so that
-/// it cannot keep out everybody else. A caller without such a restriction may use them all: the
-/// installation is its own. Cheap to clone; clones share the units.
+/// A token that is restricted to some queues or to one worker may hold at most half of them, so
+/// that it cannot lock out everybody else. A caller without such a restriction may use all of them,
+/// because it owns the installation. Cheap to clone; clones share the units.
 #[derive(Clone, Debug)]
 pub struct Shares(Arc<Bound>);
 
@@ -23,21 +23,22 @@ struct Bound {
 #[derive(Debug, Default)]
 struct HeldUnits {
     by_all: usize,
-    /// Only of restricted tokens, and only while they hold something.
+    /// Only restricted tokens that hold something have an entry.
     by_token: HashMap<SecretHash, usize>,
 }
 
 /// There are not enough free units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoShare {
-    /// All callers together hold nearly all of this many units.
+    /// All callers together hold too many of the given total of units.
     OfAll(usize),
-    /// This restricted token holds nearly all of this many units, which is half of the bound.
+    /// This restricted token holds too many of the given number of units, which is half of the
+    /// total.
     OfToken(usize),
 }
 
 impl NoShare {
-    /// The most units that the caller may hold.
+    /// The maximum number of units that the caller may hold.
     pub fn most(self) -> usize {
         match self {
             Self::OfAll(most) | Self::OfToken(most) => most,
@@ -53,14 +54,14 @@ impl Shares {
         }))
     }
 
-    /// Takes `units` for a caller until the returned share is dropped.
+    /// Takes `units` for a caller. They are released when the returned share is dropped.
     pub fn take(&self, access: &Access, units: usize) -> Result<Share, NoShare> {
         let mut share = self.empty(access);
         share.grow(units)?;
         Ok(share)
     }
 
-    /// A share of a caller that holds nothing yet.
+    /// Creates a share without units for a caller.
     pub fn empty(&self, access: &Access) -> Share {
         Share {
             shares: self.clone(),
@@ -69,12 +70,12 @@ impl Shares {
         }
     }
 
-    /// The units that all callers hold now.
+    /// The number of units that all callers hold at present.
     pub fn held(&self) -> usize {
         self.0.held.lock().by_all
     }
 
-    /// The most units that this caller may hold at a time.
+    /// The maximum number of units that this caller may hold at a time.
     pub fn most_of(&self, access: &Access) -> usize {
         self.most_of_token(access.restricted().as_ref())
     }
@@ -88,7 +89,7 @@ impl Shares {
     }
 }
 
-/// Units that one caller holds. The drop gives them back.
+/// Units that one caller holds. Dropping the share releases them.
 #[derive(Debug)]
 pub struct Share {
     shares: Shares,
@@ -97,14 +98,14 @@ pub struct Share {
 }
 
 impl Share {
-    /// Takes more units. On an error the share stays as it was.
+    /// Takes more units. On error the share is unchanged.
     pub fn grow(&mut self, units: usize) -> Result<(), NoShare> {
         self.grow_leaving(units, |_| 0)
     }
 
-    /// Takes more units, and leaves `kept` of the bound to smaller calls. It also leaves `kept` of
-    /// a restricted token's half, unless this share is all that the token holds. On an error the
-    /// share stays as it was.
+    /// Takes more units, but leaves `kept` of the total free for smaller calls. It also leaves
+    /// `kept` of a restricted token's half free, unless this share is all that the token holds. On
+    /// error the share is unchanged.
     pub fn grow_leaving(
         &mut self,
         units: usize,
@@ -145,7 +146,7 @@ impl Share {
         Ok(())
     }
 
-    /// Gives units back, at most those that it holds.
+    /// Releases at most `units` units.
     pub fn shrink(&mut self, units: usize) {
         let units = units.min(self.units);
         self.units -= units;
@@ -156,7 +157,7 @@ impl Share {
         }
     }
 
-    /// Passes the units on to another caller. On an error they stay where they are.
+    /// Transfers the units to another caller. On error they stay with the present one.
     pub fn pass_to(&mut self, access: &Access) -> Result<(), NoShare> {
         let token = access.restricted();
         if token == self.token {
@@ -184,7 +185,7 @@ impl Share {
         self.units
     }
 
-    /// The most units that its caller may hold at a time.
+    /// The maximum number of units that the caller may hold at a time.
     pub fn most(&self) -> usize {
         self.shares.most_of_token(self.token.as_ref())
     }

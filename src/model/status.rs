@@ -1,7 +1,7 @@
 //! The status of a task.
 
-/// The status that SQL keeps, as the discriminants. Only Redis knows the state of an unfinished
-/// task: queued, assigned, delayed.
+/// The status stored in SQL, which stores the discriminants. Whether an unfinished task is queued,
+/// assigned or delayed is known only to Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum StoredStatus {
@@ -19,7 +19,7 @@ impl StoredStatus {
         Self::Cancelled,
     ];
 
-    /// The status of a number in SQL.
+    /// The status for a number stored in SQL.
     pub fn from_number(number: i64) -> Option<Self> {
         Self::ALL.into_iter().find(|s| *s as i64 == number)
     }

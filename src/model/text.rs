@@ -1,11 +1,11 @@
-//! Texts of callers in messages about them, and on terminals.
+//! Texts of callers, made safe for messages and terminals.
 
 use std::borrow::Cow;
 
-/// The bytes of a sent text in a message about it.
+/// The maximum length of a caller's text in a message about it, in bytes.
 pub const ECHO: usize = 100;
 
-/// The beginning of a text that may have megabytes.
+/// Truncates a text that may be megabytes long.
 pub fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max {
         return text.into();
@@ -17,9 +17,9 @@ pub fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     format!("{}…", &text[..end]).into()
 }
 
-/// True for a character that has no shape of its own and changes how others are shown: Unicode's
-/// categories Cf (marks of direction, zero width), Zl and Zp, and fillers. With them a text can
-/// look like another one.
+/// True for a character that is invisible or changes how others are shown: Unicode's categories Cf
+/// (direction marks, zero width), Zl and Zp, and fillers. With such characters, a text can look
+/// like another one.
 pub fn is_hidden(c: char) -> bool {
     matches!(
         c,
@@ -50,7 +50,7 @@ pub fn is_hidden(c: char) -> bool {
     )
 }
 
-/// Escapes a text that takes one line on a terminal: control characters and hidden ones.
+/// Escapes control characters and hidden ones, so that the text takes one line on a terminal.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -63,9 +63,9 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// Escapes, as JSON does, the hidden characters of lines and of JSON, and those control characters
-/// that JSON lets pass (U+007F to U+009F). JSON stays the same value: outside its strings it has
-/// none of them.
+/// Escapes hidden characters in the way of JSON, and also those control characters that JSON allows
+/// unescaped (U+007F to U+009F). JSON keeps its value, because such characters occur only inside
+/// its strings.
 pub fn escape_hidden(text: &str) -> Cow<'_, str> {
     let is_escaped = |c: char| matches!(c, '\u{7f}'..='\u{9f}') || is_hidden(c);
     if !text.contains(is_escaped) {

@@ -5,26 +5,27 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use super::{NewTask, millis};
 
-/// The end of year 9999, the last that RFC 3339 can write.
+/// The end of the year 9999, the last one that RFC 3339 can represent.
 const LAST_UNIX_MS: i64 = 253_402_300_799_999;
-/// The longest `finish_within`.
+/// The maximum `finish_within`.
 const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
 
-/// The times of a checked task.
+/// The times of a validated task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Times {
-    /// The time of the first claim; 0: at once.
+    /// The time of the first claim. 0 means immediately.
     pub(super) not_before_unix_ms: i64,
-    /// 0: none.
+    /// 0 if the task has no deadline.
     pub(super) deadline_unix_ms: i64,
 }
 
 impl Times {
-    /// Checks the times of a task. `is_accepted`: somebody was told that the task is valid, so its
-    /// deadline may have passed since.
+    /// Validates the times of a task. With `is_accepted`, somebody was already told that the task
+    /// is valid, so its deadline may have passed since then.
     ///
-    /// A task with an idempotency key may be one that was stored, and is sent again: SQL knows. If
-    /// it was not, it is stored now, and dies at once.
+    /// The deadline may also have passed if the task has an idempotency key, because it may be a
+    /// repeated insert of a stored task, which only SQL knows. If it is not, it is stored now and
+    /// dies at once.
     pub(super) fn new(task: &NewTask, is_accepted: bool, now_unix_ms: i64) -> Result<Self, String> {
         let not_before_unix_ms = not_before(task, now_unix_ms)?;
         let deadline_unix_ms = deadline(task, now_unix_ms)?;
@@ -33,7 +34,8 @@ impl Times {
             if deadline_unix_ms <= now_unix_ms && !may_be_repeat {
                 return Err(deadline_passed(deadline_unix_ms));
             }
-            // A delay begins anew with each call.
+            // The insert may be repeated, in which case `delay` is counted from a later time than
+            // before.
             if deadline_unix_ms <= not_before_unix_ms && !(may_be_repeat && task.delay.is_some()) {
                 let deadline = rfc_3339(deadline_unix_ms);
                 return Err(format!(
@@ -48,7 +50,7 @@ impl Times {
     }
 }
 
-/// Why a task with this deadline is dead, or was not stored.
+/// The reason why a task with this deadline is dead or was not stored.
 pub fn deadline_passed(deadline_unix_ms: i64) -> String {
     format!("the deadline of {} passed", rfc_3339(deadline_unix_ms))
 }
@@ -82,7 +84,7 @@ fn deadline(task: &NewTask, now_unix_ms: i64) -> Result<i64, String> {
         (None, Some(at)) if at > LAST_UNIX_MS => {
             Err("deadline is too far in the future: year 9999 is the last".into())
         }
-        // 0 says that there is none.
+        // 0 would mean that there is no deadline.
         (None, Some(at)) => Ok(at.max(1)),
     }
 }

@@ -1,4 +1,5 @@
-//! The fencing token of a lease. It names its shard, so that a completion needs no lookup.
+//! The fencing token of a lease. It contains the id of its shard, so that a completion needs no
+//! lookup.
 
 use std::{
     fmt::{self, Write},
@@ -7,29 +8,31 @@ use std::{
 
 use super::{LeaseTrace, QueueName, ShardId};
 
-/// More than most tokens have.
+/// Longer than most tokens.
 const USUAL_BYTES: usize = 64;
 
-/// `<queue>:<shard>:<generation>:<grant>:<attempt>:<leased_unix_ms>`, then `:<trace>` of a sampled
-/// task; opaque to workers.
+/// `<queue>:<shard>:<generation>:<grant>:<attempt>:<leased_unix_ms>`, followed by `:<trace>` for a
+/// sampled task. Opaque to workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseToken {
     pub shard: ShardId,
-    /// The generation of the shard. A shard that Redis lost comes back with the next one.
+    /// The generation of the shard. After Redis has lost a shard, it is rebuilt with the next
+    /// generation.
     pub generation: u64,
-    /// The number of the claim in its shard, which nobody can guess. All leases of one claim share
+    /// The number of the claim in its shard, which cannot be guessed. All leases of one claim share
     /// it.
     pub grant: u64,
-    /// 1 for the first try. The queue refuses an attempt that the task has not had.
+    /// 1 for the first attempt. The queue rejects the number of an attempt that the task has not
+    /// had yet.
     pub attempt: u32,
-    /// When the lease was given, by Redis's clock. It is for the history of the task, and decides
-    /// nothing. 0: unknown.
+    /// When the lease was granted, by the clock of Redis, or 0 if unknown. Only used for the
+    /// history of the task.
     pub leased_unix_ms: i64,
-    /// Of a sampled task. It decides nothing.
+    /// Only for a sampled task, and only used for tracing.
     pub trace: Option<Box<LeaseTrace>>,
 }
 
-/// Tells the leases of a task apart.
+/// Distinguishes the leases of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeaseNumber {
     pub generation: u64,
@@ -37,10 +40,11 @@ pub struct LeaseNumber {
 }
 
 impl LeaseToken {
-    /// The text. Unlike `to_string`, it takes memory once, and each task that is leased needs one.
+    /// Formats the token. Unlike `to_string`, it allocates only once, because this runs for each
+    /// leased task.
     pub fn text(&self) -> String {
         let mut text = String::with_capacity(USUAL_BYTES);
-        // A `String` takes all that is written.
+        // Writing to a `String` cannot fail.
         write!(text, "{self}").ok();
         text
     }
@@ -53,7 +57,7 @@ impl LeaseToken {
     }
 }
 
-/// The text is no token of taskd.
+/// The text is not a token of taskd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("lease_token is not one that taskd gave out")]
 pub struct InvalidToken;

@@ -1,10 +1,10 @@
-//! Contexts of traces, in the form of W3C: `00-<trace>-<span>-<flags>`.
+//! Trace contexts in the W3C format: `00-<trace>-<span>-<flags>`.
 
 use std::{fmt, str::FromStr};
 
 use sha2::{Digest, Sha256};
 
-/// A trace, and the span in it that is the parent of the next one.
+/// A trace, and the span in it that is to be the parent of the next span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceContext {
     pub trace: TraceId,
@@ -18,15 +18,16 @@ pub struct TraceId(pub [u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SpanId(pub [u8; 8]);
 
-/// The bit of the flags that says: somebody records this trace.
+/// The flag that says that somebody records this trace.
 const SAMPLED: u8 = 1;
-/// The bytes of a traceparent of version 00.
+/// The length of a traceparent of version 00.
 const TEXT_BYTES: usize = 55;
 
 impl TraceContext {
-    /// A sampled context. Most tasks have none, so this looks at one byte first.
+    /// Parses the context, and returns it if it is sampled. Most contexts are not, so this checks
+    /// one byte first.
     pub fn sampled(traceparent: &str) -> Option<Self> {
-        // The last hex digit of the flags. A later version of W3C may have more behind them.
+        // The last hex digit of the flags. In later versions of the format, more may follow.
         let is_sampled = traceparent
             .as_bytes()
             .get(TEXT_BYTES - 1)
@@ -34,9 +35,11 @@ impl TraceContext {
         is_sampled.then(|| traceparent.parse().ok()).flatten()
     }
 
-    /// The context of a task whose caller gave none. It is not sampled, and nobody has to keep it.
+    /// The context of a task whose caller gave none. It is not sampled, and it need not be stored,
+    /// because it is derived from the id.
     ///
-    /// The trace is the task's id, which is a UUIDv7; the span is its second half, which is random.
+    /// The trace id is the task's id, which is a UUIDv7. The span id is its second half, which is
+    /// random.
     pub fn of_id(id: &[u8; 16]) -> Self {
         let [.., a, b, c, d, e, f, g, h] = *id;
         Self {
@@ -46,13 +49,13 @@ impl TraceContext {
         }
     }
 
-    /// This trace at another span.
+    /// This trace with another span.
     pub fn at(self, span: SpanId) -> Self {
         Self { span, ..self }
     }
 }
 
-/// The traceparent is not of the form of W3C.
+/// The traceparent does not have the W3C format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a traceparent")]
 pub struct InvalidContext;
@@ -78,7 +81,7 @@ impl FromStr for TraceContext {
 }
 
 impl fmt::Display for TraceContext {
-    /// In one piece: each task that is leased gets one.
+    /// Formats the context in one write, because this runs for each leased task.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = [b'-'; TEXT_BYTES];
         write_hex(&[0], &mut text[..2]);
@@ -89,14 +92,14 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// True if the text is a traceparent of W3C.
+/// True if the text is a valid W3C traceparent.
 pub fn is_traceparent(text: &str) -> bool {
     let parts: Vec<&str> = text.split('-').collect();
     let hex = |part: &str, len: usize| {
         part.len() == len && part.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     };
     let id = |part: &str, len: usize| hex(part, len) && part.bytes().any(|b| b != b'0');
-    // Version 00 has four parts. A later one may have more. W3C forbids ff.
+    // Version 00 has four parts, later versions may have more, and W3C forbids version ff.
     let ends = parts.len() == 4 || (parts.len() > 4 && parts[0] != "00");
     let is_text = text.bytes().all(|b| b.is_ascii_graphic());
     ends && is_text
@@ -108,8 +111,7 @@ pub fn is_traceparent(text: &str) -> bool {
 }
 
 impl SpanId {
-    /// A span that several processes name without asking each other: the same parts give the same
-    /// id.
+    /// A span id that several processes can derive independently: equal parts yield equal ids.
     pub fn derived(of: TraceContext, hop: &str, parts: &[&[u8]]) -> Self {
         let mut hash = Sha256::new()
             .chain_update(of.trace.0)
@@ -121,7 +123,7 @@ impl SpanId {
         }
         let mut id = [0; 8];
         id.copy_from_slice(&hash.finalize()[..8]);
-        // W3C forbids zero.
+        // W3C forbids an id of zeros.
         id[7] |= u8::from(id == [0; 8]);
         Self(id)
     }
@@ -151,19 +153,19 @@ impl fmt::Debug for SpanId {
     }
 }
 
-/// The trace of a lease, in its token: whatever process gets the report knows the worker's span
-/// without asking.
+/// The trace of a lease, which is part of its token, so that any process that receives the report
+/// knows the worker's span without a lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseTrace {
     /// The span of the work, which is the parent of the worker's spans.
     pub work: TraceContext,
-    /// The work of the task's first attempt, if this is a later one.
+    /// The span of the task's first attempt, if this is a later one.
     pub first: Option<SpanId>,
     /// By the clock of the machine that leased the task.
     pub leased_unix_us: u64,
 }
 
-/// `<trace><span><flags>-<microseconds>`, or with `-<first span>` behind it; all in hex.
+/// `<trace><span><flags>-<microseconds>`, optionally followed by `-<first span>`, all in hex.
 impl fmt::Display for LeaseTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let TraceContext { trace, span, flags } = self.work;
@@ -230,7 +232,7 @@ fn bytes<const N: usize>(hex: &str) -> Result<[u8; N], InvalidContext> {
     Ok(bytes)
 }
 
-/// The value of a hex digit; an even number above 15 for anything else.
+/// The value of a hex digit, or an even number above 15 for any other byte.
 fn hex_digit(byte: u8) -> u8 {
     match byte {
         b'0'..=b'9' => byte - b'0',

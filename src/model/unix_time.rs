@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serializer;
 
-/// This machine's clock. Times that other processes compare come from `runtime::Clock`.
+/// The present time of this machine's clock. Times that other processes compare come from
+/// `runtime::Clock`.
 pub fn now_unix_ms() -> i64 {
     millis(
         SystemTime::now()
@@ -13,12 +14,12 @@ pub fn now_unix_ms() -> i64 {
     )
 }
 
-/// A duration, as the difference of two such times is.
+/// A duration in milliseconds, saturating.
 pub fn millis(duration: Duration) -> i64 {
     i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// `1970-01-01T00:00:01.500Z`, of any time.
+/// Formats a time as `1970-01-01T00:00:01.500Z`. Works for any time.
 pub fn to_rfc_3339(unix_ms: i64) -> String {
     const DAY: i64 = 24 * 3600;
     let seconds = unix_ms.div_euclid(1000);
@@ -39,17 +40,17 @@ pub fn to_rfc_3339(unix_ms: i64) -> String {
     text
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar. It counts years
-/// from March on, so that a leap day is the last one of its year.
+/// Converts a number of days since 1970 to year, month and day of the Gregorian calendar.
+/// Internally years begin in March, so that a leap day is the last day of its year.
 fn date(days: i64) -> [i64; 3] {
-    /// The days from 1 March of year 0 to 1970, and those of 400 years.
+    /// The days from 1 March of year 0 to 1970, and the days in 400 years.
     const TO_1970: i64 = 719_468;
     const CYCLE: i64 = 146_097;
     let days = days + TO_1970;
     let day = days.rem_euclid(CYCLE);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
-    // From March on; five months have 153 days.
+    // Counted from March. Five months have 153 days.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
@@ -57,16 +58,16 @@ fn date(days: i64) -> [i64; 3] {
     [year, month, day]
 }
 
-/// Stands for the schema of a time in answers.
+/// Stands in for the schema of a time in answers.
 pub struct Rfc3339;
 
-/// Writes a time as answers have it.
+/// Serializes a time in the format of answers.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it so")]
 pub(super) fn rfc_3339<S: Serializer>(unix_ms: &i64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&to_rfc_3339(*unix_ms))
 }
 
-/// Writes a time that may be absent.
+/// Serializes a time that may be absent.
 #[expect(clippy::ref_option, reason = "serde calls it so")]
 pub(super) fn some_rfc_3339<S: Serializer>(
     unix_ms: &Option<i64>,

@@ -1,9 +1,9 @@
 //! The memory guard: closes the gates before a Redis server is full, and opens them when there is
-//! room again. The same look tells whether Redis answers, and whether its settings still keep
-//! taskd's promises.
+//! free memory again. The same check finds out whether Redis answers, and whether its settings
+//! still keep taskd's promises.
 //!
 //! A full Redis refuses enqueues and claims. Completions, the forwarder and commits still run and
-//! give memory back. The guard stops new tasks early, so that taskd does not fill Redis by itself.
+//! free memory. The guard stops new tasks early, so that taskd does not fill Redis by itself.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -23,16 +23,16 @@ const CLOSE_AT_PERCENT: u64 = 80;
 /// … and open when no server has used more than this.
 const OPEN_AT_PERCENT: u64 = 75;
 
-/// The servers that the guard asks, and the gates that it moves.
+/// The servers that the guard checks, and the gates that it moves.
 #[derive(Clone)]
 struct Guard {
     redis: Redis,
-    /// `redis_max_memory`; 0: the server's own limit counts.
+    /// `redis_max_memory`; with 0 the server's own limit counts.
     most: u64,
     gates: Gates,
     queue: Shards,
     servers: Servers,
-    /// The servers of the last look.
+    /// The servers whose memory the last check has shown.
     shown: Arc<Mutex<HashSet<String>>>,
 }
 
@@ -75,7 +75,7 @@ impl Guard {
                     );
                     cx.beat();
                 }
-                // Without a beat the loop stalls after a while.
+                // Without a beat the supervisor considers the loop stalled after a while.
                 Some(Err(why)) => self.servers.note_silence(Server::Redis, why),
             }
             if !cx.pause(LOOK_EVERY).await {
@@ -84,13 +84,13 @@ impl Guard {
         }
     }
 
-    /// Asks Redis. An error says in one line why there is no answer.
+    /// Asks the servers for their state. An error says in one line why there is no answer.
     async fn look(&self) -> Result<Vec<Observed>, String> {
         let mut is_second = false;
         loop {
             let observed = match tokio::time::timeout(ANSWER_WITHIN, self.redis.observe()).await {
                 Ok(Ok(observed)) => observed,
-                // The connection may have been closed while the server is well: the next call makes
+                // The server may be well although the connection was closed: the next call makes
                 // another one.
                 Ok(Err(_)) if !is_second => {
                     is_second = true;
@@ -109,8 +109,8 @@ impl Guard {
         }
     }
 
-    /// Names the settings that break a promise. `with_file`: the servers that had an append-only
-    /// file.
+    /// Reports the settings that break a promise. `with_file` collects the servers that have had an
+    /// append-only file.
     fn judge_settings(&self, observed: &[Observed], with_file: &mut HashSet<String>) {
         for one in observed.iter().filter(|one| one.has_file) {
             with_file.insert(one.memory.server.clone());
@@ -125,7 +125,8 @@ impl Guard {
     }
 
     fn judge_memory(&self, mut servers: Vec<Memory>, unlimited: &mut HashSet<String>) {
-        // At `redis_max_memory` Redis itself still takes everything.
+        // At `redis_max_memory` Redis itself still accepts everything, so that limit does not count
+        // here.
         let is_full = servers
             .iter()
             .any(|server| server.limit > 0 && server.used >= server.limit);
@@ -155,14 +156,14 @@ impl Guard {
         let is_full = now.as_ref().is_some_and(|now| now.is_full);
         self.gates.set_shortage(now);
         if was_full && !is_full {
-            // Redis refused their claims, so no wake is on its way to them.
+            // Redis refused the claims of waiting workers, so no wake is on its way to them.
             self.queue.wakes().wake_all();
         }
     }
 }
 
-/// Shows the memory of the servers. Those of the look before that are gone, as a master after a
-/// failover, have none.
+/// Shows the memory of the servers in the metrics, and zero for servers that are gone since the
+/// last check, such as a master after a failover.
 fn show(servers: &[Memory], shown: &mut HashSet<String>) {
     let before = std::mem::replace(
         shown,
@@ -181,7 +182,7 @@ fn show(servers: &[Memory], shown: &mut HashSet<String>) {
     }
 }
 
-/// The settings of a server with which it loses or refuses what taskd writes. `had_file`: it must
+/// Returns the settings with which a server loses or refuses what taskd writes. `had_file`: it must
 /// have an append-only file, or had one.
 fn unsafe_settings(observed: &Observed, had_file: bool, is_cluster: bool) -> Vec<UnsafeSetting> {
     let server = &observed.memory.server;
@@ -212,7 +213,7 @@ fn unsafe_settings(observed: &Observed, had_file: bool, is_cluster: bool) -> Vec
         );
         add("aof_last_write_status", why);
     }
-    // In a cluster the nodes that answer are masters, or are about to be left.
+    // In a cluster, the nodes that answer are masters, or taskd is about to leave them.
     if observed.is_replica && !is_cluster {
         let why = format!(
             "redis {server} is a replica now, which takes no writes; make it a master again, or name the master in \
@@ -228,7 +229,8 @@ fn lower(a: u64, b: u64) -> u64 {
     if a == 0 || b == 0 { a.max(b) } else { a.min(b) }
 }
 
-/// The shortage of the server that has used most of its limit.
+/// Returns the shortage of the server that has used the largest part of its limit, if it is short
+/// of memory.
 fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shortage> {
     let percent =
         |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
@@ -236,7 +238,7 @@ fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shorta
     let (most, percent) = limited
         .map(|memory| (memory, percent(memory)))
         .max_by_key(|(_, percent)| *percent)?;
-    // A server that stays exactly at the lower mark opens the gates.
+    // At exactly [`OPEN_AT_PERCENT`] the gates open.
     let is_short = percent >= CLOSE_AT_PERCENT || (is_closed && percent > OPEN_AT_PERCENT);
     is_short.then(|| Shortage {
         why: format!(

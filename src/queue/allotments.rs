@@ -12,15 +12,15 @@ use crate::{
     redis_pool::{Call, scripts},
 };
 
-/// The workers whose allotments one call removes.
+/// How many workers' allotments one call removes.
 const GONE_AT_ONCE: usize = 100;
 
 /// The allotment of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allotment {
     pub allotment: usize,
-    /// The allotment is less than asked, and other streams of the worker may hold more than they
-    /// use.
+    /// The allotment is less than requested, and other streams of the worker may hold more than
+    /// they use.
     pub streams_hold: bool,
 }
 
@@ -42,7 +42,7 @@ impl WorkerQueue {
         format!("{}:of:{worker}", base(self.prefix(), slot))
     }
 
-    /// Asks for an allotment of the worker's cap. It is at least what the process uses already; 0
+    /// Requests an allotment of the worker's cap. It is at least what the process already uses; 0
     /// gives it back.
     pub async fn allot(
         &self,
@@ -74,8 +74,8 @@ impl WorkerQueue {
         })
     }
 
-    /// Says that a process lives, and has so many allotments. True: Redis took it for dead, or
-    /// lacks some of them.
+    /// Reports that a process is alive and has this many allotments. Returns true if Redis presumed
+    /// it dead, or lacks some of them.
     pub async fn live(&self, process: &str, slot: u32, allotments: usize) -> Result<bool> {
         let keys = [self.processes_key(slot), self.workers_key(slot, process)];
         let mut call = scripts::SHARED_LIVE

@@ -1,4 +1,4 @@
-//! For changes of live work: tasks that are in the queue, or on their way to it.
+//! The queue's side of changes of live work: of tasks that are in the queue, or on their way to it.
 
 use std::ops::Deref;
 
@@ -15,17 +15,17 @@ use crate::{
     wire,
 };
 
-/// The end of a reservation that has none: the last time that RFC 3339 can write.
+/// The end of a reservation without one: the last time that RFC 3339 can represent.
 pub const NEVER: i64 = 253_402_300_799_999;
 
 /// The queue's decision about a change of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arbitrated {
-    /// Now, or before.
+    /// The change was made, now or before.
     Done,
     /// Workers have completed the task.
     Completed {
-        /// How many of them there are, as far as the script says so.
+        /// How many workers completed it, as far as the script says so.
         credited: u32,
     },
     Dead,
@@ -41,11 +41,11 @@ pub enum Arbitrated {
     Reserved {
         until_unix_ms: i64,
     },
-    /// Nothing was changed: the bus takes no reports.
+    /// Nothing was changed, because the bus accepts no reports.
     OutboxFull,
 }
 
-/// The answers of one shard, and the generation that it has.
+/// The answers of one shard, and its generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArbitratedTasks {
     pub generation: u64,
@@ -66,7 +66,7 @@ impl Deref for Changer {
 }
 
 impl Changer {
-    /// Opens shards, each in its generation, all at once.
+    /// Opens shards, each in its generation, all concurrently.
     pub async fn open_shards(
         &self,
         shards: &[(ShardId, u64)],
@@ -115,8 +115,8 @@ impl Changer {
         })
     }
 
-    /// Gives tasks of one shard the NUM and the priority that SQL has. It writes their bodies: a
-    /// few tasks at a time.
+    /// Gives tasks of one shard the NUM and the priority that SQL has. It rewrites their bodies, so
+    /// pass only a few tasks at a time.
     pub async fn update(
         &self,
         shard: &ShardId,
@@ -148,7 +148,7 @@ impl Changer {
         })
     }
 
-    /// Offers tasks of one shard anew. At most 1,000.
+    /// Offers tasks of one shard again. At most 1,000.
     pub async fn requeue(
         &self,
         shard: &ShardId,

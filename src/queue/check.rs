@@ -13,7 +13,7 @@ use crate::{
     redis_pool::scripts,
 };
 
-/// Elements that a call passes in the lanes and in the list of final records, at most: some 20 ms.
+/// The most elements that a call passes in the lanes and in the list of final records: some 20 ms.
 const PASSED: usize = 1_000_000;
 
 /// A part of a shard that is checked slice by slice.
@@ -50,20 +50,20 @@ pub struct ShardFind {
 /// The state of a task whose record, if it has one, can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
-    /// Live, with a replica to claim, by this offer.
+    /// Live, with a replica to claim; its newest offer.
     Open(u64),
     Live,
     Final,
 }
 
-/// The finds of a slice.
+/// The findings of a slice.
 #[derive(Debug)]
 pub struct Slice {
     pub finds: Vec<ShardFind>,
-    /// Of records and bodies only.
+    /// Only for records and bodies.
     pub tasks: Vec<CheckedTask>,
-    /// `None`: this was the last one. The same cursor again: the slice has more to mend than a call
-    /// may.
+    /// `None` after the last slice. The same cursor again if the slice has more to repair than one
+    /// call may.
     pub next: Option<String>,
 }
 
@@ -76,19 +76,20 @@ pub struct CheckedTask {
     pub past_ends: u64,
 }
 
-/// The finds among tasks that were looked at again.
+/// The findings among tasks that were checked again.
 #[derive(Debug)]
 pub struct Confirmed {
-    /// How many of the tasks, the first ones. The others are to be asked for again.
+    /// How many of the tasks were handled, counted from the first. The others are to be asked for
+    /// again.
     pub dealt_with: usize,
     /// How many of these tasks the call could not decide, because the shard is too large.
     pub untold: u64,
-    /// Elements of lanes and of the list of final records that the call passed, about.
+    /// About how many elements of lanes and of the list of final records the call passed.
     pub passed: u64,
     pub finds: Vec<ShardFind>,
 }
 
-/// The reason why a task is looked at again, alone.
+/// Why a task is checked again, by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Suspicion {
     /// SQL shows it final.
@@ -124,7 +125,7 @@ pub struct OrderPage {
 }
 
 impl Shards {
-    /// Checks a slice, and mends what it finds.
+    /// Checks a slice, and repairs what it finds if `mends`.
     pub async fn check(
         &self,
         shard: &ShardId,
@@ -171,7 +172,7 @@ impl Shards {
         })
     }
 
-    /// A page of a lane, from 1 to 6; 0: of the list of final records.
+    /// Returns a page of a lane, from 1 to 6, or of the list of final records, 0.
     pub async fn check_order(
         &self,
         shard: &ShardId,
@@ -195,7 +196,8 @@ impl Shards {
         })
     }
 
-    /// Looks at tasks again, each by itself, and mends what it finds. Deals with one at least.
+    /// Checks tasks again, each by itself, and repairs what it finds if `mends`. Handles at least
+    /// one.
     pub async fn check_tasks(
         &self,
         shard: &ShardId,
@@ -221,7 +223,8 @@ impl Shards {
         })
     }
 
-    /// Counts a shard again that has at most so many records. `None`: it has more, or damaged ones.
+    /// Counts a shard again, if it has at most this many records. Returns `None` if it has more, or
+    /// damaged ones.
     pub async fn recount(
         &self,
         shard: &ShardId,
@@ -251,7 +254,8 @@ impl Shards {
         Ok(Some(wrong))
     }
 
-    /// Everything that the shard holds, decoded for people; at most so many entries of each key.
+    /// Returns everything that the shard holds, decoded for people; at most this many entries of
+    /// each key.
     pub async fn dump(&self, shard: &ShardId, most: usize) -> Result<serde_json::Value> {
         let answer = self.call(&scripts::DUMP, shard, 1, |call| {
             call.arg(most);
@@ -262,7 +266,7 @@ impl Shards {
     }
 }
 
-/// `None`: the key of an entry that belongs to no task.
+/// Returns `None` for the key of an entry that belongs to no task.
 fn task(id: &[u8]) -> Option<TaskId> {
     TaskId::from_slice(id)
 }

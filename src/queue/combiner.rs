@@ -1,10 +1,10 @@
-//! Combines concurrent callers into one call: while a call is under way, the next callers gather,
-//! and then go together. An idle queue costs no wait; a busy one costs one Redis call for many
-//! workers that ask for one task each.
+//! Combines concurrent requests into one call. While a call is in flight, new callers gather, and
+//! the next call serves all of them. On an idle queue nobody waits; on a busy one, many workers
+//! that ask for one task each share one Redis call.
 //!
-//! Callers that come half as many as those of the call under way go beside it. Else all of them
-//! would wait for the same answer, and then come again together: Redis would be idle while taskd
-//! works, and taskd while Redis does.
+//! A second call starts in parallel once half as many callers wait as are in flight. With a single
+//! call, all callers would wait for the same answer and then come back at the same time: Redis
+//! would be idle while taskd works, and taskd would be idle while Redis works.
 
 use std::{collections::VecDeque, future::Future, panic::AssertUnwindSafe, pin::Pin, sync::Arc};
 
@@ -15,15 +15,15 @@ use tokio_util::task::TaskTracker;
 
 use super::error::{Error, Result};
 
-/// Callers that may wait for one combiner. More are refused.
+/// The most callers that may wait for one combiner. Further ones are refused.
 const MAX_WAITING: usize = 20_000;
-/// Calls at a time, unless they would only wait for each other.
+/// The usual bound on calls in flight. It is 1 for calls that would only wait for each other.
 pub(super) const CALLS: usize = 2;
-/// Fewer callers wait for the call under way.
+/// The fewest callers for which a second call in parallel is worth its cost.
 const WORTH_A_CALL: usize = 4;
-/// Callers that wait before those that have given up are looked for.
+/// Callers that have given up are removed only when at least this many are waiting.
 const FEW: usize = 256;
-/// The weight of waiting callers, in full calls, before those that have given up are looked for.
+/// The same threshold for the weight of the waiting callers, in full calls.
 const FEW_CALLS: usize = 4;
 
 type Run<Q, A> =
@@ -33,30 +33,31 @@ struct Waiting<Q, A> {
     callers: VecDeque<(Q, usize, oneshot::Sender<Result<A>>)>,
     /// The sum of the callers' weights.
     weight: usize,
-    /// The number of callers, and the weight, at which those that have given up are dropped. The
-    /// request of a caller that waits is counted; what the others asked for must not pile up.
+    /// The number of callers, and the weight, at which those that have given up are removed. The
+    /// memory of a live request is accounted for elsewhere; that of abandoned ones is not, and
+    /// must not pile up here.
     many: usize,
     heavy: usize,
-    /// Calls under way.
+    /// The number of calls in flight.
     running: usize,
-    /// Their callers.
+    /// The number of callers in these calls.
     under_way: usize,
 }
 
 /// Combines calls of type `Q`, each answered with an `A`.
 pub(super) struct Combiner<Q, A> {
     waiting: Mutex<Waiting<Q, A>>,
-    /// Calls at a time.
+    /// The most calls in flight.
     calls: usize,
     run: Box<Run<Q, A>>,
-    /// The sum of the callers' weights in one call, at most. A caller alone goes whatever it
-    /// weighs.
+    /// The maximum total weight of the callers in one call. A single caller may exceed it.
     max_weight: usize,
     tasks: TaskTracker,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
-    /// `run` gives an answer per question, in order. `tasks` awaits the calls under way at a stop.
+    /// `run` returns one answer per question, in order. `tasks` tracks the calls in flight, so that
+    /// a shutdown can wait for them.
     pub(super) fn new<F, Fut>(
         max_weight: usize,
         calls: usize,
@@ -87,8 +88,8 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         })
     }
 
-    /// The answer to `question`. When the caller gives up, the answer is dropped; a claim's answer
-    /// then releases its leases.
+    /// Waits for the answer to `question`. If the caller gives up, the answer is dropped; the
+    /// answer to a claim releases its leases when it is dropped.
     pub(super) async fn call(self: &Arc<Self>, question: Q, weight: usize) -> Result<A> {
         let (sender, receiver) = oneshot::channel();
         let start = {
@@ -113,8 +114,8 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         receiver.await.unwrap_or(Err(Error::Stopped))
     }
 
-    /// Keeps the callers that gather from now on for a call that somebody else makes. `None` while
-    /// a call is under way.
+    /// Holds back the callers that gather from now on, for a call that somebody else makes. Returns
+    /// `None` if a call is in flight.
     pub(super) fn hold(self: &Arc<Self>) -> Option<CombinerHold<Q, A>> {
         let mut waiting = self.waiting.lock();
         let is_free = waiting.running == 0;
@@ -125,7 +126,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
     }
 
     async fn drain(self: Arc<Self>) {
-        // Callers that were woken together come one right after the other.
+        // Callers that were woken together arrive right after each other: let them join this call.
         tokio::task::yield_now().await;
         let mut before = 0;
         while let Some((questions, askers)) = self.next_batch(before) {
@@ -139,7 +140,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
         }
     }
 
-    /// The next call, behind one of so many callers. `None` ends its loop.
+    /// Ends a call with `before` callers and takes the next batch. `None` ends the loop.
     fn next_batch(&self, before: usize) -> Option<(Vec<Q>, Askers<A>)> {
         let mut waiting = self.waiting.lock();
         waiting.under_way -= before;
@@ -158,7 +159,7 @@ impl<Q: Send + 'static, A: Send + 'static> Combiner<Q, A> {
 }
 
 impl<Q, A> Waiting<Q, A> {
-    /// Whether the callers that wait are a call, beside the one that may be under way.
+    /// Returns whether enough callers wait to start another call, given those in flight.
     fn are_enough(&self, calls: usize) -> bool {
         match self.running {
             0 => !self.callers.is_empty(),
@@ -167,7 +168,7 @@ impl<Q, A> Waiting<Q, A> {
         }
     }
 
-    /// Looks at all, and so again only when twice as many wait.
+    /// Visits every caller, so it does not run again before twice as many are waiting.
     fn forget_those_that_gave_up(&mut self, max_weight: usize) {
         self.callers.retain(|(_, _, sender)| !sender.is_closed());
         self.weight = self.callers.iter().map(|(_, weight, _)| weight).sum();
@@ -188,7 +189,7 @@ impl<Q, A> Waiting<Q, A> {
                 break;
             };
             self.weight -= next;
-            // A caller that has given up meanwhile needs no call.
+            // A caller that has given up needs no answer.
             if !sender.is_closed() {
                 questions.push(question);
                 senders.push(sender);
@@ -221,12 +222,12 @@ impl<A> Askers<A> {
     }
 }
 
-/// Holds back the calls of a combiner, so that its callers gather. Dropping it lets the combiner go
-/// on with those that are left.
+/// Holds back the calls of a combiner, so that its callers gather. Dropping it starts a call for
+/// those that are left.
 pub(super) struct CombinerHold<Q: Send + 'static, A: Send + 'static>(Arc<Combiner<Q, A>>);
 
 impl<Q: Send + 'static, A: Send + 'static> CombinerHold<Q, A> {
-    /// The callers that have gathered, as many as one call takes.
+    /// Takes the callers that have gathered, up to the weight of one call.
     pub(super) fn gathered(&self) -> Option<(Vec<Q>, Askers<A>)> {
         self.0.waiting.lock().take(self.0.max_weight)
     }
@@ -252,7 +253,8 @@ mod tests {
 
     use super::*;
 
-    /// A combiner, the sizes of its calls as they start, and the permits with which they end.
+    /// Returns a combiner, a channel with the size of each call that starts, and a semaphore: each
+    /// permit lets one call end.
     fn held_up(
         calls: usize,
     ) -> (
@@ -280,7 +282,7 @@ mod tests {
         (combiner, starts, ends)
     }
 
-    /// Enough for a call that would start.
+    /// Yields often enough for a pending call to start.
     async fn turns() {
         for _ in 0..10 {
             tokio::task::yield_now().await;

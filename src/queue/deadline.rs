@@ -1,4 +1,4 @@
-//! The end of tasks whose deadline has passed.
+//! Ends tasks whose deadline has passed.
 
 use super::{
     change::{Arbitrated, ArbitratedTasks, Changer, arbitrated},

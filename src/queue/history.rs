@@ -1,5 +1,5 @@
-//! The queue reports for the histories of tasks: rejected attempts, and the times at which leases
-//! were given.
+//! What the queue reports for the histories of tasks: rejected attempts, and the times at which
+//! leases were given.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +9,7 @@ use crate::{
     wire,
 };
 
-/// The reports of this process for histories. It reports all, unless it is told otherwise.
+/// Whether this process reports attempts for histories. It does, unless that is turned off.
 #[derive(Default)]
 pub struct History {
     is_off: AtomicBool,
@@ -25,7 +25,8 @@ impl History {
         !self.is_off.load(Ordering::Relaxed)
     }
 
-    /// A rejected attempt as `lua/reject.lua` takes it. Empty: there is nothing to report.
+    /// Returns a rejected attempt as `lua/reject.lua` takes it; empty if there is nothing to
+    /// report.
     pub(super) fn rejected(&self, rejection: &Rejection) -> Vec<u8> {
         if !self.is_on() || rejection.mode.is_free() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! The paused queues, as this process knows them: no worker gets anything of them.
+//! The paused queues, as this process knows them. Workers get nothing from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,13 +15,13 @@ pub(super) struct KnownPauses {
     pub(super) paused: BTreeSet<QueueName>,
     /// How often this process has paused or resumed a queue.
     pub(super) changes: u64,
-    /// The number of each queue's last change, and whether it is paused since. Kept until a read
-    /// that began later.
+    /// The number of each queue's last change, and whether it paused the queue. Kept until a read
+    /// that began after the change.
     own: BTreeMap<QueueName, (u64, bool)>,
 }
 
 impl KnownPauses {
-    /// Pauses or resumes a queue. Answers whether it was paused before.
+    /// Pauses or resumes a queue. Returns whether it was paused before.
     pub(super) fn set(&mut self, queue: &QueueName, is_paused: bool) -> bool {
         self.changes += 1;
         self.own.insert(queue.clone(), (self.changes, is_paused));
@@ -31,8 +31,8 @@ impl KnownPauses {
         }
     }
 
-    /// Takes over what a read says that began after this number of changes. Later changes stay,
-    /// because the read may have missed them. Answers what was paused before, and what is paused
+    /// Takes over the result of a read that began after this number of changes. Later changes stay,
+    /// because the read may have missed them. Returns what was paused before, and what is paused
     /// now.
     pub(super) fn read(
         &mut self,
@@ -77,7 +77,7 @@ mod tests {
             (before, now),
             (queues(&["new", "other"]), queues(&["new", "other"]))
         );
-        // A read that began later knows better: another process has changed them again.
+        // A read that began later counts, because another process may have changed them again.
         let begun = known.changes;
         known.read(queues(&["old"]), begun);
         assert_eq!(known.paused, queues(&["old"]));

@@ -6,7 +6,7 @@ use super::shards::Shards;
 use crate::model::QueueName;
 
 impl Shards {
-    /// Whether claims leave out the queue.
+    /// Returns whether claims leave out the queue.
     pub fn is_paused(&self, queue: &QueueName) -> bool {
         self.pauses().0.read().paused.contains(queue)
     }
@@ -16,15 +16,15 @@ impl Shards {
         self.pauses().0.read().paused.iter().cloned().collect()
     }
 
-    /// How often this process has paused or resumed a queue. [`Self::pause_only`] takes the number
-    /// from before a read.
+    /// How often this process has paused or resumed a queue. Read it before reading the pauses, for
+    /// [`Self::pause_only`].
     pub fn pause_changes(&self) -> u64 {
         self.pauses().0.read().changes
     }
 
-    /// Pauses these queues and resumes all others, as a read says that began after this number of
-    /// changes. Later changes stay: the read may have missed them. Wakes the callers that wait for
-    /// a queue that is resumed.
+    /// Pauses these queues and resumes all others, according to a read that began after this number
+    /// of changes. Later changes stay, because the read may have missed them. Wakes the callers
+    /// that wait for a queue that is resumed.
     pub fn pause_only(&self, queues: BTreeSet<QueueName>, changes: u64) {
         let (before, now) = self.pauses().0.write().read(queues, changes);
         before
@@ -34,7 +34,7 @@ impl Shards {
             .for_each(|queue| tracing::info!(%queue, "queue {queue} is paused"));
     }
 
-    /// Pauses or resumes one queue at once, before the others hear of it.
+    /// Pauses or resumes one queue at once, before other processes know.
     pub fn set_paused(&self, queue: &QueueName, is_paused: bool) {
         let was_paused = self.pauses().0.write().set(queue, is_paused);
         if was_paused && !is_paused {

@@ -1,5 +1,5 @@
-//! What processes and scripts tell each other about sessions: leases that an operator ended,
-//! takeovers, and caps. The messages share a Redis channel with the wakes, and may get lost.
+//! The messages of processes and scripts about sessions: leases that an operator or a deadline
+//! ended, takeovers, and caps. They share a Redis channel with the wakes, and may get lost.
 
 use std::sync::Arc;
 
@@ -12,17 +12,19 @@ use crate::model::{TaskId, WorkerName};
 pub enum SessionNotice {
     /// An operator cancelled these tasks while workers held them.
     Cancelled(Arc<[TaskId]>),
-    /// An operator ended these leases, each named by its task and its grant. Their tasks go on.
+    /// An operator or a deadline ended these leases, each named by its task and its grant.
     LeasesLost(Arc<[(TaskId, u64)]>),
     /// The session ends the earlier sessions of its worker.
     Takeover { worker: WorkerName, session: Uuid },
-    /// Another process lacks a part of this worker's cap: streams give back what they do not use.
+    /// Another process gets too little of this worker's cap: streams give back what they do not
+    /// use.
     Allotment { worker: WorkerName },
 }
 
 impl SessionNotice {
-    /// `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as `lua/lib/lost.lua`
-    /// does; or `~`, the session and the worker; or `%` and the worker. `None`: it is a wake.
+    /// Reads `!` and ids, as `lua/cancel.lua` writes them; `?` and ids with grants, as
+    /// `lua/lib/lost.lua` does; `~`, the session and the worker; or `%` and the worker. Returns
+    /// `None` if it is a wake.
     pub(super) fn read(message: &[u8]) -> Option<Self> {
         let (kind, rest) = message.split_first()?;
         match kind {

@@ -20,11 +20,11 @@ use crate::{
 /// The slots of a cluster that hold shared sessions. All processes divide the workers in the same
 /// way.
 pub const SESSION_SLOTS: u32 = 8;
-/// How long a process is taken to live after a sign of life. Its allotments are free then.
+/// How long a process is presumed alive after a sign of life. After that its allotments are freed.
 pub(super) const LIVES: Duration = Duration::from_secs(10);
-/// The sessions of one look.
+/// The most sessions that one check of a slot returns.
 const DUE_AT_ONCE: usize = 100;
-/// Tasks that one call notes: far below what Lua's stack holds.
+/// The most tasks that one call records: far below what Lua's stack holds.
 const NOTED_AT_ONCE: usize = 1000;
 /// The most shared sessions of a worker: each `want` reads all of them, with their plans.
 pub const WORKER_SESSIONS: usize = 100;
@@ -43,7 +43,7 @@ impl SharedSession {
     }
 }
 
-/// The bounds of what is in hand and on demand.
+/// The limits of what is held and demanded.
 #[derive(Clone, Copy, Debug)]
 pub struct SharedLimits {
     pub session: u32,
@@ -53,9 +53,9 @@ pub struct SharedLimits {
 /// The answer to the opening of a session.
 #[derive(Debug)]
 pub enum SharedOpened {
-    /// With the leases that the worker does not have.
+    /// Opened. Contains the leases that the worker does not hold.
     Open(Vec<EndedLease>),
-    /// There is no session to go on with.
+    /// There is no session to resume.
     Unknown,
     /// The slot has too many sessions.
     Full,
@@ -63,11 +63,12 @@ pub enum SharedOpened {
     WorkerFull,
 }
 
-/// The wish of a call.
+/// What a call asks for.
 #[derive(Clone, Copy, Debug)]
 pub enum SharedWish {
     More(u32),
-    /// More, unless the demand was set to 0 since it was so often.
+    /// More, unless the demand was set to 0 since: `surrenders` is how often that had happened
+    /// before.
     Rest {
         want: u32,
         surrenders: u64,
@@ -79,18 +80,18 @@ pub enum SharedWish {
 /// The answer to a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedCalled {
-    /// Granted, or surrendered.
+    /// How much was granted, or surrendered.
     pub by: u32,
     pub demand: u32,
     pub in_hand: u32,
     pub plan: Vec<u8>,
-    /// The cap left out something, and streams of the worker may give a part back.
+    /// The cap allowed less than requested, and streams of the worker may give a part back.
     pub streams_hold: bool,
     /// How often the demand was set to 0.
     pub surrenders: u64,
 }
 
-/// The place that a session had for tasks.
+/// The outcome of adding tasks to a session's book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedHold {
     Held { demand: u32, in_hand: u32 },
@@ -108,19 +109,19 @@ pub struct SharedNotes {
     pub extended: Vec<(TaskId, LeaseToken, i64, Started)>,
 }
 
-/// A book behind its changes.
+/// A book after changes were made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SharedNoted {
-    /// Tasks in hand that reports ended.
+    /// The number of held tasks that reports ended.
     pub counted: u32,
     pub demand: u32,
     pub in_hand: u32,
 }
 
-/// The finds of a look at a slot.
+/// The result of checking a slot.
 #[derive(Debug, Default)]
 pub struct SharedDue {
-    /// How long until a session is due. `None`: there is none.
+    /// How long until a session is due; `None` if there is none.
     pub next: Option<Duration>,
     /// Processes that died and had allotments.
     pub dead: Vec<String>,
@@ -163,8 +164,8 @@ impl WorkerQueue {
         items(call.run(&mut self.conn()).await?)
     }
 
-    /// Opens a session, or goes on with one. `anew` is for a new one: the most sessions of its slot
-    /// and of its worker. The worker has the tasks `holding`, if it goes on.
+    /// Opens a session, or resumes one. `anew` is for a new one: the most sessions of its slot and
+    /// of its worker. `holding` are the tasks that the worker holds, if it resumes.
     pub async fn open_shared(
         &self,
         session: &SharedSession,
@@ -193,7 +194,7 @@ impl WorkerQueue {
         leases(items(answer.next().unwrap_or(Value::Nil))?, &session.worker).map(SharedOpened::Open)
     }
 
-    /// A call of the session's worker. `None`: there is no such session any more.
+    /// Makes a call of the session's worker. Returns `None` if there is no such session any more.
     pub async fn call_shared(
         &self,
         session: &SharedSession,
@@ -237,7 +238,7 @@ impl WorkerQueue {
         }))
     }
 
-    /// Notes tasks on their way to the worker: all of them, or none.
+    /// Adds tasks on their way to the worker to the book: all of them, or none.
     pub async fn hold_shared(
         &self,
         session: &SharedSession,
@@ -263,7 +264,7 @@ impl WorkerQueue {
         })
     }
 
-    /// Notes what became of tasks. `None`: there is no such session any more.
+    /// Records what became of tasks. Returns `None` if there is no such session any more.
     pub async fn note_shared(
         &self,
         session: &SharedSession,
@@ -306,8 +307,8 @@ impl WorkerQueue {
         }
     }
 
-    /// Begins the end of a session; answers what it has in hand. `None`: there is none, or it is
-    /// not due.
+    /// Begins the end of a session, and returns the leases that it holds. Returns `None` if there
+    /// is none, or it is not due.
     pub async fn end_shared(
         &self,
         session: &SharedSession,
@@ -323,7 +324,7 @@ impl WorkerQueue {
         leases(answer, &session.worker).map(Some)
     }
 
-    /// Gives a session that is due its time-out once more.
+    /// Gives a session that is due its full time-out again.
     pub async fn spare_shared(&self, session: &SharedSession) -> Result<()> {
         let mut call = self.shared(&scripts::SHARED_END, session);
         call.arg(2).arg(0);
@@ -350,7 +351,7 @@ impl WorkerQueue {
             .collect()
     }
 
-    /// The plan of a session. `None`: there is no such session.
+    /// Returns the plan of a session, or `None` if there is no such session.
     pub async fn shared_plan(&self, session: &SharedSession) -> Result<Option<String>> {
         let [of_worker, ..] = shared_keys(self.prefix(), session);
         let mut read = redis::cmd("HGET");
@@ -367,7 +368,7 @@ impl WorkerQueue {
         Ok(())
     }
 
-    /// Looks at a slot.
+    /// Checks a slot for sessions that are due and for dead processes.
     pub async fn due_shared(&self, slot: u32, longest_timeout: Duration) -> Result<SharedDue> {
         let base = base(self.prefix(), slot);
         let keys = [format!("{base}:due"), format!("{base}:processes")];
@@ -410,7 +411,7 @@ fn read_plan(entry: &[u8]) -> Result<String> {
     Ok(plan)
 }
 
-/// A session and its worker, as one text.
+/// Reads a session and its worker from one text.
 fn read_member(member: &str) -> Result<SharedSession> {
     let wrong = || {
         Error::Answer(format!(
@@ -424,7 +425,7 @@ fn read_member(member: &str) -> Result<SharedSession> {
     })
 }
 
-/// Leases as a book has them: id, started and token, deadline.
+/// Reads leases as a book has them: id, started and token, deadline.
 fn leases(answer: Vec<Value>, worker: &WorkerName) -> Result<Vec<EndedLease>> {
     let mut values = answer.into_iter();
     let mut leases = Vec::with_capacity(values.len() / 3);

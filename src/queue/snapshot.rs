@@ -9,7 +9,7 @@ use super::{
     wire::{numbers, unsigned},
 };
 
-/// The work that waits in a shard, as `lua/look.lua` answers it.
+/// The work that waits in a shard, as `lua/look.lua` returns it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShardSnapshot {
     /// The shard is empty.

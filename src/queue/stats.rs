@@ -5,10 +5,10 @@ use crate::config::QueueSettings;
 /// The counts of a shard (`lua/stats.lua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Tasks with something left to hand out.
+    /// Tasks with a replica left to claim.
     pub open: u64,
     pub leases: u64,
-    /// Replicas whose backoff runs.
+    /// Replicas in backoff.
     pub delayed: u64,
     pub live: u64,
     pub waiting_bytes: u64,
@@ -19,16 +19,16 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Tasks with nothing left to hand out: those that a worker has, and those that wait for a
-    /// backoff alone.
+    /// Returns the numbers of tasks with no replica left to claim: those that a worker has, and
+    /// those that only wait for a backoff.
     pub fn assigned_and_delayed(&self) -> (u64, u64) {
         let nothing_left = self.live.saturating_sub(self.open);
-        // `delayed` counts replicas. They belong to as many tasks at most.
+        // `delayed` counts replicas, which belong to at most that many tasks.
         let delayed = self.delayed.min(nothing_left);
         (nothing_left - delayed, delayed)
     }
 
-    /// True if the shard takes parked tasks: it is below nine tenths of its bounds.
+    /// Returns whether the shard takes parked tasks: it is below nine tenths of its limits.
     pub fn has_room(&self, settings: &QueueSettings) -> bool {
         let nine_tenths = |bound: u64| bound - bound / 10;
         self.ahead < nine_tenths(settings.high_water_tasks)

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::model::{InvalidName, QueueName};
 
-/// A message that a queue has something to hand out.
+/// A message that a queue has something to claim.
 ///
 /// The message names the queue, and the process that it is not for, because that one has woken its
 /// callers already: `queue`, `queue process`, and with a task that waits for its time `queue - due`
@@ -13,7 +13,7 @@ use crate::model::{InvalidName, QueueName};
 pub(super) struct WakeMessage {
     pub(super) queue: QueueName,
     pub(super) not_for: Option<String>,
-    /// A task waits for its time, and the watchdog does not know yet.
+    /// A task waits for its time, and the watchdog does not know of it yet.
     pub(super) is_due: bool,
 }
 

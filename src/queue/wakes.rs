@@ -278,7 +278,7 @@ impl Waiter {
 
 /// The duty to wake other callers of some queues.
 ///
-/// Dropped, as when its caller goes away, it wakes all of them.
+/// If dropped, as when its caller goes away, wakes all of them.
 pub struct Batons {
     wakes: Arc<Wakes>,
     queues: Vec<QueueName>,
@@ -446,7 +446,7 @@ mod tests {
             .collect();
         assert!(get_up(&mut asleep).is_empty());
         wakes.wake_one(&queue("q"));
-        // The first one leaves something, of its heirs one does, and the heirs of that one find
+        // The first one leaves something, one of its heirs does too, and the heirs of that one find
         // nothing.
         let mut first = get_up(&mut asleep);
         assert_eq!(first.len(), 1);
@@ -464,7 +464,7 @@ mod tests {
             .iter_mut()
             .for_each(|batons| batons.pass_on(false, |_| true));
         assert!(get_up(&mut asleep).is_empty(), "{} sleep on", asleep.len());
-        // Something is left that the next caller may not have: all look.
+        // Something is left that the next caller may not be allowed to have: all are woken.
         wakes.wake_one(&queue("q"));
         get_up(&mut asleep)[0].pass_on(false, |_| false);
         let all = get_up(&mut asleep);

@@ -1,4 +1,4 @@
-//! Arguments as the scripts take them, and answers as they give them.
+//! Encodes arguments as the scripts take them, and decodes their answers.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -29,7 +29,7 @@ pub(super) fn ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A msgpack array of texts as `cmsgpack` reads it, '' when there are none.
+/// A msgpack array of texts as `cmsgpack` reads it; empty if there are none.
 pub(super) fn packed_strings(texts: &[String]) -> Vec<u8> {
     if texts.is_empty() {
         Vec::new()
@@ -51,7 +51,7 @@ pub(super) fn packed(values: &(impl Serialize + ?Sized)) -> Vec<u8> {
     rmp_serde::to_vec(values).expect("texts and numbers can be packed")
 }
 
-/// A list that has to be there.
+/// Returns the items of a list that must be present.
 pub(super) fn list(value: Option<Value>) -> Result<Vec<Value>> {
     items(value.ok_or_else(|| Error::Answer("a list is missing".into()))?)
 }
@@ -133,7 +133,7 @@ pub(super) fn task_id(value: Option<Value>) -> Result<TaskId> {
     id(&bytes(value)?)
 }
 
-/// Ids that stand one after the other in a string.
+/// Reads ids that follow each other in a string.
 pub(super) fn task_ids(value: Option<Value>) -> Result<Vec<TaskId>> {
     bytes(value)?.chunks(16).map(id).collect()
 }
@@ -170,7 +170,7 @@ pub(super) fn record_status(value: Option<Value>) -> Result<RecordStatus> {
     })
 }
 
-/// A shard's stored offset with its topic generation.
+/// Reads a shard's stored offset with its topic generation.
 pub(super) fn stored_offset(text: &str) -> Option<(String, Offset)> {
     let (topic, at) = text.rsplit_once('/')?;
     Some((topic.to_owned(), at.parse().ok()?))
@@ -256,7 +256,7 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
             let History(history) = rmp_serde::from_slice(field("h")?).map_err(|error| {
                 Error::Answer(format!("a history that cannot be read: {error}"))
             })?;
-            // A task that was never sent again has none.
+            // A task that was never sent again has no epoch here.
             let epoch = rest.get("e").map_or(Ok("0".into()), |_| lossy("e"))?;
             let epoch = epoch
                 .parse()
@@ -298,7 +298,7 @@ fn event(name: &str, id: &[u8], rest: &HashMap<String, Bytes>) -> Result<Event> 
     }
 }
 
-/// Of a flat msgpack array {ms, worker, reason, …}.
+/// Failures, read from a flat msgpack array {ms, worker, reason, …}.
 struct History(Vec<Failure>);
 
 impl<'de> Deserialize<'de> for History {

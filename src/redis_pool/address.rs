@@ -1,4 +1,4 @@
-//! The address behind a URL of Redis: one server, or some nodes of a cluster.
+//! The address in a URL of Redis: one server, or some nodes of a cluster.
 
 use std::{path::Path, time::Duration};
 
@@ -13,27 +13,27 @@ use redis::{
 use super::error::Error;
 use crate::config::{RedisAccess, without_password};
 
-/// How long a connection may take.
+/// How long connecting may take.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
-/// The same for a node of a cluster. A connection to the cluster is there when each node was tried.
+/// The same for each node of a cluster; connecting to the cluster tries all of them.
 const CONNECT_NODE: Duration = Duration::from_secs(1);
-/// How long a call waits for its answer. A call that fails then may have been carried out.
+/// How long a call waits for its answer. A call that times out may have been executed.
 pub(super) const RESPONSE: Duration = Duration::from_secs(10);
-/// The schemes of clusters; the rest is as in `redis://` and `rediss://`, with several hosts
-/// between commas.
+/// The schemes of clusters, with those of their nodes. The rest of the URL is as for one server,
+/// but may have several hosts, separated by commas.
 const CLUSTER: [(&str, &str); 2] = [
     ("redis+cluster://", "redis://"),
     ("rediss+cluster://", "rediss://"),
 ];
-/// Retries of a cluster's call, redirections and waits for a restarting node included. [`RESPONSE`]
-/// ends them all.
+/// The most retries of a call to a cluster, including redirections and waits for a restarting node.
+/// [`RESPONSE`] limits all of them together.
 const RETRIES: u32 = 8;
 const RETRY_WAIT_MS: (u64, u64) = (20, 500);
 
-/// The kernel probes a connection that is silent for this time, and repeats the probe at this
+/// After this time of silence the kernel probes a connection, and then repeats the probe at this
 /// interval.
 const PROBE_AFTER: Duration = Duration::from_secs(5);
-/// The kernel closes a connection whose peer acknowledges nothing for this time.
+/// The kernel closes a connection whose peer has acknowledged nothing for this long.
 const GONE_AFTER: Duration = Duration::from_secs(15);
 
 /// Servers, and what is needed to talk to them.
@@ -98,7 +98,8 @@ impl Address {
         self.nodes.first().expect("a URL names at least one server")
     }
 
-    /// Another node of the cluster; without a host, at the host of the URL.
+    /// Returns the address of another node of the cluster. An empty `host` means the host of the
+    /// URL.
     pub(super) fn node(&self, host: &str, port: u16) -> ConnectionInfo {
         let seed = self.seed();
         let address = match seed.addr() {
@@ -141,7 +142,7 @@ impl Address {
         }
     }
 
-    /// A connection to this server. `response`: how long an answer may take.
+    /// Connects to this server. `response` limits how long each answer may take.
     pub(super) async fn connect(
         &self,
         info: &ConnectionInfo,
@@ -163,7 +164,7 @@ impl Address {
     }
 }
 
-/// Settings by which the kernel notices a vanished peer, also on connections that only listen.
+/// Settings that make the kernel notice a vanished peer, also on connections that only listen.
 fn tcp_settings() -> TcpSettings {
     let probes = TcpKeepalive::new()
         .with_time(PROBE_AFTER)
@@ -178,7 +179,7 @@ pub(super) fn timed_out() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
-/// `user:password@a:1,b:2/` as a URL for each host.
+/// Splits `user:password@a:1,b:2/` into one URL per host.
 fn urls_of_nodes(scheme: &str, rest: &str) -> Vec<String> {
     let (credentials, hosts) = match rest.rsplit_once('@') {
         Some((credentials, hosts)) => (format!("{credentials}@"), hosts),

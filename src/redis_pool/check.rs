@@ -7,7 +7,7 @@ use super::{
     error::Error,
 };
 
-/// Refuses a server that is no node of a working cluster.
+/// Refuses a server that is not a node of a working cluster.
 pub(super) async fn check_node(
     address: &Address,
     node: &redis::ConnectionInfo,
@@ -48,7 +48,7 @@ pub(super) fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
     if !is_cluster && is_node(info) {
         return Err(Error::IsCluster);
     }
-    // The address may lead to the master soon.
+    // Transient: the address may lead to the master soon.
     if !is_cluster && info.get::<String>("role").as_deref() == Some("slave") {
         return Err(Error::Replica);
     }
@@ -58,7 +58,7 @@ pub(super) fn check(info: &InfoDict, is_cluster: bool) -> Result<(), Error> {
     }
 }
 
-/// The version of Redis. Valkey names the one that it resembles, always 7.2.
+/// The version of Redis. Valkey reports the one that it is compatible with, always 7.2.
 pub(super) fn version(info: &InfoDict) -> String {
     info.get("redis_version")
         .unwrap_or_else(|| "of an unknown version".into())

@@ -4,7 +4,7 @@ use redis::{ConnectionInfo, FromRedisValue, RedisResult, Value, aio::Multiplexed
 
 use super::{address::Address, connection::Connection};
 
-/// The masters and the slots of each.
+/// Asks for the ranges of slots and their masters.
 pub(super) async fn masters(conn: &mut Connection) -> RedisResult<Vec<Slots>> {
     let ranges: Vec<Value> = redis::cmd("CLUSTER").arg("SLOTS").query_async(conn).await?;
     ranges
@@ -14,7 +14,7 @@ pub(super) async fn masters(conn: &mut Connection) -> RedisResult<Vec<Slots>> {
         .map_err(Into::into)
 }
 
-/// A connection to the master that has the key now, without a limit for its answers.
+/// Connects to the master that has the key now. Its answers may take any time.
 pub(super) async fn dedicated(
     address: &Address,
     conn: &mut Connection,
@@ -43,7 +43,7 @@ pub(super) async fn dedicated(
 pub(super) struct Slots {
     first: u16,
     last: u16,
-    /// Empty: the server does not say.
+    /// Empty if the server does not say.
     host: String,
     port: u16,
 }
@@ -53,7 +53,7 @@ impl Slots {
         address.node(&self.host, self.port)
     }
 
-    /// An entry of CLUSTER SLOTS: first, last, the master, its replicas.
+    /// Reads an entry of CLUSTER SLOTS: first, last, the master, its replicas.
     fn from_redis_value(value: Value) -> Result<Self, redis::ParsingError> {
         let Value::Array(parts) = value else {
             return Err("not a range of slots".into());

@@ -15,40 +15,40 @@ use tokio::time::{Instant, timeout};
 
 use super::address::{Address, CONNECT, RESPONSE, timed_out};
 
-/// A connection to a cluster that answers no call for this time is stuck itself. redis-rs 1.8 may
-/// wait for its own lock for ever when a master dies: `refresh_slots` stands in line behind calls
-/// and reconnections that it does not poll.
+/// A connection to a cluster that has answered no call for this long is stuck. With redis-rs 1.8 it
+/// may wait for its own lock for ever when a master dies: `refresh_slots` queues behind calls and
+/// reconnections that it does not poll.
 pub(super) const SILENCE: Duration = Duration::from_secs(1);
 
-/// A pipelined connection that many callers share. Clones are the same connection. Never for
-/// commands that block.
+/// A pipelined connection that many callers share. Clones are the same connection. Not for commands
+/// that block.
 ///
-/// A call that gets no answer in time, or finds the connection closed, discards it: the next call
-/// connects anew. Calls in flight on the old connection keep their own deadlines; to a cluster,
-/// they end when nothing is answered any more.
+/// A call that gets no answer in time, or finds the connection closed, discards it, and the next
+/// call connects again. Calls in flight on the old connection keep their own deadlines; calls to a
+/// cluster also end when the connection answers nothing any more.
 #[derive(Clone)]
 pub struct Connection(Arc<Inner>);
 
 struct Inner {
     address: Address,
-    /// `None`: one server.
+    /// `None` for a single server.
     cluster: Option<ClusterClient>,
-    /// How long a connection to a cluster may answer no call.
+    /// How long a connection to a cluster may leave all calls unanswered.
     silence: Duration,
-    /// The connection with its number; `None` when a new one must be made.
+    /// The connection and its number; `None` if the next call must connect.
     current: RwLock<Option<(u64, Link)>>,
-    /// The number of the last connection. The caller that connects holds the lock.
+    /// The number of the last connection. The caller that connects holds this lock.
     connecting: tokio::sync::Mutex<u64>,
 }
 
 #[derive(Clone)]
 enum Link {
     One(MultiplexedConnection),
-    /// A connection to each node, which follows the slots.
+    /// A connection to each node, which follows the slots as they move.
     Cluster(ClusterConnection, Answered),
 }
 
-/// When a connection answered last.
+/// When a connection last answered a call.
 #[derive(Clone)]
 struct Answered {
     last: Arc<Mutex<Instant>>,
@@ -63,8 +63,7 @@ impl Answered {
         }
     }
 
-    /// Waits for the answer of a call, unless the connection answers no call at all for
-    /// [`Self::silence`].
+    /// Waits for the answer of a call, unless the connection answers no call at all for `silence`.
     async fn watch<T>(&self, call: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
         let mut call = std::pin::pin!(call);
         loop {
@@ -110,7 +109,7 @@ impl Connection {
         if let Some(current) = self.current() {
             return Ok(current);
         }
-        // While no server answers, each caller ahead tries for long, so this one does not wait for
+        // While no server answers, every caller ahead spends a long time trying, so do not wait for
         // all of them.
         let turn = tokio::time::timeout(CONNECT, self.0.connecting.lock()).await;
         let mut number = turn.map_err(|_| timed_out())?;
@@ -144,7 +143,7 @@ impl Connection {
         }
     }
 
-    /// Discards the connection after an answer that shows it to be useless. redis-rs itself keeps a
+    /// Discards the connection if an answer shows that it is unusable. redis-rs itself would keep a
     /// connection that is silent.
     fn judge(&self, number: u64, link: &Link, answers: Result<&[Value], &RedisError>) {
         let is_over = match link {
@@ -224,13 +223,13 @@ mod tests {
         let answered = Answered::now(silence);
         let mut unanswered =
             std::pin::pin!(answered.watch(std::future::pending::<RedisResult<()>>()));
-        // While others are answered, the connection is not at fault.
+        // While other calls are answered, the connection is not at fault.
         *answered.last.lock() = Instant::now() + RESPONSE;
         timeout(silence * 10, &mut unanswered).await.unwrap_err();
         *answered.last.lock() = Instant::now();
         assert!(unanswered.await.unwrap_err().is_timeout());
 
-        // An answer that did not come in time is none.
+        // A call that times out is not an answer.
         let before = *answered.last.lock();
         answered
             .watch(std::future::ready(Err::<(), _>(timed_out())))

@@ -1,4 +1,4 @@
-//! Where a write must be before it is answered: WAIT, WAITAOF.
+//! How durable a write must be before it is acknowledged: WAIT and WAITAOF.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redis::{Cmd, InfoDict, Value, aio::MultiplexedConnection};
 use super::{check::version, error::Error, script::Batch, scripts};
 use crate::config::RedisAccess;
 
-/// The copies that a write waits for, in the exchange that makes it.
+/// The copies that a write waits for, in the same round trip.
 #[derive(Clone, Debug)]
 pub struct Durability {
     replicas: u32,
@@ -15,7 +15,7 @@ pub struct Durability {
     timeout_ms: u64,
 }
 
-/// Fewer copies than asked for were made in time. The write was made, and may yet be lost.
+/// Fewer copies than requested were made in time. The write was made, but may yet be lost.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Shortfall {
     #[error("not yet durable (too many others wait for replicas): try again")]
@@ -27,8 +27,8 @@ pub enum Shortfall {
 }
 
 impl Durability {
-    /// How many calls may wait on one connection. Redis serves them one by one, and answers the
-    /// last within `time`.
+    /// How many calls may wait on one connection, so that the last is answered within `time`: Redis
+    /// serves them one after the other.
     pub(super) fn at_once(&self, time: Duration) -> usize {
         let calls = u64::try_from(time.as_millis()).unwrap_or(u64::MAX) / self.timeout_ms.max(1);
         usize::try_from(calls.clamp(1, 64)).unwrap_or(1)
@@ -49,7 +49,8 @@ impl Durability {
         (this.replicas > 0 || this.aof).then_some(this)
     }
 
-    /// Puts the wait behind the writes of `batch`. `key` is written before it (`lua/waited.lua`).
+    /// Appends the wait to the writes of `batch`, after one more write, to `key`
+    /// (`lua/waited.lua`).
     pub fn ask(&self, batch: &mut Batch, key: &str) {
         batch.repeatable(scripts::WAITED.call(&[key]));
         let mut wait = Cmd::new();
@@ -64,7 +65,7 @@ impl Durability {
         batch.command(wait);
     }
 
-    /// Judges the last answers of a batch, and takes them off: those to [`Self::ask`].
+    /// Removes the answers to [`Self::ask`] from the end of a batch's answers, and checks them.
     pub fn judge_last(&self, answers: &mut Vec<Value>) -> Result<(), Shortfall> {
         let waited = answers.pop().unwrap_or(Value::Nil);
         answers.pop();
@@ -92,7 +93,8 @@ impl Durability {
         Ok(())
     }
 
-    /// Refuses a server that cannot do what is asked; warns where it cannot do so now.
+    /// Refuses a server that can never make writes this durable, and warns if it only cannot do so
+    /// now.
     pub(super) async fn check(
         &self,
         server: &str,

@@ -81,7 +81,7 @@ impl From<RedisError> for Error {
     }
 }
 
-/// Whether the cause is a certificate without trust, or a server without TLS.
+/// Whether the cause is an untrusted certificate, or a server without TLS.
 fn is_tls(error: &RedisError) -> bool {
     // redis-rs wraps the cause in an Arc, which is an error of its own.
     let shared = std::error::Error::source(error)

@@ -1,21 +1,21 @@
-//! What each Redis server says of itself while taskd runs: its memory, and the settings on which
-//! promises rest.
+//! What each Redis server reports while taskd runs: its memory, and the settings on which taskd's
+//! promises depend.
 
 use redis::{InfoDict, RedisError, Value};
 
 use super::server::Redis;
 
-/// The memory of one server in bytes, as far as it counts for `maxmemory`.
+/// The memory of one server in bytes, without what does not count for `maxmemory`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// `host:port`, or the path of its socket.
     pub server: String,
     pub used: u64,
-    /// The server's `maxmemory`; 0: none.
+    /// The server's `maxmemory`; 0 if it has none.
     pub limit: u64,
 }
 
-/// What one server said of itself.
+/// What one server reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
     pub memory: Memory,
@@ -26,7 +26,7 @@ pub struct Observed {
     /// It could not write the append-only file, and refuses writes.
     pub has_failed_to_write: bool,
     pub is_replica: bool,
-    /// It reads its data after a start, and refuses commands.
+    /// It is loading its data after a start, and refuses commands.
     pub is_loading: bool,
 }
 
@@ -59,7 +59,7 @@ fn read(server: String, info: Value) -> Result<Observed, RedisError> {
         .get("used_memory")
         .ok_or_else(|| missing("used_memory"))?;
     let limit = info.get("maxmemory").ok_or_else(|| missing("maxmemory"))?;
-    // Buffers for replicas and the append-only file do not count for maxmemory.
+    // Buffers for replicas and for the append-only file do not count for maxmemory.
     let beside = info.get("mem_not_counted_for_evict").unwrap_or(0);
     let says = |name: &str, value: &str| info.get::<String>(name).as_deref() == Some(value);
     Ok(Observed {

@@ -1,4 +1,4 @@
-//! The way to Redis: connections, scripts, and the checks at the start.
+//! Access to Redis: connections, scripts, and checks at the start.
 
 mod address;
 mod check;

@@ -1,4 +1,4 @@
-//! A server or a cluster, with its connections.
+//! One Redis server or a cluster, with the connections to it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,8 +27,8 @@ pub struct Redis {
     shared: Connection,
     /// For calls that wait for replicas: on the shared connection they would hold up all others.
     waiting: Connection,
-    /// Limits concurrent WAITs. Redis serves them one by one: any more would time out while a
-    /// replica is down, and an abandoned WAIT still holds its place.
+    /// Limits concurrent WAITs. Redis serves them one after the other: with more of them, the last
+    /// ones would time out while a replica is down, and an abandoned WAIT still takes its turn.
     turns: Arc<Semaphore>,
     durability: Option<Durability>,
     prefix: Arc<str>,
@@ -40,7 +40,7 @@ impl Redis {
         Address::new(url, access).map(drop)
     }
 
-    /// Connects; fails when the server does not answer now.
+    /// Connects. Fails if the server does not answer now.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, Error> {
         Self::connect_as(url, prefix, &RedisAccess::default()).await
     }
@@ -49,7 +49,7 @@ impl Redis {
         let address = Address::new(url, access)?;
         let shared = connect(&address, SILENCE).await?;
         let durability = Durability::new(access);
-        // A call that waits for replicas holds up those behind it.
+        // A call that waits for replicas delays all later ones on its connection.
         let waiting = if durability.is_some() {
             connect(&address, RESPONSE).await?
         } else {
@@ -117,14 +117,14 @@ impl Redis {
         }
     }
 
-    /// The copies that a write waits for; `None` when the master is enough.
+    /// The copies that a write waits for; `None` if the master's is enough.
     pub fn durability(&self) -> Option<&Durability> {
         self.durability.as_ref()
     }
 
-    /// A connection for one caller whose commands block; of a cluster, to the master that has `key`
-    /// now. When it fails, or the server says that the key is elsewhere, the caller asks for
-    /// another one.
+    /// Opens a connection for one caller whose commands block; in a cluster, to the master that has
+    /// `key` now. If the connection fails, or the server says that the key has moved, the caller
+    /// opens another one.
     pub async fn dedicated(&self, key: &str) -> redis::RedisResult<MultiplexedConnection> {
         if self.address.is_cluster {
             return cluster::dedicated(&self.address, &mut self.conn(), key).await;
@@ -132,8 +132,8 @@ impl Redis {
         self.address.connect(self.address.seed(), None).await
     }
 
-    /// A connection that listens. In a cluster each node passes on what is published, so any that
-    /// answers will do.
+    /// Opens a connection for subscriptions. In a cluster each node forwards what is published, so
+    /// any that answers will do.
     pub async fn pubsub(&self) -> redis::RedisResult<PubSub> {
         let known = if self.address.is_cluster {
             self.masters().await.unwrap_or_default()
@@ -150,9 +150,9 @@ impl Redis {
         Err(last.expect("a URL names at least one server"))
     }
 
-    /// Runs commands that depend on nothing, whatever slots their keys are in; an answer per
-    /// command. In a cluster each goes alone: a node that does not answer holds up no command to
-    /// another.
+    /// Runs commands that do not depend on each other, whatever slots their keys are in, and
+    /// returns an answer for each. In a cluster each is sent on its own, so that a node that does
+    /// not answer delays no command to another.
     pub async fn run_apart(&self, batch: Batch) -> Vec<redis::RedisResult<Value>> {
         if self.is_cluster() {
             return batch.run_apart(&self.shared).await;
@@ -164,7 +164,8 @@ impl Redis {
             .unwrap_or_else(|error| vec![Err(error); count])
     }
 
-    /// True if keys lie on several nodes, so that only commands about one slot share an exchange.
+    /// True if keys are spread over several nodes, so that only commands about one slot can share a
+    /// round trip.
     pub fn is_cluster(&self) -> bool {
         self.address.is_cluster
     }
@@ -173,7 +174,7 @@ impl Redis {
         &self.address
     }
 
-    /// The beginning of every key of taskd.
+    /// The prefix of every key of taskd.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -185,8 +186,8 @@ async fn connect(address: &Address, silence: Duration) -> Result<Connection, Err
         return Connection::connect(address, silence)
             .await
             .map_err(|error| match error.kind() {
-                // Only the SELECT of a new connection is answered in this way. A busy Redis refuses
-                // it, too.
+                // Only the SELECT of a new connection is answered like this. The text is compared
+                // because a busy Redis refuses the SELECT, too.
                 ErrorKind::Server(ServerErrorKind::ResponseError)
                     if error.to_string().contains("out of range") =>
                 {
@@ -203,7 +204,7 @@ async fn connect(address: &Address, silence: Duration) -> Result<Connection, Err
     for seed in address.seeds() {
         match check_node(address, seed).await {
             Ok(()) => return Ok(Connection::connect(address, silence).await?),
-            // Another node may know better.
+            // Another node may be usable.
             Err(error) if error.is_transient() => last = Some(error),
             Err(error) => return Err(error),
         }

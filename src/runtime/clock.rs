@@ -1,4 +1,4 @@
-//! The clock of a process: it follows Redis's, and tests can move it.
+//! The clock of a process: it follows the clock of Redis, and tests can move it.
 
 use std::{
     sync::{
@@ -15,11 +15,12 @@ use crate::model::{millis, now_unix_ms};
 /// A difference above this is a step of the clock, not a slow answer.
 const STEP_MS: i64 = 1000;
 
-/// Redis's clock, followed by this process.
+/// The clock of Redis, as this process follows it.
 ///
-/// Times that one process writes and another compares come from it, so a machine with a wrong clock
-/// does no harm. Between two answers of Redis it advances with this machine's monotonic clock. A
-/// test may [advance](Self::advance) it, and then waits end early. Clones are the same clock.
+/// All times that one process writes and another compares come from it, so a machine with a wrong
+/// clock does no harm. Between two answers of Redis it advances with this machine's monotonic
+/// clock. A test may [advance](Self::advance) it, which ends waits early. Clones are the same
+/// clock.
 #[derive(Clone)]
 pub struct Clock(Arc<Inner>);
 
@@ -33,7 +34,7 @@ struct Inner {
 }
 
 impl Clock {
-    /// A clock that shows this machine's time until the first answer of Redis.
+    /// Returns a clock that shows this machine's time until Redis has answered for the first time.
     pub fn of_this_machine() -> Self {
         Self::begun(Instant::now(), now_unix_ms())
     }
@@ -70,36 +71,36 @@ impl Clock {
         }
     }
 
-    /// Skips `duration`, for tests. Redis does not follow, so scripts then get the time as an
-    /// argument.
+    /// Skips `duration`, for tests. Redis does not follow, so from then on scripts get the time as
+    /// an argument.
     pub fn advance(&self, duration: Duration) {
         self.0.skipped.send_modify(|skipped| *skipped += duration);
     }
 
-    /// The time that tests have skipped. A clock that does not follow this one, such as the
-    /// database's, lacks it.
+    /// The time that tests have skipped. Clocks that do not follow this one, such as the
+    /// database's, do not include it.
     pub fn skipped(&self) -> Duration {
         *self.0.skipped.borrow()
     }
 
-    /// The time for scripts after a test has moved it. `None`: Redis's own clock decides.
+    /// The time to pass to scripts after a test has moved this clock. `None` if scripts should use
+    /// the clock of Redis.
     pub fn moved_unix_ms(&self) -> Option<i64> {
         (!self.0.skipped.borrow().is_zero()).then(|| self.now_unix_ms())
     }
 
-    /// The number of steps of the clock. A time that was noted before a step may be far away after
-    /// it.
+    /// The number of steps of the clock. A time recorded before a step may be far off after it.
     pub fn steps(&self) -> u64 {
         self.0.steps.load(Ordering::Relaxed)
     }
 
-    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Returns the
-    /// milliseconds of a step.
+    /// Follows Redis, which was asked at `asked` and has just answered `unix_ms`. Returns the size
+    /// of the step in milliseconds if the clock had to step.
     pub fn follow(&self, unix_ms: i64, asked: Instant) -> Option<i64> {
         let took = asked.elapsed();
         let by = unix_ms - self.at(asked + took / 2);
-        // Redis read its clock at some time between question and answer. A clock that agrees with
-        // one of these times stays, so a slow answer does not spoil it. Both clocks cut to
+        // Redis read its clock at some moment between request and answer. If ours agrees with any
+        // such moment, leave it, so that a slow answer does not distort it. Both clocks truncate to
         // milliseconds.
         if by.abs() <= millis(took) / 2 + 1 {
             return None;
@@ -158,7 +159,7 @@ mod tests {
         assert_eq!(clock.follow(before - 8000, asked), None);
         assert_eq!(clock.follow(clock.now_unix_ms(), asked), None);
         assert!(within(clock.now_unix_ms() - before, 0));
-        // The clock was 6 s behind at least.
+        // The clock was at least 6 s behind.
         assert_eq!(clock.follow(clock.now_unix_ms() + 2000, asked), None);
         assert!(within(clock.now_unix_ms() - before, 6000));
         assert!(clock.follow(clock.now_unix_ms() - 60_000, asked).is_some());

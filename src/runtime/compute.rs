@@ -1,16 +1,16 @@
-//! Work that computes for long, off the threads that serve others.
+//! CPU-bound work, off the threads that serve requests.
 
 use std::panic;
 
 use tokio::sync::Semaphore;
 
-/// How many threads compute at a time, for all callers.
+/// How many threads compute at the same time, for all callers together.
 const THREADS: usize = 2;
 
 static TURNS: Semaphore = Semaphore::const_new(THREADS);
 
-/// Computes `quickly` at once, and what that leaves in turns of `slowly`, in a thread for blocking
-/// work. Both answer whether the work is done.
+/// Runs `quickly` right away. If work is left, runs `slowly` on a thread for blocking work, turn by
+/// turn, until it is done. Both return whether the work is done.
 ///
 /// A turn is short, so that work with many turns does not keep out the work of others.
 pub async fn compute<W: Send + 'static>(
@@ -28,7 +28,8 @@ pub async fn compute<W: Send + 'static>(
         });
         (work, is_done) = match computing.await {
             Ok(advanced) => advanced,
-            // Nobody cancels it: a runtime that ends does not poll this any more.
+            // Not a panic, so it was cancelled. Only a runtime that shuts down does that, and it
+            // does not poll this future any more.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => panic::resume_unwind(panic),
                 Err(_) => std::future::pending().await,

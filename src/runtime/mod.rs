@@ -1,4 +1,4 @@
-//! The ground of every process: supervised tasks, signs of life, the servers that it needs, and
+//! What every process builds on: supervised tasks, signs of life, the servers that it needs, and
 //! time.
 
 mod clock;

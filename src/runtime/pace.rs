@@ -1,10 +1,10 @@
-//! A bound on log lines that callers cause.
+//! Limits log lines that callers can cause.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Admits a burst of lines, and then one line in each interval. It counts those that are left out.
+/// Admits a burst of lines, and then one line per interval. Counts the lines that it drops.
 pub struct LogPace {
     burst: u32,
     every: Duration,
@@ -12,7 +12,7 @@ pub struct LogPace {
 }
 
 struct State {
-    /// The lines that may come at once.
+    /// How many lines may be written right now.
     left: u32,
     /// When `left` was last raised.
     since: Option<Instant>,
@@ -32,7 +32,7 @@ impl LogPace {
         }
     }
 
-    /// Returns how many lines were left out before this one; `None` if this one is left out, too.
+    /// Returns how many lines were dropped before this one; `None` if this one is dropped, too.
     pub fn admit(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock();
         let since = *state.since.get_or_insert(now);

@@ -13,7 +13,8 @@ use parking_lot::Mutex;
 
 use super::Clock;
 
-/// The last sign of life of each loop. A loop beats in each turn, whether there was work or not.
+/// The last sign of life of each loop. A loop beats in each iteration, whether there was work or
+/// not.
 #[derive(Clone)]
 pub struct Progress {
     beats: Arc<Mutex<BTreeMap<String, Instant>>>,
@@ -54,7 +55,7 @@ impl Progress {
         self.beats.lock().keys().cloned().collect()
     }
 
-    /// The loops without a beat for `limit`, with the time since their last.
+    /// The loops without a beat for longer than `limit`, with the time since their last one.
     pub fn stalled(&self, limit: Duration) -> Vec<(String, Duration)> {
         let beats = self.beats.lock();
         let now = self.clock.now();
@@ -69,11 +70,11 @@ impl Progress {
 pub struct Beat {
     name: String,
     progress: Progress,
-    /// The last run ended with an error, and nothing was done since.
+    /// True if the last run ended with an error and nothing has been done since.
     has_failed: AtomicBool,
 }
 
-/// A wait of this length says that there is no work.
+/// A wait of at least this length shows that there is no work.
 const NO_WORK: Duration = Duration::from_secs(10);
 
 impl Beat {
@@ -92,8 +93,8 @@ impl Beat {
         }
     }
 
-    /// Waits for `future` and beats meanwhile: for waits that may be long because there is nothing
-    /// to do.
+    /// Waits for `future` and beats once a second meanwhile: for waits that may be long because
+    /// there is nothing to do.
     pub async fn idle<T>(&self, future: impl Future<Output = T>) -> T {
         tokio::pin!(future);
         loop {
@@ -104,11 +105,11 @@ impl Beat {
         }
     }
 
-    /// Waits for work and beats meanwhile, but not when it comes: only the end of the work is
-    /// progress.
+    /// Waits for work and beats while it waits, but not when the work arrives: only finished work
+    /// is progress.
     ///
-    /// After a failed run, only a long wait counts. So a loop stalls that gets the same work each
-    /// time and fails.
+    /// After a failed run, the loop beats only once it has waited for [`NO_WORK`]. So a loop that
+    /// keeps getting the same work and failing is reported as stalled.
     pub async fn await_work<T>(&self, work: impl Future<Output = T>) -> T {
         let began = self.progress.clock.now();
         tokio::pin!(work);

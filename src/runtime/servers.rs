@@ -1,7 +1,7 @@
-//! The servers that a process needs: which of them are away, and which have settings that break
-//! taskd's promises.
+//! The servers that a process needs: which of them do not answer, and which have settings that
+//! break taskd's promises.
 //!
-//! Those who look at a server report here, and the log, a metric and `/readyz` name what is wrong.
+//! Whoever probes a server reports here, and the log, a metric and `/readyz` show what is wrong.
 //! Nothing here stops a call: one that needs only the other servers goes on.
 
 use std::{
@@ -15,9 +15,9 @@ use parking_lot::RwLock;
 
 use crate::telemetry::metrics;
 
-/// How often a server is asked whether it answers.
+/// How often each server is asked whether it answers.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A server that gives no answer for this long is away.
+/// A server that has not answered for this long counts as away.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// A server that taskd needs.
@@ -25,7 +25,7 @@ pub const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 pub enum Server {
     Database,
     Redis,
-    /// A bus of its own. Redis Streams are in Redis.
+    /// A bus that is a server of its own. Redis Streams are part of [`Self::Redis`].
     Bus,
 }
 
@@ -79,7 +79,7 @@ struct ServerStates {
 }
 
 impl Servers {
-    /// Notes that a server answers.
+    /// Records that a server answers.
     pub fn note_answer(&self, server: Server) {
         metrics::server_is_up(server.as_str(), true);
         if !self.0.read().away.contains_key(&server) {
@@ -96,7 +96,7 @@ impl Servers {
         }
     }
 
-    /// Notes that a server does not answer. The log names it once.
+    /// Records that a server does not answer. Only the first time is logged as a warning.
     pub fn note_silence(&self, server: Server, why: String) {
         metrics::server_is_up(server.as_str(), false);
         let mut known = self.0.write();
@@ -124,14 +124,13 @@ impl Servers {
         self.0.read().away.values().cloned().collect()
     }
 
-    /// Replaces what is known of unsafe settings. The log names each that is new, and each that is
-    /// gone.
+    /// Replaces the known unsafe settings. Logs each that is new, and each that is gone.
     pub fn set_unsafe_settings(&self, mut now: Vec<UnsafeSetting>) {
         now.sort_unstable();
         if self.0.read().unsafe_settings == now {
             return;
         }
-        // Nobody reads the new ones before the log has them.
+        // The lock is held until the new settings are logged, so that nobody reads them earlier.
         let mut known = self.0.write();
         let before = std::mem::replace(&mut known.unsafe_settings, now.clone());
         let is_in = |one: &UnsafeSetting, others: &[UnsafeSetting]| {

@@ -1,24 +1,24 @@
-//! Common instants for writes that may wait a little.
+//! Shared instants for writes that may wait a little.
 
 use std::{sync::LazyLock, time::Duration};
 
 use tokio::time::Instant;
 
-/// The time from one common instant to the next.
+/// The time between two shared instants.
 const EVERY: Duration = Duration::from_millis(20);
 
 static BEGAN: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Waits for the next instant that all loops of the process have in common, at most 20 ms.
+/// Waits for the next instant that all loops of the process share, at most 20 ms.
 ///
-/// Writes for which nobody waits go out then. Each loop gathers what came since the last instant,
-/// and all of them reach Redis together: they share an iteration of its event loop, and so a wait
-/// for its disk.
+/// Writes that nobody waits for are sent then. Each loop sends what has gathered since the last
+/// instant, and all of them reach Redis together, so they share one iteration of its event loop and
+/// one wait for its disk.
 pub async fn tick() {
     tokio::time::sleep_until(tick_after(Instant::now())).await;
 }
 
-/// The first common instant after `time`.
+/// The first shared instant after `time`.
 pub fn tick_after(time: Instant) -> Instant {
     let count = time.saturating_duration_since(*BEGAN).as_nanos() / EVERY.as_nanos() + 1;
     *BEGAN + EVERY * u32::try_from(count).unwrap_or(u32::MAX)

@@ -1,4 +1,4 @@
-//! Access tokens, and the Redis that holds the tasks of the database.
+//! Access tokens, and which Redis holds the tasks of the database.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use uuid::Uuid;
 use super::Result;
 use crate::model::{AccessToken, Act, SecretHash};
 
-/// The most access tokens. Each process keeps all of them in memory.
+/// The maximum number of access tokens. Each process keeps all of them in memory.
 pub const MOST_TOKENS: u32 = 10_000;
 
-/// How long an operator's act can be read.
+/// How long an operator's act is kept.
 pub const ACTS_STAY: Duration = Duration::from_secs(400 * 24 * 3600);
 
-/// The answer to a new access token.
+/// The outcome of adding an access token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddedToken {
     Yes,
-    /// Another token has the name.
+    /// Another token already has this name.
     NameTaken,
-    /// There are [`MOST_TOKENS`].
+    /// There are [`MOST_TOKENS`] already.
     NoRoom,
 }
 
-/// Who may do what, and which Redis holds the tasks of the database.
+/// Stores who may do what, and which Redis holds the tasks of the database.
 ///
-/// Every method is one transaction, and may be repeated as [`super::Store`] says.
+/// Every method is one transaction and may be repeated: see [`super::Store`].
 #[async_trait]
 pub trait Access: Send + Sync {
-    /// A number that each change of the tokens raises.
+    /// A number that increases with each change of the tokens.
     async fn tokens_version(&self) -> Result<u64>;
 
     /// All access tokens, by name. There are at most [`MOST_TOKENS`].
@@ -43,16 +43,16 @@ pub trait Access: Send + Sync {
         act: &Act,
     ) -> Result<AddedToken>;
 
-    /// Removes the token of that name, and records the act. Answers whether there was one.
+    /// Removes the token with this name, and records the act. Returns whether there was one.
     async fn revoke_token(&self, name: &str, act: &Act) -> Result<bool>;
 
-    /// Acts before `before`, the latest first. They stay for [`ACTS_STAY`].
+    /// Acts before `before`, latest first. They are kept for [`ACTS_STAY`].
     async fn acts(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<Act>>;
 
-    /// Answers what [`Self::replace_holder`] wrote last; empty before.
+    /// Returns what [`Self::replace_holder`] wrote last, or an empty string.
     async fn holder(&self) -> Result<String>;
 
-    /// Writes another holder, of at most 255 bytes, in the place of `seen`. False if it is not
-    /// `seen` any more.
+    /// Replaces the holder `seen` by another one of at most 255 bytes. Returns false if the holder
+    /// is no longer `seen`.
     async fn replace_holder(&self, seen: &str, holder: &str) -> Result<bool>;
 }

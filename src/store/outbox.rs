@@ -1,5 +1,4 @@
-//! The outbox: tasks to publish, the offsets of those that were published, and the shards that they
-//! go to.
+//! The outbox: tasks to publish, the offsets of published tasks, and the shards that they go to.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -8,23 +7,25 @@ use async_trait::async_trait;
 use super::{PublishedTask, Result, Turn, Unpublished};
 use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
 
-/// The bytes of tasks at which a page of the outbox ends: a thousand rows may weigh a gigabyte.
+/// The total size of tasks at which a page of the outbox ends, because a thousand rows may have a
+/// gigabyte.
 pub const PAGE_BYTES: usize = 16 << 20;
 
-/// How many due rows [`Outbox::oldest_waiting`] looks at.
+/// How many due rows [`Outbox::oldest_waiting`] reads.
 pub const DUE_LOOKED_AT: u64 = 1000;
 
-/// A row of the outbox, or a task of a batch that is not published.
+/// A row of the outbox, or a task of an unpublished batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutboxRow {
     pub task: TaskRow,
-    /// No worker has completed it, and nobody has sent it again: for the queue it is as new.
+    /// No worker has completed the task, and nobody has sent it again, so for the queue it is like
+    /// a new one.
     pub is_as_new: bool,
     pub unpublished: Unpublished,
     pub turn: Turn,
 }
 
-/// Tasks that are on the bus now, at or before `offset` of their partition.
+/// Tasks that are now on the bus, at or before `offset` of their partition.
 #[derive(Clone, Debug)]
 pub struct Published {
     pub partition: u32,
@@ -40,14 +41,14 @@ pub struct BroughtForward {
     pub next: Option<(i64, TaskId)>,
 }
 
-/// A shard as SQL remembers it.
+/// A shard as stored in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredShard {
     pub id: ShardId,
-    /// The present generation of the shard, or the last one if it is closed.
+    /// The present generation of the shard, or its last one if it is closed.
     pub generation: u64,
     pub is_open: bool,
-    /// The version of its last change.
+    /// The version at which it last changed.
     pub version: u64,
 }
 
@@ -55,45 +56,47 @@ pub struct StoredShard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub generation: u64,
-    /// This call opened it: Redis has nothing of this generation yet. Otherwise it was open before.
+    /// This call opened the shard, so Redis has nothing of this generation yet. Otherwise it was
+    /// already open.
     pub is_new: bool,
 }
 
-/// The shards that are being rebuilt: not all of their tasks are published again since Redis lost
-/// them.
+/// The shards that are being rebuilt: Redis lost them, and not all of their tasks have been
+/// published again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rebuilding {
-    /// Each with its present generation.
+    /// The shards, each with its present generation.
     pub shards: BTreeMap<ShardId, u64>,
-    /// Their queues, each with the number of its unfinished tasks, the smallest first: it need not
-    /// wait for the large.
+    /// Their queues, each with the number of its unfinished tasks, smallest first, so that small
+    /// queues need not wait for large ones.
     pub queues: Vec<(QueueName, u64)>,
-    /// The greatest id of a task. A task that is stored later is published later, too.
+    /// The greatest id of a task. Tasks that are stored later are published in any case.
     pub upto: Option<TaskId>,
 }
 
 /// A page of the tasks of shards that are being rebuilt.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RebuildPage {
-    /// Queue by queue, in each by id.
+    /// Queue by queue, and by id within each queue.
     pub tasks: Vec<TaskRow>,
-    /// Their credited replicas, which stay credited.
+    /// The number of their credited replicas, which stay credited.
     pub credited: u64,
-    /// Where the next page begins; `None`: this is the last one.
+    /// Where the next page begins, or `None` if this is the last one.
     pub next: Option<Walked>,
 }
 
-/// A shard whose tasks are published again.
+/// A shard whose tasks have been published again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rebuilt {
     pub shard: ShardId,
-    /// The generation of the shard that they are published for.
+    /// The generation of the shard for which they were published.
     pub generation: u64,
-    /// They are at or before this offset of the shard's partition; `None`: none was published.
+    /// The tasks are at or before this offset of the shard's partition. `None` if no task was
+    /// published.
     pub offset: Option<Offset>,
 }
 
-/// How far a walk has come.
+/// How far a walk has got.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Walked {
     pub queue: QueueName,
@@ -101,7 +104,7 @@ pub struct Walked {
 }
 
 impl Walked {
-    /// It has come to this queue, and has passed none of its tasks.
+    /// The position before the first task of this queue.
     pub fn before(queue: &QueueName) -> Self {
         Self {
             queue: queue.clone(),
@@ -110,13 +113,14 @@ impl Walked {
     }
 }
 
-/// A part of the unfinished tasks.
+/// A range of the unfinished tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct Stretch<'a> {
-    /// Of this queue; `None`: of all, in the order of their names.
+    /// Only this queue, or `None` for all queues, sorted by name.
     pub queue: Option<&'a QueueName>,
     pub after: Option<&'a Walked>,
-    /// The greatest id. A walk without it may never end in a queue whose tasks come and go fast.
+    /// The greatest id to include. Without this limit, a walk might never end in a queue whose
+    /// tasks come and go quickly.
     pub upto: TaskId,
 }
 
@@ -128,39 +132,39 @@ impl Stretch<'_> {
     };
 }
 
-/// The tasks on the bus in a page of a walk.
+/// The tasks of one page of a walk that are on the bus.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WalkedPage {
-    /// In the order of their ids.
+    /// Sorted by id within each shard.
     pub tasks: BTreeMap<ShardId, Vec<TaskId>>,
-    /// Where the next page begins; `None`: this is the last one.
+    /// Where the next page begins, or `None` if this is the last one.
     pub next: Option<Walked>,
 }
 
-/// What is to be published, what was, and the shards that it goes to.
+/// What is to be published, what has been published, and the shards that it goes to.
 ///
-/// Every method is one transaction, and may be repeated as [`super::Store`] says.
+/// Every method is one transaction and may be repeated: see [`super::Store`].
 #[async_trait]
 pub trait Outbox: Send + Sync {
-    /// Keeps the offsets of `published`. Removes their outbox rows, unless they have another turn
-    /// by now. `generation` is the topic's.
+    /// Stores the offsets of `published`. Removes the outbox rows of these tasks unless their turn
+    /// has changed. `generation` is the topic's.
     ///
-    /// A batch that is published as a whole, in one call, costs one row. Of any other, each task
-    /// gets an offset of its own.
+    /// A batch that is published as a whole, in one call, costs one row. Otherwise each task gets
+    /// its own offset.
     async fn mark_published(&self, generation: &str, published: &[Published]) -> Result<()>;
 
-    /// Puts tasks into the outbox again, unless they are final. A task that is in it already gets a
+    /// Puts tasks back into the outbox, unless they are final. A task that is already there gets a
     /// new turn.
     async fn unpublish(&self, ids: &[TaskId], why: Unpublished) -> Result<()>;
 
-    /// Puts tasks into the outbox as fresh ones that are due later, unless they are final.
+    /// Puts tasks into the outbox as fresh tasks that are due later, unless they are final.
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()>;
 
-    /// Due tasks of the outbox and of batches, without parked ones and those of `without`, the
-    /// earliest first.
+    /// Due tasks of the outbox and of batches, without parked ones and those in `without`, earliest
+    /// first.
     ///
-    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Removes the rows on its way whose task is
-    /// final, and the batches in which no task waits.
+    /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Also removes rows whose task is final, and
+    /// batches without waiting tasks, if it comes across them.
     async fn due(
         &self,
         now_unix_ms: i64,
@@ -168,12 +172,12 @@ pub trait Outbox: Send + Sync {
         without: &HashSet<TaskId>,
     ) -> Result<Vec<OutboxRow>>;
 
-    /// Makes fresh tasks due at `to_unix_ms`, because the clock stepped back after they were
+    /// Makes fresh tasks due at `to_unix_ms`, because the clock was set back after they were
     /// stored.
     ///
-    /// Looks at a page of at most `limit` outbox rows that are due later than `later_than_unix_ms`,
-    /// without parked ones. The page begins behind `after`; the first one takes all batches with
-    /// it.
+    /// Reads a page of at most `limit` outbox rows that are due later than `later_than_unix_ms`,
+    /// without parked ones. The page begins after `after`. The first page also includes all
+    /// batches.
     async fn bring_forward(
         &self,
         later_than_unix_ms: i64,
@@ -182,16 +186,16 @@ pub trait Outbox: Send + Sync {
         limit: usize,
     ) -> Result<BroughtForward>;
 
-    /// The insert time of the oldest task per queue that waits in SQL: parked, or due and not
+    /// For each queue, the insert time of the oldest task that waits in SQL: parked, or due and not
     /// published.
     ///
-    /// Looks at the first [`DUE_LOOKED_AT`] due rows, and at as many due tasks of batches.
+    /// Reads the first [`DUE_LOOKED_AT`] due rows, and as many due tasks of batches.
     async fn oldest_waiting(&self, now_unix_ms: i64) -> Result<Vec<(QueueName, i64)>>;
 
     /// The queues with parked rows.
     async fn parked_queues(&self) -> Result<Vec<QueueName>>;
 
-    /// Parked rows of a queue by priority, then by age; otherwise as [`Self::due`].
+    /// Parked rows of a queue, sorted by priority, then by age. Otherwise like [`Self::due`].
     async fn parked(
         &self,
         queue: &QueueName,
@@ -199,36 +203,36 @@ pub trait Outbox: Send + Sync {
         without: &HashSet<TaskId>,
     ) -> Result<Vec<OutboxRow>>;
 
-    /// Removes the published batches that no task needs, among `limit` batches behind `after`.
-    /// Answers where the next page begins.
+    /// Removes the published batches that no task needs any more, among `limit` batches after
+    /// `after`. Returns where the next page begins.
     ///
     /// A task needs its batch until it is final or in the outbox.
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>>;
 
-    /// The open shards; or all shards with a change after that version, in the order of versions.
+    /// All open shards, or all shards that changed after the given version, sorted by version.
     async fn shards(&self, changed_after: Option<u64>) -> Result<Vec<StoredShard>>;
 
-    /// Opens the shards that are not open, in their first or next generation. Answers per shard, in
-    /// order.
+    /// Opens those shards that are not open, in their first or next generation. Returns one result
+    /// per shard, in order.
     async fn open_shards(&self, shards: &[ShardId]) -> Result<Vec<Opening>>;
 
-    /// Closes a shard that is in this generation, which it never has again. Answers whether it is
-    /// closed in it now.
+    /// Closes a shard if it has this generation, which is never used again. Returns whether the
+    /// shard is now closed in this generation.
     async fn close_shard(&self, shard: &ShardId, generation: u64) -> Result<bool>;
 
-    /// Begins to rebuild shards that Redis lost: raises each one's generation from the given one,
+    /// Begins to rebuild shards that Redis lost: raises the generation of each from the given one,
     /// and opens it.
     ///
-    /// Answers the present generation per shard, in order, also when another process was first.
+    /// Returns the present generation of each shard, in order, even if another process was faster.
     async fn begin_rebuild(&self, lost: &[(ShardId, u64)]) -> Result<Vec<u64>>;
 
-    /// The shards that are open and being rebuilt.
+    /// The open shards that are being rebuilt.
     async fn rebuilding(&self) -> Result<Rebuilding>;
 
-    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks behind
+    /// Unfinished tasks of these shards that are not in the outbox, among `limit` tasks after
     /// `after`.
     ///
-    /// A page ends at [`PAGE_BYTES`], too. It may be empty and have a next one.
+    /// A page also ends at [`PAGE_BYTES`]. It may be empty although there is a next page.
     async fn rebuild_page(
         &self,
         of: &Rebuilding,
@@ -236,22 +240,22 @@ pub trait Outbox: Send + Sync {
         limit: u32,
     ) -> Result<RebuildPage>;
 
-    /// Ends the rebuild of the shards that are in the given generation still. `generation` is the
+    /// Ends the rebuild of those shards that still have the given generation. `generation` is the
     /// topic's.
     ///
-    /// From now on every unfinished task of such a shard that is not in the outbox counts as
-    /// published at the offset, or at its own one if that is later.
+    /// From then on, every unfinished task of such a shard that is not in the outbox counts as
+    /// published at the given offset, or at its own offset if that is later.
     async fn end_rebuild(&self, generation: &str, rebuilt: &[Rebuilt]) -> Result<()>;
 
-    /// The published, unfinished tasks among `ids`, in any order. `generation` is the topic's.
+    /// Those of `ids` that are published and unfinished, in any order. `generation` is the topic's.
     async fn published_among(&self, generation: &str, ids: &[TaskId])
     -> Result<Vec<PublishedTask>>;
 
-    /// The tasks on the bus among the next `limit` unfinished ones of a stretch. Those are among
-    /// them that wait in their batch, and are not published yet.
+    /// The tasks on the bus among the next `limit` unfinished ones of a stretch. This includes
+    /// tasks whose batch is not published yet.
     ///
-    /// A page may be empty and have a next one. Queues whose count of unfinished tasks is zero are
-    /// left out.
+    /// A page may be empty although there is a next page. Queues whose count of unfinished tasks is
+    /// zero are left out.
     async fn on_bus(&self, stretch: Stretch<'_>, limit: u32) -> Result<WalkedPage>;
 
     /// The greatest id of a stored task.

@@ -13,15 +13,15 @@ use crate::model::{
     TaskFilter, TaskId, TaskResult, TaskRow, WorkerName,
 };
 
-/// A page to read.
+/// A request for a page of tasks.
 #[derive(Clone, Debug)]
 pub struct TaskSearch {
     pub filter: TaskFilter,
     pub limit: u32,
     pub look_at: u32,
-    /// Where the page begins; `None`: at the newest task.
+    /// Where the page begins, or `None` for the newest task.
     pub after: Option<TaskCursor>,
-    /// The caller must not learn from counts and places what other queues have.
+    /// The caller must not be able to infer from counts and cursors what other queues contain.
     pub stays_in_queue: bool,
 }
 
@@ -30,11 +30,11 @@ pub struct TaskSearch {
 pub struct TaskPage {
     pub tasks: Vec<ListedTask>,
     pub looked_at: u32,
-    /// Where the next page begins; `None`: there are no more.
+    /// Where the next page begins, or `None` if there are no more tasks.
     pub next: Option<TaskCursor>,
 }
 
-/// A task of a list.
+/// A task in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ListedTask {
     pub id: TaskId,
@@ -43,13 +43,13 @@ pub struct ListedTask {
     pub status: StoredStatus,
     pub replicas: u32,
     pub completed: u32,
-    /// Failures that reports have mentioned.
+    /// Failures that reports have mentioned so far.
     pub attempts: u32,
     pub priority: Priority,
     pub updated_unix_ms: i64,
-    /// 0: at once.
+    /// 0 if due immediately.
     pub not_before_unix_ms: i64,
-    /// 0: none.
+    /// 0 if there is no deadline.
     pub deadline_unix_ms: i64,
     pub reason: String,
     /// How often it was sent again.
@@ -87,106 +87,108 @@ pub struct Overdue {
     pub deadline_unix_ms: i64,
 }
 
-/// A part of the deadlines that have passed.
+/// A page of the deadlines that have passed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DueDeadlines {
-    /// The earliest first.
+    /// Earliest first.
     pub overdue: Vec<Overdue>,
-    /// The call looked at as many as it may.
+    /// The call reached its limit, so there may be more.
     pub is_full: bool,
 }
 
 /// Which tasks exist, and what became of them.
 ///
-/// Every method is one transaction, and may be repeated as [`super::Store`] says.
+/// Every method is one transaction and may be repeated: see [`super::Store`].
 #[async_trait]
 pub trait Tasks: Send + Sync {
-    /// Stores new rows and counts them. Answers per row, in order.
+    /// Stores new rows and counts them. Returns one answer per row, in order.
     ///
-    /// The fresh ones of a call are one batch; others get rows in the outbox. Of two rows with one
-    /// key the first is new. A row whose id is stored already is `New` again and stays as it is.
-    /// The first row with an idempotency key takes it until its window ends: the others are
-    /// `Repeated`, or `KeyReused` if they are another task.
+    /// The fresh rows of a call form a batch; the others get rows in the outbox. If two rows have
+    /// the same key, the first one is new. A row whose id is already stored is `New` again and
+    /// stays unchanged. The first row with an idempotency key takes the key until its window ends.
+    /// Later rows with it are `Repeated`, or `KeyReused` if they are a different task.
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>>;
 
-    /// Stores results, statuses and discovered tasks in one transaction. One answer per report, in
-    /// order.
+    /// Stores results, statuses and discovered tasks in one transaction. Returns one answer per
+    /// report, in order.
     ///
-    /// A report that comes twice, also within one call, is `repeated`. A task with NUM credited
-    /// workers becomes Completed. The first final status stays. A task that dies gets its letter. A
-    /// death of an earlier epoch is `unknown`.
+    /// A report that was already settled, even in the same call, is `repeated`. A task with NUM
+    /// credited workers becomes Completed. The first final status is kept. A task that dies gets a
+    /// letter. A death of an earlier epoch is `unknown`.
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>>;
 
-    /// Removes at most `limit` tasks that finished `age` or longer ago. Answers how many.
+    /// Removes at most `limit` tasks that finished at least `age` ago by the database's clock,
+    /// earliest first. Returns how many.
     ///
-    /// Results, letters and histories go with them. The database's clock decides, and the first to
-    /// finish goes first. The keys stay duplicates with the tasks' last status, except those of
-    /// dead tasks, which are free; `counts` stays.
+    /// Their results, letters and histories are removed, too. The keys remain duplicates with the
+    /// last status of their tasks, except that the keys of dead tasks become free. `counts` does
+    /// not change.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
 
-    /// The states of the stored tasks among `ids`, in any order; one for an id that is named twice.
+    /// The states of those of `ids` that are stored, in any order. An id that is given twice yields
+    /// one state.
     async fn states(&self, ids: &[TaskId]) -> Result<Vec<TaskState>>;
 
-    /// The states of the stored tasks among `ids`, each with the worker's completion, credited or
+    /// The states of those of `ids` that are stored, each with the worker's completion, credited or
     /// surplus.
     async fn states_for(&self, worker: &WorkerName, ids: &[TaskId]) -> Result<Vec<StateFor>>;
 
-    /// The unfinished tasks among `ids`, each once, in any order.
+    /// Those of `ids` that are unfinished, each once, in any order.
     async fn unfinished_among(&self, ids: &[TaskId]) -> Result<Vec<TaskId>>;
 
-    /// The stored tasks among `ids`, in any order.
+    /// Those of `ids` that are stored, in any order.
     async fn rows(&self, ids: &[TaskId]) -> Result<Vec<TaskRow>>;
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
-    /// Where the task is. `None`: it is finished, or there is no such task. `generation` is the
+    /// Where the task is, or `None` if it is finished or does not exist. `generation` is the
     /// topic's.
     async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;
 
-    /// The results of a task, the earliest first.
+    /// The results of a task, oldest first.
     async fn results(&self, id: TaskId) -> Result<Vec<TaskResult>>;
 
-    /// The workers with a result of a task, in the order of [`Self::results`], each with the bytes
-    /// of the result.
+    /// The workers that have a result of the task, in the order of [`Self::results`], each with the
+    /// size of the result in bytes.
     async fn result_sizes(&self, id: TaskId) -> Result<Vec<(String, usize)>>;
 
-    /// The results of these workers, in the order of [`Self::results`]. The workers are few: they
-    /// stand in one statement.
+    /// The results of these workers, in the order of [`Self::results`]. There must be few workers,
+    /// because they are all in one statement.
     async fn results_of(&self, id: TaskId, workers: &[String]) -> Result<Vec<TaskResult>>;
 
-    /// Counts per queue and status, of `queues` or of every queue that ever was. May leave out
-    /// zeros. A wrong count below zero is zero here.
+    /// Counts by queue and status, of `queues` or of every queue that ever existed. May leave out
+    /// zeros. A wrong, negative count is returned as zero.
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>>;
 
-    /// The number of unfinished tasks of each queue that has some; zero where the count is wrong
-    /// and below zero. Queues without any cost nothing.
+    /// The number of unfinished tasks of each queue that has some, or zero if the count is wrong
+    /// and negative. Queues without unfinished tasks cost nothing.
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>>;
 
-    /// Tasks without payloads, the newest first.
+    /// Tasks without payloads, newest first.
     ///
-    /// The filter's unfinished statuses are one here. The page ends at `limit` tasks, or when
-    /// `look_at` tasks were looked at: a filter that no index serves may leave most of them out.
+    /// Does not distinguish the filter's unfinished statuses. The page ends at `limit` tasks, or
+    /// after looking at `look_at` tasks, because a filter without a suitable index may exclude most
+    /// of them.
     async fn search(&self, search: &TaskSearch) -> Result<TaskPage>;
 
-    /// The stored tasks among `ids`, without payloads, in any order.
+    /// Those of `ids` that are stored, without payloads, in any order.
     async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>>;
 
     /// The tasks that have or had these keys, each with its last status, in any order. Leaves out a
     /// key that no task ever had.
     async fn key_owners(&self, keys: &[KeyHash]) -> Result<Vec<(KeyHash, TaskId, StoredStatus)>>;
 
-    /// The tasks among `ids` that became final less than `age` ago, by the database's clock; in any
-    /// order.
+    /// Those of `ids` that became final less than `age` ago by the database's clock, in any order.
     async fn lately_final(&self, ids: &[TaskId], age: Duration) -> Result<Vec<TaskId>>;
 
-    /// Removes at most `limit` keys whose window is over, the earliest first. Answers how many.
+    /// Removes at most `limit` keys whose windows have ended, earliest first. Returns how many.
     async fn remove_expired_keys(&self, now_unix_ms: i64, limit: u32) -> Result<u64>;
 
     /// The unfinished tasks among at most `limit` deadlines that have passed.
     ///
-    /// Each comes again at `again_unix_ms`, in case nobody ends its task now. Removes the deadlines
-    /// of tasks that are final, were sent again, or are not there any more. A row that it cannot
-    /// read waits for a day.
+    /// Each is due again at `again_unix_ms`, in case nobody ends its task now. Removes the
+    /// deadlines of tasks that are final, were sent again, or no longer exist. A row that cannot be
+    /// read is retried after a day.
     async fn due_deadlines(
         &self,
         now_unix_ms: i64,
@@ -194,6 +196,6 @@ pub trait Tasks: Send + Sync {
         limit: u32,
     ) -> Result<DueDeadlines>;
 
-    /// The queues of the stored tasks among `ids`, in any order.
+    /// The queues of those of `ids` that are stored, in any order.
     async fn queues_of(&self, ids: &[TaskId]) -> Result<Vec<OwnedTask>>;
 }

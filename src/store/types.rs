@@ -1,4 +1,4 @@
-//! Arguments and answers of the store.
+//! Arguments and results of the store.
 
 use bytes::Bytes;
 
@@ -11,16 +11,16 @@ use crate::model::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
     New,
-    /// This task has the queue and key already.
+    /// This task already has the queue and key.
     Duplicate {
         id: TaskId,
         status: StoredStatus,
     },
-    /// An earlier insert with this idempotency key stored this task.
+    /// An earlier insert with the same idempotency key stored this task.
     Repeated {
         id: TaskId,
     },
-    /// The idempotency key belongs to another task.
+    /// The idempotency key belongs to a different task.
     KeyReused,
 }
 
@@ -28,18 +28,18 @@ pub enum Inserted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Unpublished {
-    /// The inserter is about to publish the task. After `republish_after` the watchdog does it. A
-    /// fresh task is in its batch; one that was put off has a row of its own.
+    /// The inserter is about to publish the task. If it does not, the watchdog does after
+    /// `republish_after`. A fresh task is in its batch; one that was put off has its own row.
     Fresh = 0,
-    /// The queue is full: the row waits for room.
+    /// The queue is full, and the row waits until it has room.
     Parked = 1,
     /// The task is due later than the horizon.
     Scheduled = 2,
-    /// The task was published, and Redis lost it.
+    /// The task was published, but Redis lost it.
     Missing = 3,
 }
 
-/// A task to insert, and when it goes to the bus.
+/// A task to insert, and when it is to be published.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     pub task: TaskRow,
@@ -49,16 +49,16 @@ pub struct NewRow {
     pub due_unix_ms: i64,
 }
 
-/// The number of a task's stay off the bus: of its batch, or of its row in the outbox.
+/// Identifies a task's stay off the bus: the number of its batch, or of its row in the outbox.
 ///
-/// A fanout may park a task before its publisher has marked it. The late mark must not remove the
-/// parked row, because the bus has no record of it. So each `Outbox::unpublish` chooses a new turn,
-/// which is not negative. The turn of a batch is negative: it is the batch's number.
+/// A fanout may park a task before its publisher has marked it as published. The late mark must not
+/// remove the parked row, because the bus has no record of it. So each `Outbox::unpublish` chooses
+/// a new turn, which is not negative. The turn of a batch is negative, and is the batch's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Turn(pub i64);
 
 impl Turn {
-    /// The turn of a task that was inserted with a row in the outbox.
+    /// The turn of a task that was inserted with its own row in the outbox.
     pub const FIRST: Self = Self(0);
 
     pub fn is_batch(self) -> bool {
@@ -66,17 +66,17 @@ impl Turn {
     }
 }
 
-/// The answers of a call that may store new tasks.
+/// The result of a call that may store new tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored<T> {
-    /// In order.
+    /// One answer per row or report, in order.
     pub answers: Vec<T>,
-    /// The batch of the new tasks that were `Fresh`.
+    /// The batch of those new tasks that were `Fresh`.
     pub batch: Turn,
 }
 
 impl<T> Stored<T> {
-    /// The turn of a row that was new.
+    /// The turn of a row that was stored as new.
     pub fn turn_of(&self, row: &NewRow) -> Turn {
         if row.unpublished == Unpublished::Fresh {
             self.batch
@@ -96,7 +96,7 @@ pub enum Settlement {
         result: Bytes,
         encoding: Encoding,
         attempt: u32,
-        /// When the lease was given. 0: unknown.
+        /// When the lease was granted, or 0 if unknown.
         leased_unix_ms: i64,
         at_unix_ms: i64,
         discovered: Vec<NewRow>,
@@ -105,9 +105,9 @@ pub enum Settlement {
         id: TaskId,
         reason: String,
         attempts: u32,
-        /// The last failures, the earliest first.
+        /// The most recent failures, oldest first.
         history: Vec<Failure>,
-        /// The epoch of the task that died; `None`: the present one.
+        /// The epoch of the task when it died, or `None` for the present one.
         epoch: Option<u32>,
         at_unix_ms: i64,
     },
@@ -116,19 +116,19 @@ pub enum Settlement {
 /// The outcome of a report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
-    /// The report was settled before: the call changed nothing and ignored its discovered tasks.
+    /// The report had already been settled. The call changed nothing and ignored its discovered
+    /// tasks.
     pub repeated: bool,
-    /// SQL does not have the task (any more), or it was sent again since it died: the call changed
-    /// nothing.
+    /// SQL does not have the task (any more), or the task was sent again after it died. The call
+    /// changed nothing.
     pub unknown: bool,
-    /// The task had NUM completions already: the result is surplus, and the discovered tasks were
-    /// stored.
+    /// The task was already final, so the result is surplus. The discovered tasks were stored.
     pub surplus: bool,
     /// The present status of the task.
     pub status: Option<StoredStatus>,
-    /// The key that must leave the filter, because its task is dead or cancelled.
+    /// The key to remove from the filter, because the task is dead or cancelled.
     pub key: Option<(QueueName, KeyHash)>,
-    /// One answer per discovered row, in order; empty when `repeated` or `unknown`.
+    /// One answer per discovered row, in order. Empty if `repeated` or `unknown`.
     pub discovered: Vec<Inserted>,
     /// The task, unless it is unknown.
     pub task: Option<SettledTask>,
@@ -150,7 +150,7 @@ pub struct TaskState {
     pub workers: Vec<String>,
     /// How often the task was sent again.
     pub epoch: u32,
-    /// An operator may have changed these since the task was published.
+    /// Operators may have changed `replicas` and `priority` since the task was published.
     pub replicas: u32,
     pub priority: Priority,
 }
@@ -159,62 +159,63 @@ pub struct TaskState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {
     pub id: TaskId,
-    /// Unfinished, or Completed by workers whose completions came late.
+    /// Unfinished, or Completed if late completions were enough.
     pub status: StoredStatus,
 }
 
-/// A stored task and one worker's completion of it.
+/// A stored task, and one worker's completion of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateFor {
     pub id: TaskId,
     pub shard: ShardId,
     pub status: StoredStatus,
-    /// The lease of the worker's completion.
+    /// The lease under which the worker completed the task, or `None` if it has not.
     pub completed_under: Option<LeaseNumber>,
 }
 
-/// A published task that is unfinished.
+/// An unfinished task that has been published.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishedTask {
     pub id: TaskId,
     pub shard: ShardId,
-    /// The task is at or before this offset of its partition; `None`: in another generation of the
-    /// topic.
+    /// The task is at or before this offset of its partition. `None` if it was published in another
+    /// generation of the topic.
     pub offset: Option<Offset>,
 }
 
-/// Where SQL says that an unfinished task is.
+/// Where an unfinished task is, according to SQL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Not on the bus. The watchdog publishes it when it is due; `None`: when its queue has room.
-    /// `came_back`: it was published before, or sent again.
+    /// Not on the bus. The watchdog publishes the task when it is due, or, if `due_unix_ms` is
+    /// `None`, when its queue has room. `came_back` means that it was published before, or sent
+    /// again.
     Off {
         why: Unpublished,
         due_unix_ms: Option<i64>,
         came_back: bool,
     },
-    /// On the bus, at or before this offset of its partition; `None`: in another generation of the
-    /// topic.
+    /// On the bus, at or before this offset of its partition. `None` if it was published in another
+    /// generation of the topic.
     On(Option<Offset>),
 }
 
-/// A task as its reader sees it.
+/// A task with its details, as readers see it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskDetail {
     pub task: TaskRow,
     pub status: StoredStatus,
     pub completed: u32,
-    /// Failures that reports have mentioned.
+    /// Failures that reports have mentioned so far.
     pub attempts: u32,
     pub reason: String,
     /// How often it was sent again.
     pub epoch: u32,
     pub updated_unix_ms: i64,
-    /// The task is in the outbox, or in a batch that is not published.
+    /// The task is in the outbox, or in an unpublished batch.
     pub unpublished: bool,
 }
 
-/// The number of a queue's tasks with a status.
+/// The number of tasks of a queue that have this status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueCount {
     pub queue: QueueName,

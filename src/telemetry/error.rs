@@ -1,4 +1,4 @@
-//! The error of a start of logs, metrics or spans.
+//! Why logs, metrics or spans could not be started.
 
 use std::error;
 

@@ -1,4 +1,4 @@
-//! Log lines go to stderr, so that stdout stays for what a command answers.
+//! Log lines go to stderr, so that stdout is left to the output of commands.
 
 use std::io::{self, IsTerminal, Write, stderr};
 
@@ -9,7 +9,8 @@ use crate::{config::LogFormat, model::escape_hidden};
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
-    // Their every failed connection comes back as an error of ours, once.
+    // Unless the filter names these libraries, silence them: each of their failed connections
+    // reaches taskd as an error, which is logged once.
     let named = |library: &str| {
         filter
             .split(',')
@@ -28,7 +29,8 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         LogFormat::Pretty => true,
         LogFormat::Json => false,
     };
-    // Without a word of a line that cannot be written: eprintln! would say it, and panic.
+    // Do not report a line that cannot be written: the subscriber would use eprintln!, which
+    // panics.
     let lines = fmt()
         .with_env_filter(filter)
         .with_writer(|| OneLine(stderr()))
@@ -36,7 +38,7 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
     let started = if pretty {
         lines.with_ansi(terminal).try_init()
     } else {
-        // Fields beside the message, not below it: one level is what log stores index best.
+        // Fields next to the message, not nested: log stores index a flat object best.
         lines
             .json()
             .flatten_event(true)
@@ -46,11 +48,11 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
     started.map_err(Error::Logging)
 }
 
-/// Writes each event, which comes as a whole, as one line.
+/// Writes each event as one line. The subscriber passes an event as a whole.
 ///
-/// Messages have the words of others: of callers, of servers, of a collector. None of them can
-/// begin a line that looks like one of taskd, or change how a line is shown. The subscriber has
-/// escaped other control characters.
+/// Messages contain text of others: of callers, servers, a collector. It must not be able to begin
+/// a line that looks like one of taskd, or change how a line is shown. The subscriber has escaped
+/// other control characters.
 struct OneLine<W>(W);
 
 impl<W: Write> Write for OneLine<W> {
@@ -65,7 +67,7 @@ impl<W: Write> Write for OneLine<W> {
     }
 }
 
-/// Escapes all line ends but the last one, and hidden characters.
+/// Escapes all line breaks except the last one, and hidden characters.
 fn in_one_line(event: &str) -> String {
     let (line, end) = match event.strip_suffix('\n') {
         Some(line) => (line, "\n"),

@@ -1,13 +1,13 @@
-//! The text of Prometheus in the form of OpenMetrics, which has exemplars.
+//! Converts the text format of Prometheus to OpenMetrics, which supports exemplars.
 
 /// The content type of [`openmetrics`].
 pub const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Turns the text of an exporter of Prometheus into OpenMetrics, and lets `exemplar` add to each
-/// sample.
+/// Converts the text of a Prometheus exporter to OpenMetrics, and lets `exemplar` append to each
+/// line.
 ///
-/// The forms differ little: a counter's family has its name without `_total`, there are no empty
-/// lines, and the text has an end.
+/// The formats differ little: in OpenMetrics the family of a counter is named without `_total`,
+/// there are no empty lines, and the text ends with `# EOF`.
 pub(super) fn openmetrics(text: &str, exemplar: impl Fn(&mut String)) -> String {
     let counters: Vec<&str> = text.lines().filter_map(counter).collect();
     let mut shown = String::with_capacity(text.len() + text.len() / 8);
@@ -24,12 +24,12 @@ pub(super) fn openmetrics(text: &str, exemplar: impl Fn(&mut String)) -> String 
     shown
 }
 
-/// The family of a line `# TYPE name counter`.
+/// Returns the name in a line `# TYPE name counter`.
 fn counter(line: &str) -> Option<&str> {
     line.strip_prefix("# TYPE ")?.strip_suffix(" counter")
 }
 
-/// A line `# HELP name …` or `# TYPE name …`.
+/// Converts a line `# HELP name …` or `# TYPE name …`.
 fn of_family(comment: &str, counters: &[&str]) -> String {
     let mut parts = comment.splitn(3, ' ');
     let what = parts.next().unwrap_or_default();
@@ -38,7 +38,7 @@ fn of_family(comment: &str, counters: &[&str]) -> String {
     let is_counter = counters.contains(&name);
     let (name, rest) = match (name.strip_suffix("_total"), what, rest) {
         (Some(base), _, rest) if is_counter => (base, rest),
-        // OpenMetrics knows no counter without `_total`.
+        // OpenMetrics has no counters without `_total`.
         (None, "TYPE", _) if is_counter => (name, "unknown"),
         (_, "TYPE", "untyped") => (name, "unknown"),
         (_, _, rest) => (name, rest),

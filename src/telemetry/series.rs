@@ -1,5 +1,5 @@
-//! Where series live: those of queues leave when nothing is recorded for them any more, for there
-//! may be ever new names.
+//! The recorders of series. Series of queues are dropped when nothing is recorded for them any
+//! more, since new names of queues may come for ever.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,14 +9,15 @@ use metrics_util::MetricKindMask;
 
 use super::error::Error;
 
-/// The label that makes a series one of a queue.
+/// The label that marks a series as one of a queue.
 const QUEUE: &str = "queue";
 
-/// Gauges of queues that are there are set every other second.
+/// How long a queue's gauge is kept without an update. Those of existing queues are set every other
+/// second.
 const GAUGES_IDLE: Duration = Duration::from_secs(60);
 const GAUGES_IDLE_LEAST: Duration = Duration::from_secs(5);
 
-/// Renders what [`Recorders`] has recorded. Clones are the same.
+/// Renders what [`Recorders`] has recorded. Clones share it.
 #[derive(Clone)]
 pub struct Handle(Arc<[PrometheusHandle]>);
 
@@ -25,7 +26,7 @@ impl Handle {
         self.0.iter().map(PrometheusHandle::render).collect()
     }
 
-    /// Moves what histograms have gathered to where it is rendered from.
+    /// Moves what histograms have gathered into their buckets.
     pub(super) fn run_upkeep(&self) {
         self.0.iter().for_each(PrometheusHandle::run_upkeep);
     }
@@ -37,7 +38,8 @@ impl From<PrometheusHandle> for Handle {
     }
 }
 
-/// A recorder for what lasts, and one each for the queues' gauges, counters and histograms.
+/// One recorder for the series that last, and one each for the queues' gauges, counters and
+/// histograms.
 pub(super) struct Recorders {
     lasting: PrometheusRecorder,
     gauges: PrometheusRecorder,
@@ -46,7 +48,7 @@ pub(super) struct Recorders {
 }
 
 impl Recorders {
-    /// `forget`: how long nothing must have been counted for a queue. Zero: for ever.
+    /// A queue's series are dropped when nothing was recorded for it for `forget`. Zero: never.
     ///
     /// `lasting` and `of_queues` have the same buckets.
     pub(super) fn new(
@@ -75,7 +77,7 @@ impl Recorders {
         Handle(self.all().map(PrometheusRecorder::handle).into())
     }
 
-    /// For the whole process.
+    /// Installs them for the whole process.
     pub(super) fn install(self) -> Result<(), Error> {
         metrics::set_global_recorder(self).map_err(|_| Error::Installed)
     }
@@ -180,7 +182,7 @@ mod tests {
                 .all(|line| first.contains(line)),
             "{first}"
         );
-        // From when it was first seen to be unchanged.
+        // A series is idle from the rendering that first finds it unchanged.
         let began = std::time::Instant::now();
         let mut text = first;
         while of_queue.iter().any(|line| text.contains(line)) {

@@ -54,10 +54,10 @@ impl From<NewBackoff> for pb::Backoff {
     }
 }
 
-/// Puts the backoff and the deadline of a task before the fields of its body, where scripts and
+/// Encodes a body with its backoff and deadline in front of the other fields, where scripts and
 /// claims look for them. Most tasks have neither.
 ///
-/// The limit in time of the backoff counts from the time at which the task may first be claimed.
+/// The time limit of the backoff counts from the time at which the task may first be claimed.
 pub(super) fn put_before(
     body: &pb::TaskBody,
     backoff: Option<Backoff>,

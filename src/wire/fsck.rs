@@ -1,4 +1,4 @@
-//! Checks and their finds: messages to and from `model`.
+//! Checks and their findings: converts messages to and from `model`.
 
 use super::pb;
 use crate::model::{Find, Fsck, FsckPage, ShardId};

@@ -1,5 +1,5 @@
-//! Attempts that failed, on their way to SQL; tasks with their history, and acts of operators, as a
-//! call answers them.
+//! Failed attempts on their way to SQL; and tasks with their history and operators' acts, as calls
+//! return them.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -9,7 +9,7 @@ use crate::model::{
     Act, Attempt, AttemptState, FailedAttempt, LeaseNumber, TaskFile, TaskId, WorkerName,
 };
 
-/// An attempt that failed, encoded.
+/// Encodes a failed attempt.
 pub fn failed_attempt(failure: FailedAttempt) -> Bytes {
     let FailedAttempt {
         id,
@@ -35,7 +35,7 @@ pub fn failed_attempt(failure: FailedAttempt) -> Bytes {
     failure.encode_to_vec().into()
 }
 
-/// The attempt with its time. An encoded message may be extended by appending a field.
+/// Adds the time to an encoded attempt, by appending the field.
 pub fn failure_with_time(failure: &Bytes, at_unix_ms: i64) -> Bytes {
     let tail = pb::FailedAttempt {
         at_unix_ms,
@@ -47,8 +47,8 @@ pub fn failure_with_time(failure: &Bytes, at_unix_ms: i64) -> Bytes {
     whole.freeze()
 }
 
-/// An encoded attempt as a record of `task-results` has it, so that frames one after the other are
-/// a part of that record.
+/// Encodes an attempt as a field of a record of `task-results`. Such frames can be concatenated,
+/// and are then a part of that record.
 pub fn frame_failure(failure: Bytes) -> Vec<u8> {
     pb::EncodedReportBatch {
         failures: vec![failure],
@@ -57,7 +57,8 @@ pub fn frame_failure(failure: Bytes) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Reads an attempt. `None`: a later version wrote it, or it is damaged; a history may have a gap.
+/// Reads a failed attempt. Returns `None` if a later version wrote it or it is damaged: a history
+/// may have gaps.
 pub(super) fn read_failure(failure: pb::FailedAttempt) -> Option<FailedAttempt> {
     let state = AttemptState::from_number(failure.state.into());
     let state =

@@ -1,4 +1,4 @@
-//! Dead letters, as the service `Operator` sends them.
+//! Dead letters: converts messages of the service `Operator`.
 
 use super::{
     pb,

@@ -18,8 +18,8 @@ fn id_bytes(id: TaskId) -> Bytes {
     Bytes::copy_from_slice(id.as_bytes())
 }
 
-/// The record of topic `pipeline`. `published`: the span of this step, if there is one: the parent
-/// of the next.
+/// Encodes a record of topic `pipeline`. `published` is the span of its publication, if there is
+/// one: the parent of the next span.
 pub fn pipeline_record(
     row: &TaskRow,
     published: Option<TraceContext>,
@@ -51,18 +51,18 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
     let record = pb::PipelineRecord::decode(value.clone()).map_err(|e| e.to_string())?;
     let id = TaskId::from_slice(&record.id).ok_or("the id has not 16 bytes")?;
     let queue = QueueName::new(&record.queue).map_err(|e| e.to_string())?;
-    // The widest bounds, not this process's settings: those may have been wider when the task was
-    // stored.
+    // Compared with the widest bounds, not with this process's settings, which may have been wider
+    // when the task was stored.
     if record.replicas == 0 || record.replicas > MAX_REPLICAS {
         return Err(format!(
             "replicas is {}; must be 1 to {MAX_REPLICAS}",
             record.replicas
         ));
     }
-    // A worker could not get it.
+    // Otherwise no worker could get the task.
     pb::TaskBody::decode(record.body.clone())
         .map_err(|e| format!("the body cannot be read: {e}"))?;
-    // The scripts make a key of it.
+    // The scripts make a key of the priority.
     if !(1..=3).contains(&record.priority) {
         return Err(format!("priority is {}; must be 1 to 3", record.priority));
     }
@@ -84,8 +84,8 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
     })
 }
 
-/// The report of a completion, without its time; `Err` with its bytes where they are more than
-/// `max`.
+/// Encodes the report of a completion, without its time. Returns its size as `Err` if that is above
+/// `max` bytes.
 pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<Bytes, usize> {
     let done = pb::Completed {
         worker: completed.worker,
@@ -116,7 +116,7 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
     .into())
 }
 
-/// The report of a death.
+/// Encodes the report of a death.
 pub fn died_report(id: TaskId, died: Died, at_unix_ms: i64) -> Bytes {
     let history = died.history.into_iter().map(Into::into).collect();
     let died = pb::Died {
@@ -145,7 +145,7 @@ impl From<Failure> for pb::Failure {
     }
 }
 
-/// The report with its time. An encoded message may be extended by appending a field.
+/// Adds the time to an encoded report, by appending the field.
 pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
     let tail = pb::Report {
         at_unix_ms,
@@ -160,22 +160,22 @@ pub fn with_time(report: &Bytes, at_unix_ms: i64) -> Bytes {
 /// The number of the field `reports` in `ReportBatch`.
 const REPORTS: u32 = 3;
 
-/// Appends an encoded report as [`report_batch`] has it, so that frames one after the other are a
-/// part of that record. Answers how many bytes that took.
+/// Appends an encoded report to `frames` as a field of [`report_batch`]'s record. Such frames can
+/// be concatenated, and are then a part of that record. Returns the number of bytes appended.
 pub fn frame_report(report: &Bytes, frames: &mut Vec<u8>) -> usize {
     let before = frames.len();
     prost::encoding::bytes::encode(REPORTS, report, frames);
     frames.len() - before
 }
 
-/// The reports of [`frame_report`], and the failed attempts beside them.
+/// Reads the reports of [`frame_report`], and the failed attempts among them.
 pub fn framed_reports(frames: Bytes) -> Result<(Vec<Bytes>, Vec<Bytes>), String> {
     let batch = pb::EncodedReportBatch::decode(frames).map_err(|error| error.to_string())?;
     Ok((batch.reports, batch.failures))
 }
 
-/// The record of topic `task-results` with encoded reports and failed attempts, of one shard if it
-/// is given.
+/// Encodes a record of topic `task-results` with these encoded reports and failed attempts. If they
+/// are of one shard, `of` names it.
 pub fn report_batch(of: Option<&ShardId>, reports: Vec<Bytes>, failures: Vec<Bytes>) -> Bytes {
     let (queue, shard) = of
         .map(|of| (of.queue.as_str().to_owned(), of.number))
@@ -190,10 +190,10 @@ pub fn report_batch(of: Option<&ShardId>, reports: Vec<Bytes>, failures: Vec<Byt
     .into()
 }
 
-/// The reports of a record of topic `task-results`, and the failed attempts in it.
+/// The reports and the failed attempts in a record of topic `task-results`.
 #[derive(Default)]
 pub struct Reports {
-    /// An error is that of one report.
+    /// One result per report, so that the others can be read if one cannot.
     pub reports: Vec<Result<Report, String>>,
     pub failures: Vec<FailedAttempt>,
 }
@@ -254,7 +254,7 @@ impl From<pb::Failure> for Failure {
     }
 }
 
-/// A record with only one of its reports; the record as it is where it cannot be read.
+/// Returns the record with only one of its reports, or unchanged if it cannot be read.
 pub fn one_report(value: &Bytes, index: usize) -> Bytes {
     let Ok(mut batch) = pb::EncodedReportBatch::decode(value.clone()) else {
         return value.clone();
@@ -264,7 +264,7 @@ pub fn one_report(value: &Bytes, index: usize) -> Bytes {
     batch.encode_to_vec().into()
 }
 
-/// The record of topic `dead-letters`.
+/// Encodes a record of topic `dead-letters`.
 pub fn dead_letter(letter: &DeadLetter) -> Bytes {
     let letter = letter.clone();
     let task = letter.task.map(|task| match letter.values {
@@ -289,7 +289,7 @@ pub fn dead_letter(letter: &DeadLetter) -> Bytes {
     record.encode_to_vec().into()
 }
 
-/// Reads a letter of SQL, which has the form of a record of `dead-letters`.
+/// Reads a letter from SQL, which stores it like a record of `dead-letters`.
 pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError> {
     let record = pb::DeadLetter::decode(value.clone())?;
     let task = record.task.map(|task| match discovered_task(task) {
@@ -315,7 +315,7 @@ pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError>
     })
 }
 
-/// The record of topic `expirations`.
+/// Encodes a record of topic `expirations`.
 pub fn expiration(expiration: Expiration) -> Bytes {
     let record = pb::Expiration {
         task_id: id_bytes(expiration.id),

@@ -1,4 +1,4 @@
-//! Lists of tasks: messages to and from `model`.
+//! Lists of tasks: converts messages to and from `model`.
 
 use super::{pb, task_status, time::unix_ms};
 use crate::model::{QueueName, TaskFilter, TaskList, TaskPages, WorkerName};

@@ -1,4 +1,4 @@
-//! Sessions, on streams and without: messages to and from `model`.
+//! Sessions, with and without a stream: converts messages to and from `model`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The checks when the work is done: in SQL, in Redis and on the bus.
+//! The checks after the work is done: in SQL, in Redis and on the bus.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -36,7 +36,7 @@ async fn number(connection: &mut MySqlConnection, sql: &str) -> Result<i64, Stri
         .map_err(|error| error.to_string())
 }
 
-/// No task is unfinished, none waits to be published.
+/// Fails while a task is unfinished or waits to be published.
 pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     let mut connection = MySqlConnection::connect(database)
         .await
@@ -60,9 +60,9 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     }
 }
 
-/// The places that must be empty some time after the work is done.
+/// The places that must become empty some time after the work is done.
 pub(crate) struct Leftovers {
-    /// Brokers, and what stands before the topics; `None` where the bus is in Redis.
+    /// The brokers and the prefix of the topics; `None` if the bus is in Redis.
     kafka: Option<(String, String)>,
     nodes: Vec<redis::aio::MultiplexedConnection>,
     prefix: String,
@@ -83,7 +83,7 @@ impl Leftovers {
         }
     }
 
-    /// An error that names what is there.
+    /// Fails if anything is left, and lists it.
     pub(crate) async fn none(&mut self) -> Result<(), String> {
         if let Some((brokers, prefix)) = &self.kafka {
             for topic in ["pipeline", "task-results"] {
@@ -108,7 +108,7 @@ impl Leftovers {
     }
 }
 
-/// The group has committed each partition to its end.
+/// Checks that the group has committed each partition to its end.
 fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), String> {
     let (name, within) = (format!("{prefix}{topic}"), Duration::from_secs(10));
     let mut config = ClientConfig::new();
@@ -139,7 +139,7 @@ fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), Stri
     }
 }
 
-/// The books of all queues balance, and fsck finds nothing, whichever process is asked.
+/// Checks that, according to every process, the books of all queues balance and fsck finds nothing.
 pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     for url in urls {
         let books = answer(reqwest::get(format!("{url}/v1/books")).await).await?;
@@ -197,16 +197,16 @@ async fn keys(node: &mut Node, prefix: &str) -> Vec<String> {
     keys
 }
 
-/// The part of this key that should be gone.
+/// Describes what a key still contains although it should be empty.
 async fn leftover(node: &mut Node, key: &str) -> Option<String> {
-    // Of a shard: `<p>:{<queue>:<number>}:<name>`.
+    // Keys of a shard: `<p>:{<queue>:<number>}:<name>`.
     let (tag, name) = key.split_once('{')?.1.split_once('}')?;
     if tag.starts_with("bus") {
         return undone(node, key).await;
     }
     match name.strip_prefix(':')? {
         "generation" | "offset" | "seen" => None,
-        // Of the filter of keys.
+        // Keys of the filter.
         "era" | "stored" if tag == "filter" => None,
         "counters" => {
             let counters: HashMap<String, String> = node.hgetall(key).await.unwrap();
@@ -223,7 +223,7 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
         "records" | "bodies" => length(node, "HLEN", key).await,
         "leases" | "delayed" => length(node, "ZCARD", key).await,
         "finals" => length(node, "LLEN", key).await,
-        // No record is left: what still stands in a lane is spent, and is swept.
+        // No record is left, so the elements that remain in a lane are spent, and will be swept.
         name if name.ends_with(":T") => length(node, "LLEN", key).await,
         name if name.ends_with(":C") || name.ends_with(":P") => None,
         _ => Some("a key that nobody knows".into()),
@@ -239,10 +239,10 @@ async fn length(node: &mut Node, command: &str, key: &str) -> Option<String> {
     (length > 0).then(|| format!("{command} {length}"))
 }
 
-/// Of a key of the bus: what nobody has dealt with, or was handed out and not acknowledged.
+/// Describes what a key of the bus still contains: records that are unread, or not acknowledged.
 async fn undone(node: &mut Node, key: &str) -> Option<String> {
     let kind: String = redis::cmd("TYPE").arg(key).query_async(node).await.unwrap();
-    // The other topics are reports, for people.
+    // The other topics are read by people or other programs, not by taskd.
     if kind != "stream" || !(key.contains("pipeline") || key.contains("task-results")) {
         return None;
     }
@@ -279,7 +279,7 @@ struct Outcome {
     result: Vec<u8>,
 }
 
-/// SQL against the ledger. All that is wrong is shown, then it panics.
+/// Compares SQL with the ledger. Prints all mistakes, then panics.
 pub(crate) async fn everything(world: &World<'_>) {
     let mut connection = MySqlConnection::connect(&world.database).await.unwrap();
     let tasks = sqlx::query_as(
@@ -434,7 +434,8 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
         }
         other => wrong.push(format!("is {other:?}")),
     }
-    // Each result in SQL was sent with a token that held: answered OK, or the answer was lost.
+    // Each result in SQL must have been sent with a valid token, and its call was answered with OK,
+    // or not at all.
     for outcome in outcomes {
         let worker = String::from_utf8_lossy(&outcome.worker);
         let result = String::from_utf8_lossy(&outcome.result);
@@ -452,7 +453,7 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
             )),
         }
     }
-    // Each completion answered OK is in SQL, unless Redis has lost it.
+    // Each completion that was answered with OK must be in SQL, unless Redis lost it.
     let workers: BTreeSet<_> = outcomes
         .iter()
         .map(|outcome| String::from_utf8_lossy(&outcome.worker))
@@ -467,7 +468,7 @@ fn of_task(task: &Task, outcomes: &[&Outcome], seen: &Seen, book: &Book) -> Vec<
     wrong
 }
 
-/// Each accepted task is there, under the id of the answer.
+/// Checks that each accepted task exists, with the id that was answered.
 fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (key, insert) in &book.inserts {
@@ -482,8 +483,8 @@ fn of_inserts(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     wrong
 }
 
-/// Each task discovered by a completion that was answered OK is there, and no task that nobody
-/// sent.
+/// Checks that each task discovered by a successful completion exists, and that no task exists that
+/// was never sent.
 fn of_children(book: &Book, by_key: &BTreeMap<Key, String>) -> Vec<String> {
     let grants = || {
         book.tasks

@@ -1,5 +1,5 @@
-//! Twenty workers, of which some lie, crash, stall, reject and repeat themselves, and one who
-//! inserts. Half of them have streams, and the other half polls.
+//! One inserter and twenty workers, some of which lie, crash, stall, reject or repeat themselves.
+//! Half of them hold streams, the other half poll.
 
 use std::{
     collections::VecDeque,
@@ -25,14 +25,14 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Honest,
-    /// Takes tasks and is never heard of again. On a stream: it goes, or stays and forgets them.
+    /// Takes tasks and disappears. On a stream it either disconnects, or stays and ignores them.
     Crashes,
-    /// Answers when its lease has run out.
+    /// Reports only after its lease has expired.
     Stalls,
-    /// Completes with tokens of others, with made-up ones, as somebody else. Goes on with the
+    /// Completes with tokens of others, with made-up ones, and under other names. Resumes the
     /// sessions of others.
     Lies,
-    /// Sends each completion several times, at once and much later, to all processes.
+    /// Sends each completion several times, both immediately and much later, to all processes.
     Repeats,
     Rejects,
     Extends,
@@ -46,29 +46,29 @@ const KINDS: [Kind; 20] = {
     ]
 };
 
-/// With its NUM. Of `doomed` many are rejected for ever.
+/// The queues with their NUM. Many tasks in `doomed` are rejected for good.
 pub(crate) const QUEUES: [(&str, usize); 4] = [("one", 1), ("two", 2), ("three", 3), ("doomed", 1)];
 pub(crate) const DOOMED: &str = "doomed";
-/// As a caller would: then it asks another process.
+/// The timeout of a call, like that of a real caller, which then tries another process.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(4);
 
 pub(crate) struct Crowd {
     client: reqwest::Client,
-    /// Of the processes.
+    /// The HTTP addresses of the processes.
     urls: Vec<String>,
-    /// Where the processes take streams.
+    /// The ports on which the processes accept streams.
     ports: Vec<u16>,
     seed: u64,
     pub(crate) ledger: Arc<Ledger>,
-    /// The sessions that workers have had.
+    /// The ids of sessions that workers have had.
     sessions: Mutex<Vec<String>>,
-    /// All are honest now, so that the work ends.
+    /// From now on all workers are honest, so that the work gets done.
     honest: AtomicBool,
     inserting: CancellationToken,
     stop: CancellationToken,
 }
 
-/// The running crowd. Ends when dropped.
+/// The running crowd. Dropping it stops it.
 pub(crate) struct Running {
     pub(crate) crowd: Arc<Crowd>,
     workers: JoinSet<()>,
@@ -104,14 +104,14 @@ impl Running {
         }
     }
 
-    /// No more inserts, and no more than honest work.
+    /// Stops inserting, and makes all workers honest.
     pub(crate) async fn calm_down(&mut self) {
         self.crowd.inserting.cancel();
         self.crowd.honest.store(true, Ordering::Relaxed);
         (&mut self.inserter).await.unwrap();
     }
 
-    /// Once it has calmed down.
+    /// Stops the workers. Call [`Self::calm_down`] first.
     pub(crate) async fn stop(mut self) {
         self.crowd.stop.cancel();
         while let Some(ended) = self.workers.join_next().await {
@@ -127,13 +127,13 @@ impl Drop for Running {
 }
 
 impl Crowd {
-    /// Through one process, or the next when that does not answer. `None` when none does.
+    /// Calls one process, or the next if it cannot be reached. Returns `None` unless one answers
+    /// successfully.
     async fn call(&self, dice: &mut Dice, path: &str, body: &Value) -> Option<Value> {
         let first = dice.below(self.urls.len());
         for n in 0..self.urls.len() {
             let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
-            // A call without an answer may have been done. A caller that repeats it does so on
-            // purpose.
+            // A call without an answer may have been executed, so it is repeated only on purpose.
             match self.client.post(&url).json(body).send().await {
                 Err(error) if error.is_connect() => {}
                 Err(_) => break,
@@ -141,12 +141,12 @@ impl Crowd {
                 Ok(_) => break,
             }
         }
-        // Nobody asks again at once.
+        // Pause, so that the caller does not retry at once.
         tokio::time::sleep(Duration::from_millis(50)).await;
         None
     }
 
-    /// Those of these keys that shall be sent later. `None`: no answer.
+    /// Inserts tasks; returns the keys that taskd asks to send later, or `None` without an answer.
     async fn insert(&self, dice: &mut Dice, keys: &[Key]) -> Option<Vec<Key>> {
         let delays: Vec<u64> = keys.iter().map(|_| delay(dice)).collect();
         let task = |((queue, key), delay): (&Key, &u64)| {
@@ -178,9 +178,9 @@ impl Crowd {
     }
 }
 
-/// Batches of new and of known keys; some of those that are not answered are tried again. At the
-/// end all are: a call whose caller has left may still store its tasks, however late, unless
-/// somebody has stored their keys.
+/// Inserts batches of new and known keys; some of those without an answer are retried. At the end
+/// all of them are: a call whose caller has given up may still store its tasks at any later time,
+/// unless their keys are stored already.
 async fn insert(crowd: Arc<Crowd>) {
     let mut dice = Dice::new(crowd.seed, "inserter");
     let (mut count, mut unanswered) = (0, Vec::new());
@@ -193,7 +193,7 @@ async fn insert(crowd: Arc<Crowd>) {
                 count
             };
             count = count.max(n + 1);
-            // The queue follows from the number: a known key is a duplicate.
+            // The queue depends only on the number, so a known key is a duplicate.
             keys.push((
                 QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(),
                 format!("k{n}"),
@@ -222,8 +222,7 @@ async fn insert(crowd: Arc<Crowd>) {
     }
 }
 
-/// Most tasks wait for nothing, some for a moment, some for longer than a process needs to come
-/// back.
+/// Most tasks have no delay; others have a short one, or one longer than the restart of a process.
 fn delay(dice: &mut Dice) -> u64 {
     match dice.chance(12) {
         true => 300 + dice.below(3000) as u64,
@@ -238,17 +237,17 @@ struct Worker {
     crowd: Arc<Crowd>,
     name: String,
     kind: Kind,
-    /// It does not poll.
+    /// True if it uses a stream instead of polling.
     is_pushed: bool,
     stream: Option<Pushed>,
-    /// Of its last stream.
+    /// The session of its last stream.
     session: String,
     dice: Dice,
-    /// Tasks that came with the answers to its reports, by calls.
+    /// Tasks that arrived with the answers to reports made by calls.
     next: Vec<Lease>,
-    /// To be answered at this time.
+    /// Leases to be reported at this time, which is too late.
     late: VecDeque<(Instant, Vec<Lease>)>,
-    /// Completed long ago.
+    /// Leases that were completed long ago.
     old: Vec<Lease>,
     children: usize,
 }
@@ -257,7 +256,7 @@ impl Worker {
     fn new(crowd: Arc<Crowd>, n: usize, kind: Kind) -> Self {
         let name = format!("w{n}-{kind:?}").to_lowercase();
         let dice = Dice::new(crowd.seed, &name);
-        // The kinds stand in pairs.
+        // Neighbours in KINDS are mostly of the same kind, so nearly every kind has both.
         let (is_pushed, stream, session) = (n % 2 == 1, None, String::new());
         let (next, late, old, children) = (Vec::new(), VecDeque::new(), Vec::new(), 0);
         Self {
@@ -279,7 +278,7 @@ impl Worker {
         while !self.crowd.stop.is_cancelled() {
             let leases = self.get().await;
             if !leases.is_empty() {
-                // The work.
+                // Simulates the work.
                 let work = Duration::from_millis(self.dice.below(30) as u64);
                 tokio::time::sleep(work).await;
                 self.deal_with(leases).await;
@@ -314,7 +313,8 @@ impl Worker {
         }
     }
 
-    /// Waits for tasks on its stream. One that breaks is left, and the next call opens another.
+    /// Waits for tasks on its stream. If the stream breaks, it is dropped, and the next call opens
+    /// a new one.
     async fn next_pushed(&mut self) -> Vec<Lease> {
         let most = 1 + u32::try_from(self.dice.below(10)).unwrap();
         let stream = match self.stream.take() {
@@ -340,12 +340,13 @@ impl Worker {
         leases
     }
 
-    /// Goes on with its session, takes over from it, or forgets it, at any process that answers.
+    /// Opens a stream to any process that answers: resumes the session, takes it over, or starts a
+    /// new one.
     async fn open(&mut self, want: u32) -> Option<Pushed> {
         let ledger = Arc::clone(&self.crowd.ledger);
         let goes_on = !self.session.is_empty() && self.dice.chance(50);
         let takeover = !goes_on && self.dice.chance(30);
-        // A worker that forgets tasks must not keep them.
+        // A worker that drops tasks must not keep their leases.
         let keep_leases = matches!(self.kind, Kind::Honest | Kind::Repeats) && self.dice.chance(40);
         let mut open = pb::OpenSession {
             takeover,
@@ -424,13 +425,13 @@ impl Worker {
         self.leases(&answer, sent)
     }
 
-    /// Its wish for tasks, as a call has it.
+    /// The parameters of its request for tasks, as in a call.
     fn wish(&mut self) -> Value {
         let queues: Vec<_> = QUEUES.iter().map(|(queue, _)| queue).collect();
         json!({"queues": queues, "max_tasks": 1 + self.dice.below(10)})
     }
 
-    /// The tasks in the answer to a call, if it has any.
+    /// Reads the tasks in the answer to a call, if there are any.
     fn leases(&mut self, answer: &Value, sent: Sent) -> Vec<Lease> {
         let tasks = answer["tasks"].as_array().into_iter().flatten();
         let leases: Vec<_> = tasks.map(|task| self.lease(task)).collect();
@@ -481,7 +482,8 @@ impl Worker {
         }
     }
 
-    /// None to two. Some are discovered by several, some are known already.
+    /// Discovers up to two tasks. Some of them are discovered by several workers, and some are
+    /// already known.
     fn discover(&mut self, parent: &str) -> Vec<Key> {
         if parent.matches('/').count() >= 2 || self.dice.chance(60) {
             return Vec::new();
@@ -552,7 +554,7 @@ impl Worker {
         json!({"id": lease.id, "lease_token": lease.token, "result": result, "discovered": discovered})
     }
 
-    /// Until it is answered, but not for ever.
+    /// Repeats completions until they are answered, but only a few times.
     async fn complete(&mut self, leases: &[Lease]) {
         for _ in 0..3 {
             if self.complete_once(leases).await {
@@ -562,15 +564,15 @@ impl Worker {
         self.forget();
     }
 
-    /// It does not go on with what it has not reported: a stream that stays would keep the leases
-    /// for it, for ever.
+    /// Drops everything that it has not reported, including the stream, which would otherwise keep
+    /// the leases alive forever.
     fn forget(&mut self) {
         self.crowd.ledger.lets_go(&self.name, &[]);
         self.next.clear();
         self.stream = None;
     }
 
-    /// True when all are answered for good.
+    /// Returns true if all items have a final answer.
     async fn complete_once(&mut self, leases: &[Lease]) -> bool {
         let completions: Vec<_> = leases.iter().map(|lease| self.completion(lease)).collect();
         let mut body = json!({"worker": self.name, "completions": completions});
@@ -598,7 +600,8 @@ impl Worker {
         is_final(&answers)
     }
 
-    /// Sends a report on its stream, if it has one, or by a call. `None`: it was not answered.
+    /// Sends a report on its stream, if it has one, or by a call. Returns `None` if it was not
+    /// answered.
     async fn report(
         &mut self,
         path: &str,
@@ -704,7 +707,7 @@ impl Worker {
         if !is_final(&answers) {
             self.forget();
         }
-        // It thinks better of it, too late.
+        // Then completes them after all, which is too late.
         if self.dice.chance(20) {
             self.complete_once(leases).await;
         }
@@ -736,7 +739,7 @@ impl Worker {
         }
     }
 
-    /// None of it may count.
+    /// Sends reports that must all be refused.
     async fn lie(&mut self, leases: &[Lease]) {
         let mine = self.dice.pick(leases).clone();
         let foreign = {
@@ -771,8 +774,8 @@ impl Worker {
             ),
         ];
         if let Some((id, token)) = foreign {
-            // A token names a place and a grant: with another task of the same grant it is not a
-            // lie.
+            // A token identifies a grant, which may have several tasks: using it for another task
+            // of the same grant is not a lie.
             lies.push(("another's token", self.name.clone(), id.clone(), token));
             if !leases.iter().any(|lease| lease.id == id) {
                 lies.push(("a task never held", self.name.clone(), id, mine.token));
@@ -790,7 +793,7 @@ impl Worker {
                         result: "a lie".into(),
                         ..Default::default()
                     };
-                    // It says that it has started what is not its own, too.
+                    // It also claims to have started a task that is not its own.
                     let (completions, started) = (vec![one.clone()], vec![one.id]);
                     let frame = pb::WorkerFrame {
                         completions,
@@ -799,7 +802,7 @@ impl Worker {
                     };
                     self.report("/v1/tasks:complete", &body, frame).await
                 }
-                // On a stream everybody is its worker.
+                // Only by call: on a stream, the worker's name is fixed.
                 false => {
                     let answer = self
                         .crowd
@@ -824,7 +827,7 @@ impl Worker {
     }
 }
 
-/// Its shard, its generation or its grant is another one.
+/// Changes the shard, the generation or the grant in the token.
 fn changed(token: &str, dice: &mut Dice) -> String {
     let mut parts: Vec<_> = token.split(':').map(str::to_owned).collect();
     let at = 1 + dice.below(3);

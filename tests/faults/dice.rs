@@ -1,4 +1,4 @@
-//! Chance that can be repeated: everything random here comes from one seed.
+//! Reproducible randomness: everything random in this test derives from one seed.
 
 use proptest::{
     prelude::RngExt,
@@ -8,7 +8,7 @@ use proptest::{
 pub(crate) struct Dice(TestRng);
 
 impl Dice {
-    /// A stream of its own for each `who`, so that one does not disturb the others.
+    /// Creates an independent sequence for each `who`, so that they do not affect each other.
     pub(crate) fn new(seed: u64, who: &str) -> Self {
         use sha2::{Digest, Sha256};
         let bytes = Sha256::new()
@@ -18,7 +18,7 @@ impl Dice {
         Self(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
     }
 
-    /// 0 to n - 1.
+    /// A number from 0 to n - 1.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         self.0.random_range(0..n)
     }

@@ -1,4 +1,4 @@
-//! Disks that can be filled: a small one in memory, mounted for one server's files. Needs root.
+//! Small disks that can be filled: a tmpfs mounted for the files of one server. Needs root.
 
 use std::{
     fs,
@@ -8,11 +8,11 @@ use std::{
 
 use crate::{fault::Which, world::World};
 
-/// Mounted until dropped.
+/// A mounted disk. Dropping it unmounts it.
 pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// `None` where this may not be done.
+    /// Returns `None` if mounting is not permitted.
     pub(crate) fn mount(at: &Path, size: &str) -> Option<Self> {
         fs::create_dir_all(at).unwrap();
         let mounted = Command::new("mount")
@@ -31,7 +31,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        // Lazily: the server may still be on its way out.
+        // Unmount lazily, because the server may still be shutting down.
         Command::new("umount")
             .arg("--lazy")
             .arg(&self.0)
@@ -48,7 +48,7 @@ fn folder(world: &World<'_>, which: Which) -> Option<PathBuf> {
     }
 }
 
-/// Whether its files stand on a disk of their own.
+/// True if the server's files are on a small disk.
 pub(crate) fn is_small(world: &World<'_>, which: Which) -> bool {
     let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
     folder(world, which)
@@ -57,7 +57,7 @@ pub(crate) fn is_small(world: &World<'_>, which: Which) -> bool {
 
 pub(crate) fn fill(world: &World<'_>, which: Which) {
     let ballast = folder(world, which).expect("it has one").join("ballast");
-    // Fails when the disk is full, which is what is wanted.
+    // dd fails when the disk is full, as intended.
     Command::new("dd")
         .arg("if=/dev/zero")
         .arg(format!("of={}", ballast.display()))
@@ -66,7 +66,7 @@ pub(crate) fn fill(world: &World<'_>, which: Which) {
         .unwrap();
 }
 
-/// Makes room; what could not live without is started again, as somebody would.
+/// Frees the disk, and restarts the server in case it has crashed, as an operator would.
 pub(crate) fn empty(world: &mut World<'_>, which: Which) {
     fs::remove_file(folder(world, which).expect("it has one").join("ballast")).unwrap();
     world.server(which).start();

@@ -1,4 +1,4 @@
-//! The faults of a world.
+//! The faults that can be injected into a world.
 
 use std::{fmt, fs, time::Duration};
 
@@ -23,27 +23,28 @@ pub(crate) enum Fault {
     KillTaskd(usize),
     KillAllTaskd,
     StopTaskd(usize),
-    /// Processes leave and join, one a second.
+    /// Processes leave and join again, one per second.
     RebalanceStorm,
     Kill(Which),
-    /// SIGSTOP: connections stay, answers do not come.
+    /// SIGSTOP: connections stay open, but nothing is answered.
     Stop(Which),
-    /// Redis has no memory left: refuses what would need more.
+    /// Redis is out of memory: it refuses commands that would need more.
     RedisIsFull,
-    /// Redis cannot save: refuses every write.
+    /// Redis cannot save its snapshot: it refuses every write.
     RedisCannotSave,
     FlushAll,
-    /// SIGKILL of a master of the Redis Cluster; its replica takes over.
+    /// SIGKILL of a master in the Redis Cluster; its replica takes over.
     KillMaster,
-    /// The way from one process, or from all, to a server. Ways to Kafka are shared.
+    /// The connection from one process, or from all of them, to a server. Connections to Kafka are
+    /// shared.
     Cut(Option<usize>, Which, Mode),
-    /// The connections of all processes to a server fall silent for ever. New ones work.
+    /// All current connections to a server go silent forever; new ones work.
     Silence(Which),
-    /// The files of this server stand on a disk that is full.
+    /// The disk of this server is full.
     DiskFull(Which),
-    /// Clients that do everything wrong, beside the honest ones.
+    /// Misbehaving clients, in addition to the honest ones.
     HostileClients,
-    /// One process's clock goes wrong by so many hours.
+    /// The clock of one process is wrong by this many hours.
     Clock(usize, i32),
 }
 
@@ -75,7 +76,8 @@ impl fmt::Display for Fault {
 pub(crate) use crate::support::faketime;
 
 impl Fault {
-    /// The second half of a kill comes with [`Self::heal`]. `alone`: no other fault comes with it.
+    /// Injects the fault. What was killed is started again by [`Self::heal`]. `alone` says that no
+    /// other fault is active at the same time.
     pub(crate) async fn inject(&self, world: &mut World<'_>, alone: bool) {
         match *self {
             Self::KillTaskd(n) => world.daemons[n].kill9(),
@@ -86,7 +88,7 @@ impl Fault {
             Self::Stop(which) => world.server(which).signal(Signal::SIGSTOP),
             Self::RedisIsFull => redis(world, &["CONFIG", "SET", "maxmemory", "1mb"]).await,
             Self::RedisCannotSave => {
-                // Where the snapshot should go stands a folder.
+                // A folder takes the place of the snapshot file, so that saving fails.
                 fs::create_dir(world.servers.redis.dir().join("dump.rdb")).unwrap();
                 redis(world, &["CONFIG", "SET", "save", "3600 1000000"]).await;
                 redis(world, &["BGSAVE", "SCHEDULE"]).await;
@@ -97,7 +99,7 @@ impl Fault {
                 world.ledger.redis_loses();
             }
             Self::KillMaster => {
-                // Its last writes may not have reached its replica.
+                // Its last writes may not have been replicated.
                 world.ledger.redis_loses();
                 let cluster = world.servers.cluster.as_ref().expect("there is one");
                 let (master, _) = cluster.masters().await.swap_remove(0);
@@ -154,7 +156,7 @@ impl Fault {
         }
     }
 
-    /// The fault lasts until it is healed. The others are over at once.
+    /// True if the fault lasts until it is healed; the others are over at once.
     pub(crate) fn lasts(&self) -> bool {
         !matches!(
             self,
@@ -162,9 +164,9 @@ impl Fault {
         )
     }
 
-    /// Whether both at once make sense: neither disturbs the heal of the other.
+    /// True if both faults can be active at once without disturbing each other's healing.
     pub(crate) fn may_meet(&self, other: &Self) -> bool {
-        // Their heal waits for work, which another fault may stop.
+        // Their healing waits for work, which another fault may block.
         if [self, other].contains(&&Self::HostileClients) {
             return false;
         }
@@ -179,7 +181,7 @@ impl Fault {
             && (servers.0.is_none() || servers.0 != servers.1)
     }
 
-    /// Which server is not itself meanwhile.
+    /// The server that is affected.
     fn server(&self) -> Option<Which> {
         match *self {
             Self::Kill(which)
@@ -216,16 +218,17 @@ async fn storm(world: &mut World<'_>, alone: bool) {
         let daemon = &mut world.daemons[round % PROCESSES];
         daemon.signal(Signal::SIGTERM);
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // Stopping may take longer than the storm has time for.
+        // Stopping may take longer than the second between two steps.
         let status = daemon.ended().await;
-        // Beside another fault the grace period may end before the work in hand, which is an error.
+        // If another fault is active, the grace period may end before the work in hand does, and
+        // then the process exits with an error.
         let is_sound = status.success() || !alone && status.code() == Some(1);
         assert!(is_sound, "a process that left ended with {status}");
         daemon.start_again();
     }
 }
 
-/// The proxies between these processes, or all, and a server.
+/// The proxies between a process, or all of them, and a server.
 fn ways<'a>(
     world: &'a World<'_>,
     who: Option<usize>,
@@ -243,7 +246,7 @@ fn ways<'a>(
     own.chain(shared)
 }
 
-/// All that can happen to this world, for a choice among them.
+/// All faults that are possible in this world, to choose from.
 pub(crate) fn all(world: &World<'_>) -> Vec<Fault> {
     use Fault::*;
     let mut servers = vec![Which::Sql];

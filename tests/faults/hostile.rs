@@ -1,4 +1,4 @@
-//! Clients that do everything wrong on purpose. They cost themselves, and nobody else.
+//! Clients that misbehave on purpose in every way. Only they themselves may suffer from it.
 
 use std::{
     sync::{Arc, Mutex},
@@ -19,28 +19,28 @@ use crate::support::{
 };
 
 const MIB: usize = 1 << 20;
-/// All of them together are more than `request_budget`.
+/// All of them together exceed `request_budget`.
 const STALLED: usize = 12;
 const STALLED_BYTES: usize = 24 * MIB;
 const BABBLED: usize = 30;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    /// Opens connections to both ports and says nothing, or nonsense.
+    /// Opens connections to both ports and sends nothing, or garbage.
     Silent,
-    /// Sends nearly all of large bodies, and never the rest.
+    /// Sends nearly all of a large body, but never the rest.
     Stalls,
-    /// Sends a list of 4 MiB whose entries are not tasks, and far too many.
+    /// Sends a list of 4 MiB with far too many entries, none of which are tasks.
     Swells,
-    /// Completes tasks of a thousand queues that there never were.
+    /// Completes tasks of a thousand queues that do not exist.
     MakesUp,
-    /// Takes tasks and hangs up before it reads them.
+    /// Requests tasks and disconnects before reading them.
     HangsUp,
-    /// Waits for a hundred queues that there never were, and goes.
+    /// Waits for tasks of a hundred queues that do not exist, and disconnects.
     Waits,
-    /// Opens a stream, wants tasks, and never reads.
+    /// Opens a stream, asks for tasks, and never reads.
     IsDeaf,
-    /// Opens streams by the dozen, and sends frames that make no sense on each.
+    /// Opens dozens of streams, and sends invalid frames on each.
     Babbles,
 }
 
@@ -51,13 +51,13 @@ const KINDS: [Kind; 8] = {
     ]
 };
 
-/// Ends when dropped.
+/// The running hostile clients. Dropping it stops them.
 pub(crate) struct Hostile {
     clients: JoinSet<()>,
     outcomes: Arc<Outcomes>,
 }
 
-/// Of each kind the last round, or one that did its worst.
+/// For each kind, its last round, or one in which it did its worst.
 type Outcomes = Mutex<[Option<std::io::Result<()>>; KINDS.len()]>;
 
 impl Hostile {
@@ -66,7 +66,8 @@ impl Hostile {
         let mut clients = JoinSet::new();
         for (n, daemon) in daemons.iter().enumerate() {
             let ports = (daemon.http_port(), daemon.grpc_port());
-            // Of the process that is first, all memory for requests is held.
+            // Only the first process gets the stalling clients, which occupy all of its memory for
+            // requests.
             for (place, kind) in KINDS
                 .into_iter()
                 .enumerate()
@@ -75,7 +76,8 @@ impl Hostile {
                 let outcomes = Arc::clone(&outcomes);
                 clients.spawn(async move {
                     loop {
-                        // A process that hangs up on it, or is not there, is all the same to it.
+                        // Errors do not matter to it, such as a process that disconnects or is not
+                        // running.
                         let outcome = round(kind, ports).await;
                         note(&mut outcomes.lock().unwrap()[place], outcome);
                         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -86,7 +88,7 @@ impl Hostile {
         Self { clients, outcomes }
     }
 
-    /// Which kinds have not done their worst yet.
+    /// Fails while some kinds have not done their worst yet, and lists them.
     pub(crate) fn missing(&mut self) -> Result<(), String> {
         if let Some(ended) = self.clients.try_join_next() {
             panic!("a hostile client ended by itself: {ended:?}");
@@ -133,7 +135,7 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
                     .write_all(head("/v1/tasks", STALLED_BYTES).as_bytes())
                     .await?;
                 for _ in 1..STALLED_BYTES / MIB {
-                    // One that has no room is answered, and then hung up on.
+                    // If there is no memory for it, taskd answers and then disconnects.
                     if stream.write_all(&piece).await.is_err() {
                         break;
                     }
@@ -188,7 +190,7 @@ async fn round(kind: Kind, (http, grpc): (u16, u16)) -> std::io::Result<()> {
                 let stream = Worker::open_on(channel.clone(), session(0), None)
                     .await
                     .map_err(std::io::Error::other)?;
-                // One that was ended takes no more frames.
+                // This fails if taskd has already ended the stream.
                 drop(stream.to.try_send(nonsense(n)));
                 held.push(stream);
             }
@@ -210,16 +212,16 @@ fn session(want: u32) -> pb::OpenSession {
     }
 }
 
-/// A frame that ends its stream, or that should change nothing.
+/// A frame that ends its stream, or must have no effect.
 fn nonsense(n: usize) -> pb::WorkerFrame {
     let id = || "01a201ac-c680-7000-8000-e681572e49a2".to_owned();
     match n % 5 {
-        // A second session on the stream.
+        // Opens a second session on the stream.
         0 => pb::WorkerFrame {
             open: Some(session(u32::MAX)),
             ..Default::default()
         },
-        // More items than a frame may have.
+        // Has more items than a frame may have.
         1 => pb::WorkerFrame {
             completions: vec![pb::Completion::default(); 5000],
             ..Default::default()
@@ -235,13 +237,13 @@ fn nonsense(n: usize) -> pb::WorkerFrame {
                 ..Default::default()
             }
         }
-        // Tasks that nobody gave it.
+        // Reports tasks that it never received.
         3 => pb::WorkerFrame {
             started: (0..1000).map(|_| id()).collect(),
             surrender: true,
             ..Default::default()
         },
-        // It asks, and asks not to be asked.
+        // Asks for tasks, surrenders them and closes the session, all at once.
         _ => pb::WorkerFrame {
             want: u32::MAX,
             surrender: true,
@@ -262,7 +264,7 @@ fn head(path: &str, length: usize) -> String {
     )
 }
 
-/// Sends all of it and reads the beginning of the answer, which must have this status.
+/// Sends a complete request and reads the start of the answer, which must have this status.
 async fn ask(port: u16, path: &str, body: &str, status: &str) -> std::io::Result<()> {
     let mut stream = connect(port).await?;
     stream

@@ -1,5 +1,5 @@
-//! The calls of the inserter and the workers, the answers, and the promises that can be checked at
-//! once.
+//! Records the calls of the inserter and the workers with their answers, and checks those promises
+//! of taskd that can be checked immediately.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,7 +10,7 @@ use std::{
 /// Queue and key.
 pub(crate) type Key = (String, String);
 
-/// A task that a worker was given.
+/// A task that a worker received.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     pub(crate) id: String,
@@ -18,11 +18,11 @@ pub(crate) struct Lease {
     pub(crate) key: Key,
     pub(crate) replicas: usize,
     pub(crate) expires_ms: u128,
-    /// The discovered tasks of its completion: the same in each repeat.
+    /// The tasks that its completion discovers; the same each time it is repeated.
     pub(crate) children: Vec<Key>,
 }
 
-/// How wrong a process may be about Redis's clock: half of the time that a slow answer takes.
+/// By how much a process may misjudge Redis's clock: half of the time that a slow answer takes.
 const CLOCK_ERROR_MS: u128 = 300;
 
 impl Lease {
@@ -31,28 +31,28 @@ impl Lease {
     }
 }
 
-/// One grant of one task, as its worker knows it.
+/// One lease of a task, as its worker sees it.
 pub(crate) struct Grant {
     pub(crate) worker: String,
     pub(crate) children: Vec<Key>,
     expires_ms: u128,
-    /// Its worker has sent something that may have ended it.
+    /// The worker has sent something that may have ended the lease.
     ended: bool,
     rejected: bool,
     pub(crate) sent: usize,
-    /// In which life of Redis its first completion was sent.
+    /// The number of losses of Redis data before its first completion was sent.
     first_sent: Option<usize>,
-    /// In which life of Redis it was answered OK.
+    /// The number of losses of Redis data before the completion that was answered with OK.
     pub(crate) ok: Option<usize>,
     pub(crate) refused: bool,
 }
 
-/// A task as the workers saw it.
+/// A task, as its workers saw it.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// By token.
+    /// By lease token.
     pub(crate) grants: HashMap<String, Grant>,
-    /// Workers that were answered OK in this life of Redis.
+    /// The workers that were answered with OK since the last loss of Redis data.
     credited: BTreeSet<String>,
 }
 
@@ -60,34 +60,34 @@ pub(crate) struct Seen {
 pub(crate) struct Insert {
     pub(crate) sent: usize,
     pub(crate) created: usize,
-    /// Of all answers.
+    /// The ids in all answers.
     pub(crate) ids: BTreeSet<String>,
 }
 
 #[derive(Default)]
 pub(crate) struct Book {
     pub(crate) inserts: BTreeMap<Key, Insert>,
-    /// By id, when a task may be handed out first.
+    /// The earliest time at which each task may be delivered, by task id.
     due_ms: HashMap<String, u128>,
-    /// By id.
+    /// By task id.
     pub(crate) tasks: HashMap<String, Seen>,
-    /// How often Redis has lost something that it had answered.
+    /// How often Redis has lost data that it had acknowledged.
     pub(crate) losses: usize,
     pub(crate) completed: usize,
-    /// Tasks that came on streams.
+    /// Tasks that arrived on streams.
     pub(crate) pushed: usize,
-    /// When the request was sent that was answered OK; the latest.
+    /// When the latest request that was answered with OK was sent.
     pub(crate) last_ok: Option<Instant>,
     pub(crate) refused: BTreeMap<String, usize>,
     pub(crate) lies: usize,
     pub(crate) violations: Vec<String>,
 }
 
-/// Shared by all who write into it.
+/// The shared book, with a lock.
 #[derive(Default)]
 pub(crate) struct Ledger(Mutex<Book>);
 
-/// When a request was sent, and in which life of Redis.
+/// When a request was sent, and how many losses of Redis data preceded it.
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     at: Instant,
@@ -106,8 +106,8 @@ impl Ledger {
         }
     }
 
-    /// Redis loses, or has lost, what it had answered: what it knew of leases and credits counts no
-    /// more.
+    /// Records that Redis loses, or has just lost, data that it had acknowledged: previous leases
+    /// and credits no longer count.
     pub(crate) fn redis_loses(&self) {
         let mut book = self.book();
         book.losses += 1;
@@ -151,7 +151,7 @@ impl Ledger {
         }
     }
 
-    /// The keys of which nobody has said that they are stored.
+    /// The keys that no answer has confirmed as stored.
     pub(crate) fn unanswered(&self) -> Vec<Key> {
         let book = self.book();
         book.inserts
@@ -161,26 +161,27 @@ impl Ledger {
             .collect()
     }
 
-    /// A new task may not be handed out before this time.
+    /// Records that a new task may not be delivered before this time.
     pub(crate) fn waits(&self, id: &str, due_ms: u128) {
         self.book().due_ms.insert(id.to_owned(), due_ms);
     }
 
     // --- workers
 
-    /// A worker was given a task.
+    /// Records that a worker received a task, and checks that it may.
     pub(crate) fn leased(&self, worker: &str, lease: &Lease, sent: Sent) {
         let mut book = self.book();
         let same_life = book.losses == sent.life;
         let now = now_ms();
-        // By Redis's clock, which is this machine's, whatever the clocks of the processes say.
+        // Decided by Redis's clock, which is that of this machine, however wrong the processes'
+        // clocks are.
         let early = book
             .due_ms
             .get(&lease.id)
             .and_then(|due| due.checked_sub(now + CLOCK_ERROR_MS));
         let seen = book.tasks.entry(lease.id.clone()).or_default();
         let mut wrong = Vec::new();
-        // Of a lease that ran out on its way nothing can be said.
+        // If the lease expired before it arrived, nothing can be concluded.
         if same_life && lease.expires_ms > now {
             let held: Vec<_> = seen
                 .grants
@@ -237,7 +238,8 @@ impl Ledger {
         }
     }
 
-    /// A session of the worker ends, or goes on with these tasks: taskd may take back all others.
+    /// Records that a session of the worker ends, or continues with only these tasks: taskd may
+    /// take back all others.
     pub(crate) fn lets_go(&self, worker: &str, keeps: &[String]) {
         let mut book = self.book();
         let others = book.tasks.iter_mut().filter(|(id, _)| !keeps.contains(id));
@@ -247,12 +249,12 @@ impl Ledger {
             .for_each(|grant| grant.ended = true);
     }
 
-    /// Notes a promise that was broken.
+    /// Records a broken promise.
     pub(crate) fn broken(&self, what: String) {
         self.book().violations.push(what);
     }
 
-    /// The holder is about to complete or reject.
+    /// Records that the holder is about to complete or reject its tasks.
     pub(crate) fn ending(&self, leases: &[Lease], completes: bool) {
         let mut book = self.book();
         let life = book.losses;
@@ -281,7 +283,7 @@ impl Ledger {
         grant.rejected |= status == "OK" && same_life;
     }
 
-    /// The holder's own completion was answered.
+    /// Records the answer to the holder's own completion, and checks it.
     pub(crate) fn answered(&self, lease: &Lease, status: &str, sent: Sent) {
         let mut book = self.book();
         let life = book.losses;
@@ -316,14 +318,14 @@ impl Ledger {
                 grant.ok.get_or_insert(sent.life);
             }
         } else if sent.life == life {
-            // A task is unknown when its record was removed after the grace time. TRY_LATER says
-            // nothing of the task: its shard, or SQL, did not answer, while another shard of the
-            // call did.
+            // UNKNOWN_TASK can follow OK, because the record is removed after the grace time.
+            // TRY_LATER says nothing about the task: its shard, or SQL, did not answer, while
+            // another shard of the same call did.
             if grant.ok == Some(life) && !["UNKNOWN_TASK", "TRY_LATER"].contains(&status) {
                 wrong.push(format!("{status} after OK"));
             }
-            // If Redis lost a completion that it had taken, SQL gets it from the bus, perhaps
-            // behind this answer.
+            // If Redis lost a completion that it had accepted, SQL still receives it over the bus,
+            // possibly after this answer.
             grant.refused |= status == "LEASE_LOST" && grant.first_sent == Some(life);
         }
         let what = wrong
@@ -339,7 +341,7 @@ impl Ledger {
         book.violations.extend(what);
     }
 
-    /// A completion that must not count was answered.
+    /// Records the answer to a completion that must not count.
     pub(crate) fn lied(&self, lie: &str, status: &str) {
         let mut book = self.book();
         book.lies += 1;

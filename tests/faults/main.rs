@@ -1,13 +1,14 @@
-//! taskd's promises while everything around it breaks. Inserts go on, three processes run, and of
-//! twenty workers some lie, crash, stall and repeat themselves, under one fault after another. At
-//! the end exactly NUM workers have completed every accepted task, or it is dead with a reason.
-//! Every answer is true in SQL, and nothing is left over.
+//! Checks taskd's promises while everything around it breaks. Three processes run under one fault
+//! after another; inserts continue, and some of the twenty workers lie, crash, stall and repeat
+//! themselves. At the end, every accepted task was completed by exactly NUM workers, or is dead
+//! with a reason. Every answer holds in SQL, and nothing is left over.
 //!
-//! No test harness of cargo's: the scenarios share servers that they kill, so they run one after
-//! another, and print how long taskd took to recover. `cargo test --test faults redis` runs those
-//! with "redis" in their name, `TASKD_SEED=7` with that seed. With `TASKD_SOAK` it is `make soak`.
+//! This does not use cargo's test harness: the scenarios share servers that they kill, so they run
+//! sequentially, and print how long taskd took to recover. `cargo test --test faults redis` runs
+//! those with "redis" in their name, and `TASKD_SEED=7` sets the seed. With `TASKD_SOAK`, this is
+//! `make soak`.
 
-// A test awaits what it spawns, or ends with it.
+// Every spawned task is awaited or aborted by its test.
 #![allow(clippy::disallowed_methods)]
 
 #[macro_use]
@@ -52,7 +53,7 @@ impl Scenario {
         matches!(self.fault, Fault::Clock(..))
     }
 
-    /// Of the ways to Redis and SQL.
+    /// True if the connections to Redis and SQL go through proxies.
     fn proxied(&self) -> bool {
         matches!(self.fault, Fault::Silence(_))
     }
@@ -169,10 +170,10 @@ const SCENARIOS: &[Scenario] = &[
     scenario("mariadb_is_killed", Bus::Kafka, Fault::Kill(Which::Sql), 2),
 ];
 
-/// Needs no servers but those that taskd starts.
+/// This scenario only needs the servers that taskd itself starts.
 const TENANT: &str = "a_hostile_tenant_harms_nobody";
 
-/// When none is given. Any other should pass as well.
+/// The default seed. Every other seed must pass as well.
 const SEED: u64 = 20_251_121;
 
 fn main() -> ExitCode {
@@ -264,7 +265,7 @@ fn run(runtime: &tokio::runtime::Runtime, chosen: &[&Scenario], seed: u64) -> Ex
                     .kafka
                     .iter()
                     .for_each(|broker| println!("    {}", broker.last_words()));
-                // Damage to the servers must not fail the next scenario.
+                // Repair the servers, so that damage does not fail the next scenario.
                 runtime.block_on(servers.recover());
             }
         }

@@ -1,4 +1,4 @@
-//! A worker's stream, for the half of the crowd that does not poll.
+//! The stream of a worker, for the half of the crowd that does not poll.
 
 use std::time::{Duration, Instant};
 
@@ -12,21 +12,21 @@ use crate::{
     support::session::{Worker, try_channel},
 };
 
-/// How long a worker waits for tasks before it looks at other things.
+/// How long a worker waits for tasks before it does something else.
 const A_WHILE: Duration = Duration::from_millis(200);
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// An open stream.
 pub(crate) struct Pushed {
     worker: Worker,
-    /// How many tasks may still come.
+    /// How many tasks taskd may still send.
     wanted: u32,
-    /// When nothing was wanted last: no task that came since was claimed before.
+    /// When the demand was last zero: tasks that arrived since then were not claimed before.
     asked: Sent,
     spoke: Instant,
     tells_started: bool,
-    /// Redis did not answer while it was opened, so that taskd may take nothing of a wish, or take
-    /// it later.
+    /// Redis did not answer while the stream was opened, so taskd may ignore a demand, or serve it
+    /// later.
     is_unsure: bool,
 }
 
@@ -61,7 +61,7 @@ impl Pushed {
         self.worker.to.send(frame).await.map_err(|_| ended())
     }
 
-    /// Sends a frame that is answered.
+    /// Sends a frame and waits for its answer.
     pub(crate) async fn ask(&mut self, frame: pb::WorkerFrame) -> Result<pb::FrameAnswer, Status> {
         self.spoke = Instant::now();
         timeout(PATIENCE, self.worker.ask(frame))
@@ -69,8 +69,8 @@ impl Pushed {
             .unwrap_or_else(|_| Err(no_answer()))
     }
 
-    /// Sends a report. It wants tasks beside it only if none is on its way: those that come then
-    /// are claimed since.
+    /// Sends a report. It asks for tasks only if none are in flight, so that any task that arrives
+    /// was claimed after this.
     pub(crate) async fn report(
         &mut self,
         mut frame: pb::WorkerFrame,
@@ -93,8 +93,8 @@ impl Pushed {
         Ok(answer)
     }
 
-    /// Wants tasks if none is on its way, and waits a while for some. Beside them, when it asked
-    /// for them.
+    /// Asks for tasks if none are in flight, and waits a short time for some. Also returns when it
+    /// asked for them.
     pub(crate) async fn tasks(
         &mut self,
         most: u32,
@@ -145,7 +145,7 @@ impl Pushed {
         Ok((tasks, self.asked))
     }
 
-    /// Wants nothing any more. Whatever came before the answer counts.
+    /// Surrenders the demand. Tasks that arrived before the answer still count.
     pub(crate) async fn surrender(&mut self, ledger: &Ledger) -> Result<(), Status> {
         let answer = self
             .ask(pb::WorkerFrame {
@@ -154,7 +154,7 @@ impl Pushed {
             })
             .await?;
         let came = u32::try_from(self.worker.tasks.len()).unwrap();
-        // A process that stops, or starts over, surrenders by itself.
+        // A process that stops or starts over surrenders by itself.
         if answer.surrendered + came != self.wanted && !self.worker.closing {
             let (wanted, back) = (self.wanted, answer.surrendered);
             ledger.broken(format!(
@@ -207,7 +207,7 @@ fn discovered((queue, key): &Key) -> pb::NewTask {
     }
 }
 
-/// The status of an item as HTTP writes it, and the new deadline of its lease.
+/// The status of an item as in the HTTP API, and the new deadline of its lease.
 pub(crate) fn read(result: &pb::ItemResult) -> (String, Option<u128>) {
     let status = result
         .status()

@@ -1,5 +1,5 @@
-//! The private servers of this target: each may be killed, stopped, cut off and started again at
-//! its place.
+//! The private servers of this test target. Each can be killed, stopped, cut off, and started again
+//! at the same address.
 
 use std::{
     fs,
@@ -17,11 +17,11 @@ use nix::{
 
 use crate::support::redis::{connect, patient};
 
-/// A server, as the faults see it.
+/// What faults can do to a server.
 pub(crate) trait Server: Send {
     fn name(&self) -> String;
     fn pid(&self) -> Option<Pid>;
-    /// At its old place with its old data. Returns when it serves.
+    /// Starts it at the same address with its existing data. Returns when it accepts requests.
     fn start(&mut self);
 
     fn signal(&self, signal: Signal) {
@@ -30,7 +30,7 @@ pub(crate) trait Server: Send {
         }
     }
 
-    /// SIGKILL; it is gone when this returns.
+    /// Sends SIGKILL; returns when the process is gone.
     fn kill9(&mut self) {
         let pid = self.pid().expect("it runs");
         kill(pid, Signal::SIGKILL).expect("it is ours");
@@ -42,8 +42,8 @@ pub(crate) trait Server: Send {
     }
 }
 
-/// Neither gone nor a zombie without threads. The first thread may be a zombie while others still
-/// end, and its sockets listen until the last one has ended.
+/// True until all threads of the process have ended. The first thread may be a zombie while others
+/// still end, and sockets keep listening until the last thread has ended.
 fn is_alive(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
@@ -51,8 +51,8 @@ fn is_alive(pid: Pid) -> bool {
         .is_some_and(|(_, rest)| threads > 1 || !rest.starts_with('Z'))
 }
 
-/// A redis-server or a valkey-server on a unix socket, with fsync always: what it has answered it
-/// keeps.
+/// A redis-server or valkey-server on a unix socket, with fsync always: it keeps everything that it
+/// has acknowledged.
 pub(crate) struct Redis {
     program: String,
     dir: PathBuf,
@@ -170,14 +170,15 @@ impl Drop for Redis {
     }
 }
 
-/// One that a script of `scripts/` starts: `start-NAME DIR` prints its address, and writes its pid.
+/// A server started by a script in `scripts/`: `start-NAME DIR` prints its address, and writes its
+/// pid to a file.
 pub(crate) struct Scripted {
     script: &'static str,
     dir: PathBuf,
     pid_file: PathBuf,
     env: Vec<(String, String)>,
     address: String,
-    /// How a database was started: its script would give it another port the next time.
+    /// The command line of a database, for later starts: its script would choose a different port.
     command: Vec<String>,
     again: Option<Child>,
 }
@@ -203,7 +204,7 @@ impl Scripted {
         server
     }
 
-    /// One of several that one script starts, with a pid file of its own.
+    /// One of several servers started by the same script, with its own pid file.
     pub(crate) fn member(&self, pid_file: PathBuf) -> Self {
         let (dir, env, address) = (self.dir.clone(), self.env.clone(), self.address.clone());
         Self {
@@ -229,7 +230,7 @@ impl Scripted {
         &self.pid_file
     }
 
-    /// Its name, its state, and the end of its log.
+    /// The script's name, the state of the process, and the end of its log.
     pub(crate) fn last_words(&self) -> String {
         let folder = self.pid_file.parent().unwrap();
         let log = fs::read_to_string(
@@ -347,8 +348,8 @@ impl Server for Scripted {
     }
 }
 
-/// Three masters with a replica each. A replica that takes over may not have what its master
-/// answered last.
+/// Three masters with one replica each. After a failover, the last acknowledged writes of the old
+/// master may be missing.
 pub(crate) struct Cluster(Scripted);
 
 impl Cluster {
@@ -367,7 +368,7 @@ impl Cluster {
         self.0.address().to_owned()
     }
 
-    /// The numbers of the masters, with connections.
+    /// The numbers of the masters, with a connection to each.
     pub(crate) async fn masters(&self) -> Vec<(usize, redis::aio::MultiplexedConnection)> {
         let mut masters = Vec::new();
         for node in 0..Self::NODES {
@@ -391,7 +392,7 @@ impl Cluster {
         self.0.member(self.0.dir().join(format!("{node}/pid")))
     }
 
-    /// Those that died, as replicas of who took over.
+    /// Starts the nodes that died, as replicas of the new masters.
     pub(crate) fn start_again(&mut self) {
         self.0.start();
     }
@@ -403,7 +404,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Whether this checkout can start it.
+/// True if this checkout has the script.
 pub(crate) fn has_script(name: &str) -> bool {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("scripts")

@@ -1,5 +1,5 @@
 //! `make soak`: all faults in random order, sometimes two at once, with a full check after each
-//! round; for as long as one likes.
+//! round, for any length of time.
 
 use std::{
     path::Path,
@@ -15,7 +15,7 @@ use crate::{
     world::{self, Bus, Plan, Servers, Wanted, World},
 };
 
-/// The servers of a round, by turns.
+/// A combination of servers; rounds alternate between them.
 #[derive(Debug)]
 struct Ground {
     bus: Bus,
@@ -25,8 +25,8 @@ struct Ground {
     sql_script: &'static str,
 }
 
-/// `--minutes N --seed N --only WORD`, as one string; of the faults only those with the word in
-/// their name.
+/// Runs with `--minutes N --seed N --only WORD`, given as one string. With `--only`, chooses only
+/// faults with the word in their name.
 pub(crate) fn run(args: &str) -> ExitCode {
     let words: Vec<_> = args.split_whitespace().collect();
     let number = |name: &str| {
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &str) -> ExitCode {
     while rounds == 0 || Instant::now() < deadline {
         let ground = &grounds[rounds % grounds.len()];
         println!("soak: round {rounds} on {ground:?}");
-        // In a runtime of its own: what is left of a round ends with it.
+        // Use a separate runtime, so that everything left over from a round ends with it.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Those that this machine has.
+/// The combinations that are possible on this machine.
 fn grounds() -> Vec<Ground> {
     let ground = |bus, brokers, cluster, redis: &str, sql_script| {
         let redis_program = redis.to_owned();
@@ -141,7 +141,7 @@ fn grounds() -> Vec<Ground> {
     grounds
 }
 
-/// The program of its server.
+/// The path of the valkey-server program.
 fn valkey() -> Option<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/start-valkey");
     let found = Command::new(script).arg("--program").output().ok()?;
@@ -149,7 +149,8 @@ fn valkey() -> Option<String> {
     (found.status.success() && Path::new(&program).exists()).then_some(program)
 }
 
-/// New servers and a new world: some faults, then the end of all work and the check.
+/// Starts new servers and a new world, injects some faults, waits until all work is done, and
+/// checks.
 async fn round(
     ground: &Ground,
     clocks: bool,
@@ -162,7 +163,7 @@ async fn round(
         .prefix("taskd-soak-")
         .tempdir_in("/tmp")
         .unwrap();
-    // The smallest that the server can live with.
+    // The smallest size that the server can run with.
     let disks = [("redis", "96m"), ("sql", "640m")]
         .map(|(name, size)| SmallDisk::mount(&root.path().join(name), size));
     if disks.iter().any(Option::is_none) {
@@ -178,8 +179,8 @@ async fn round(
     let mut servers = Servers::start_in(root, &wanted).await;
     servers.disks.extend(disks.into_iter().flatten());
     let mut kept = Kept(servers);
-    // librdkafka waits by the wall clock in a call that libfaketime does not know. It would sleep
-    // for an hour for no reason.
+    // librdkafka waits by the wall clock in a call that libfaketime does not intercept, so it could
+    // sleep for an hour for no reason.
     let clocks = clocks && ground.bus == Bus::Streams;
     let plan = Plan {
         bus: ground.bus,
@@ -217,7 +218,7 @@ async fn round(
     println!("    {}", world::summary(&ledger));
 }
 
-/// The servers' files stay when it fails; those on small disks are copied, since these end.
+/// On failure, keeps the files of the servers; copies those on small disks, which are unmounted.
 struct Kept(Servers);
 
 impl Drop for Kept {

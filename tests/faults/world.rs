@@ -24,16 +24,16 @@ use crate::{
     },
 };
 
-/// The servers of a run. They outlive the worlds on them.
+/// The servers of a run. They outlive the worlds that use them.
 pub(crate) struct Servers {
     pub(crate) redis: Redis,
     pub(crate) cluster: Option<Cluster>,
     pub(crate) sql: Scripted,
-    /// One or more brokers; none where no world wants them.
+    /// One or more brokers; empty if no world needs Kafka.
     pub(crate) kafka: Vec<Scripted>,
-    /// Between the processes and the brokers, where they are to be cut off.
+    /// Proxies between the processes and the brokers, if these are to be cut off.
     pub(crate) kafka_proxies: Vec<Proxy>,
-    /// Small ones on which some keep their files.
+    /// Small disks that hold the files of some servers.
     pub(crate) disks: Vec<SmallDisk>,
     root: Option<TempDir>,
 }
@@ -122,7 +122,7 @@ impl Servers {
         addresses.join(",")
     }
 
-    /// As they were, whatever was being done to them.
+    /// Brings all servers back to normal, whatever fault affected them.
     pub(crate) async fn recover(&mut self) {
         let all = [&mut self.redis as &mut dyn Server, &mut self.sql].into_iter();
         let all = all.chain(
@@ -141,7 +141,7 @@ impl Servers {
         });
     }
 
-    /// Their data and logs stay.
+    /// Keeps their data and logs after the run.
     pub(crate) fn keep(&mut self) {
         if let Some(root) = self.root.take() {
             eprintln!(
@@ -175,18 +175,18 @@ pub(crate) enum Bus {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     pub(crate) bus: Bus,
-    /// The queue is in the Redis Cluster.
+    /// The queue uses the Redis Cluster.
     pub(crate) cluster: bool,
-    /// Each process has its own way to Redis and SQL, which can be cut.
+    /// Each process has its own proxies to Redis and SQL, which can cut the connections.
     pub(crate) proxied: bool,
-    /// Each process has a clock that can be set.
+    /// The clock of each process can be changed.
     pub(crate) clocks: bool,
     pub(crate) seed: u64,
 }
 
 pub(crate) const PROCESSES: usize = 3;
 pub(crate) const PARTITIONS: i32 = 3;
-/// Short leases, so that what is lost comes back soon.
+/// Leases are short, so that lost tasks are quickly delivered again.
 const CONFIG: &str = r#"
 partitions = 3
 grace = "2s"
@@ -207,11 +207,11 @@ max_attempts = 2
 pub(crate) struct World<'a> {
     pub(crate) servers: &'a mut Servers,
     pub(crate) plan: Plan,
-    /// Before all names on the servers.
+    /// The prefix of all names on the servers.
     pub(crate) name: String,
     pub(crate) database: String,
     pub(crate) daemons: Vec<Daemon>,
-    /// Of each process: to Redis, to SQL.
+    /// The proxies of each process: to Redis and to SQL.
     pub(crate) proxies: Vec<[Proxy; 2]>,
     running: Option<Running>,
     pub(crate) ledger: Arc<Ledger>,
@@ -294,7 +294,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// All that hold keys.
+    /// Connections to all Redis nodes that hold keys.
     pub(crate) async fn redis_nodes(&self) -> Vec<redis::aio::MultiplexedConnection> {
         match &self.servers.cluster {
             Some(cluster) if self.plan.cluster => cluster
@@ -307,7 +307,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Variables with which [`Fault::Clock`] sets the clock of a process.
+    /// Environment variables that let [`Fault::Clock`] set the clock of a process.
     fn clock_env(&self, n: usize) -> Vec<(String, String)> {
         let file = self.clock_file(n);
         std::fs::write(&file, "+0").unwrap();
@@ -325,7 +325,7 @@ impl<'a> World<'a> {
         self.servers.dir().join(format!("{}-clock-{n}", self.name))
     }
 
-    /// Lets it do some work.
+    /// Waits for this many further completions.
     pub(crate) async fn work(&mut self, completions: usize) {
         let target = self.ledger.completed() + completions;
         let ledger = Arc::clone(&self.ledger);
@@ -337,7 +337,8 @@ impl<'a> World<'a> {
         .await;
     }
 
-    /// Each hostile client has done its worst, and the honest ones go on meanwhile.
+    /// Waits until each hostile client has done its worst, and checks that the honest workers make
+    /// progress.
     pub(crate) async fn hostile_have_harmed_nobody(&mut self) {
         let mut hostile = self.hostile.take().expect("they were started");
         self.wait("hostile clients did their worst", async || {
@@ -347,7 +348,8 @@ impl<'a> World<'a> {
         self.work(500).await;
     }
 
-    /// Injects, lets it last, heals, and prints how long it took until work went on.
+    /// Injects the faults, lets them last, heals them, and prints how long it took until work
+    /// continued.
     pub(crate) async fn suffer(&mut self, faults: &[Fault], lasting: Duration) {
         let names: Vec<_> = faults.iter().map(ToString::to_string).collect();
         println!("    {} {}", clock(), names.join(", and "));
@@ -373,7 +375,7 @@ impl<'a> World<'a> {
         );
     }
 
-    /// Ends the inserts, waits until all work is done, and checks everything.
+    /// Stops the inserts, waits until all work is done, and checks everything.
     pub(crate) async fn end(mut self) {
         let began = Instant::now();
         let mut running = self.running.take().expect("it runs");
@@ -416,8 +418,8 @@ impl<'a> World<'a> {
         .await;
     }
 
-    /// Waits until `look` answers `Ok`, two minutes at most. Meanwhile no process may end by
-    /// itself, and no promise be broken.
+    /// Waits up to two minutes until `look` returns `Ok`. Panics if a process ends by itself or a
+    /// promise is broken.
     async fn wait(&mut self, what: &str, mut look: impl AsyncFnMut() -> Result<(), String>) {
         let deadline = Instant::now() + Duration::from_secs(120);
         loop {
@@ -467,13 +469,13 @@ fn with_database(url: &str, name: &str) -> String {
     url.into()
 }
 
-/// Time of day, as in the logs.
+/// The time of day, as in the logs.
 pub(crate) fn clock() -> String {
     let now = humantime::format_rfc3339_millis(std::time::SystemTime::now()).to_string();
     now[11..23].to_owned()
 }
 
-/// The counts of a book in one line.
+/// The counts of a ledger, in one line.
 pub(crate) fn summary(ledger: &Ledger) -> String {
     let book = ledger.book();
     let answers: BTreeMap<_, _> = book.refused.iter().collect();

@@ -1,4 +1,4 @@
-//! The promises of `taskd::bus`, tried on each backend.
+//! Tests the promises of `taskd::bus` on each backend.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,20 +14,21 @@ use taskd::{
     model::Offset,
 };
 
-/// With how many partitions backends open a bus here.
+/// The number of partitions of a bus in these tests.
 pub const PARTITIONS: u32 = 3;
 
-/// A server under test, with names that no other test uses.
+/// A server under test, with names that are unique to one test.
 #[async_trait]
 pub trait Backend: Send + Sync {
-    /// Opens the bus as one process does; again under the same names when called again.
+    /// Opens the bus, as one process would. Each call uses the same names.
     async fn open(&self) -> Arc<dyn Bus>;
 
-    /// The test went well: leave nothing behind.
+    /// Cleans up after a successful test.
     async fn remove(&self);
 }
 
-/// The suite as tests, each on a backend that `$backend` (an async function) gives.
+/// Generates the tests of the suite. `$backend` is an async function that creates the backend of a
+/// test.
 macro_rules! bus_contract {
     ($backend:path) => {
         bus_contract! { $backend:
@@ -68,10 +69,10 @@ macro_rules! bus_contract {
 }
 pub(crate) use bus_contract;
 
-/// Generous: a broker's first group takes seconds, and machines are shared.
+/// Generous, because a broker needs seconds to create its first group, and machines are shared.
 const DEADLINE: Duration = super::PATIENCE;
 
-/// Fails the test when `future` takes too long, which everything here must not.
+/// Panics if `future` takes too long.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future)
         .await
@@ -89,7 +90,7 @@ pub async fn publish(bus: &dyn Bus, topic: Topic, records: &[(u32, &str)]) -> Ve
         .expect("publish")
 }
 
-/// `<name>0`, `<name>1`, … all in one partition.
+/// Publishes `<name>0`, `<name>1`, … to one partition.
 pub async fn publish_many(
     bus: &dyn Bus,
     topic: Topic,
@@ -105,7 +106,7 @@ pub async fn publish_many(
     publish(bus, topic, &records).await
 }
 
-/// The next `count` records, at least.
+/// Reads at least `count` records.
 pub async fn read(reader: &mut dyn Subscription, count: usize) -> Vec<Message> {
     let mut messages = Vec::new();
     while messages.len() < count {
@@ -204,7 +205,7 @@ pub async fn commit_never_moves_back(backend: &dyn Backend) {
     publish_many(&*bus, Topic::Pipeline, 0, "r", 5).await;
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     let messages = read(&mut *reader, 5).await;
-    // Out of order within one commit, and then older ones again.
+    // Commit out of order within one call, and then older records again.
     commit(&mut *reader, &[messages[3].clone(), messages[1].clone()]).await;
     commit(&mut *reader, &messages[..2]).await;
     commit(&mut *reader, &[]).await;
@@ -214,7 +215,7 @@ pub async fn commit_never_moves_back(backend: &dyn Backend) {
     assert_eq!(committed[0], Some(messages[3].offset));
     drop(reader);
 
-    // Nor by a reader who has only just begun.
+    // A new reader must not move it back either.
     let mut reader = subscribe(&*bus, Topic::Pipeline, Reading::Ordered).await;
     assert_eq!(values(&read(&mut *reader, 1).await), ["r4"]);
     commit(&mut *reader, &messages[..1]).await;
@@ -265,7 +266,7 @@ pub async fn seek_goes_back_and_forward(backend: &dyn Backend) {
         values(&within("next", reader.next(2)).await.expect("next")),
         ["r0", "r1"]
     );
-    // Prefetched records must not come behind a seek.
+    // Prefetched records must not be returned after a seek.
     within("seek", reader.seek(0, Some(offsets[4])))
         .await
         .expect("seek forward");
@@ -287,7 +288,7 @@ pub async fn seek_counts_from_the_first_read_on(backend: &dyn Backend) {
     assert_eq!(values(&read(&mut *reader, 2).await), ["r2", "r3"]);
 }
 
-/// The reader and the tenure of each record.
+/// The reader's name, the partition, the epoch, and the record's value.
 type Seen = (&'static str, u32, u64, String);
 
 pub async fn ordered_partitions_move_when_a_reader_comes_or_dies(backend: &dyn Backend) {
@@ -339,7 +340,7 @@ pub async fn a_reader_that_stays_takes_nothing_and_keeps_its_place(backend: &dyn
     for _ in 0..2 {
         within("stay", reader.stay()).await.expect("stay");
     }
-    // Another one gets its share, and leaves again.
+    // Another reader joins, gets its share, and leaves again.
     let (sender, mut seen) = tokio::sync::mpsc::unbounded_channel();
     let other = tokio::spawn(read_in_order("other", backend.open().await, sender));
     let took = async {
@@ -394,7 +395,7 @@ async fn read_in_order(
     }
 }
 
-/// Publishes a record to each partition, and says who was the last to read it and in which tenure.
+/// Publishes a record to each partition; returns who read each last, and in which epoch.
 async fn owners_of_a_round(
     bus: &dyn Bus,
     round: u32,
@@ -433,8 +434,8 @@ pub async fn shared_readers_share(backend: &dyn Backend) {
                         .collect::<Vec<_>>();
                     done.send((name, values)).expect("the test waits");
                 } else {
-                    // While the group moves partitions a commit may fail; to a new reader the
-                    // records come again.
+                    // While the group rebalances, a commit may fail; then the records are delivered
+                    // again to a new reader.
                     drop(reader);
                     reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
                 }
@@ -447,7 +448,7 @@ pub async fn shared_readers_share(backend: &dyn Backend) {
     readers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Publishes round after round until both readers have had something, then waits for the rest.
+/// Publishes in rounds until both readers have received something, then waits for the rest.
 async fn both_readers_have_some(
     bus: &dyn Bus,
     published: &std::sync::Mutex<BTreeSet<String>>,
@@ -484,7 +485,7 @@ pub async fn what_a_dead_reader_had_not_committed_comes_again(backend: &dyn Back
     let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
     let messages = read(&mut *reader, 20).await;
     commit(&mut *reader, &messages[..5]).await;
-    // Lives on in another process, and has nothing to do until then.
+    // This reader lives on in another process, and has nothing to do until the first one dies.
     let mut survivor = subscribe(&*other, Topic::TaskResults, Reading::Shared).await;
     drop((reader, bus));
 
@@ -499,7 +500,7 @@ pub async fn committed_shared_records_do_not_come_again(backend: &dyn Backend) {
     let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
     let messages = read(&mut *reader, 10).await;
     commit(&mut *reader, &messages).await;
-    // Twice does no harm.
+    // A repeated commit is harmless.
     commit(&mut *reader, &messages).await;
     drop((reader, bus));
 
@@ -520,8 +521,8 @@ pub async fn a_shared_next_may_be_cancelled(backend: &dyn Backend) {
     read_with_cancellations(backend, Topic::TaskResults, Reading::Shared).await;
 }
 
-/// Drops `next()` again and again at every stage it can be in, while records are published; each
-/// must come exactly once.
+/// Cancels `next()` at every possible stage while records are published; each record must be
+/// returned exactly once.
 async fn read_with_cancellations(
     backend: &dyn Backend,
     topic: Topic,
@@ -551,7 +552,7 @@ async fn read_with_cancellations(
                 commit(&mut *reader, &more).await;
                 messages.extend(more);
             }
-            // Ready at once, soon, or a little later.
+            // Give up immediately, soon, or a little later.
             () = give_up(cancelled) => cancelled += 1,
         }
     }
@@ -601,7 +602,7 @@ pub async fn empty_topics_have_no_ends(backend: &dyn Backend) {
             "{topic}"
         );
     }
-    // Nor when somebody reads them.
+    // A reader must not create them either.
     let mut reader = subscribe(&*bus, Topic::TaskResults, Reading::Shared).await;
     let nothing = tokio::time::timeout(Duration::from_millis(300), reader.next(10)).await;
     assert!(nothing.is_err(), "{nothing:?}");
@@ -665,7 +666,7 @@ pub async fn ends_and_committed_tell_where_the_topic_stands(backend: &dyn Backen
 pub async fn large_and_empty_values_pass(backend: &dyn Backend) {
     let bus = backend.open().await;
     let large = |byte: u8, mib: usize| Bytes::from(vec![byte; (mib << 20) + 1]);
-    // Hard to compress, so that it is as large on the way as it is here.
+    // Noise is hard to compress, so the record is just as large in transit.
     let noise: Bytes = (0..3_u64 << 20)
         .map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8)
         .collect();
@@ -722,7 +723,7 @@ pub async fn what_cannot_be_published_is_refused(backend: &dyn Backend) {
         ),
         "{refused:?}"
     );
-    // The reports have one partition, whatever is configured.
+    // Topics of reports always have one partition, whatever is configured.
     let refused = within(
         "publish",
         bus.publish(
@@ -771,7 +772,7 @@ async fn trim(bus: &dyn Bus, topic: Topic, keep: Keep) -> u64 {
     within("trim", bus.trim(topic, keep)).await.expect("trim")
 }
 
-/// The remaining records of partition 0, which ends in `last`.
+/// The remaining records of partition 0, up to the one with the value `last`.
 async fn remaining(bus: &dyn Bus, topic: Topic, last: &str) -> Vec<String> {
     let mut reader = subscribe(bus, topic, Reading::Ordered).await;
     let mut remaining: Vec<String> = Vec::new();
@@ -803,7 +804,7 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
         let mut reader = subscribe(&*bus, topic, reading).await;
         let messages = read(&mut *reader, 13).await;
         commit(&mut *reader, &of_partition(&messages, 0)[..6]).await;
-        // A record of this very millisecond is not older than nothing.
+        // A record that was published in the current millisecond does not count as older.
         let left = async || bus.backlog(topic).await.expect("backlog");
         within("the trimming of what was committed", async {
             while trim(&*bus, topic, NOTHING).await > 0 {}
@@ -824,7 +825,7 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
             .await
             .expect("committed");
         let of_zero = of_partition(&messages, 0);
-        // Offsets have gaps.
+        // Offsets may have gaps, so only the range can be checked.
         assert!(
             (Some(of_zero[5].offset)..Some(of_zero[6].offset)).contains(&committed[0]),
             "{committed:?}"
@@ -834,7 +835,7 @@ pub async fn trimming_leaves_what_was_not_committed(backend: &dyn Backend) {
     }
 }
 
-/// And an empty topic goes on.
+/// Trims all records, and checks that the empty topic can still be used.
 async fn everything_is_trimmed(bus: &dyn Bus, topic: Topic) {
     within("all is trimmed", async {
         while trim(bus, topic, NOTHING).await > 0 {}
@@ -902,7 +903,7 @@ pub async fn reports_are_trimmed_by_age(backend: &dyn Backend) {
         .await,
         0
     );
-    // The records become older than that in any case; those that come then are younger.
+    // Wait until these records are older than the age; newer ones follow later.
     let age = Duration::from_millis(1500);
     let mut trimmed = 0;
     within("the old ones grow old", async {
@@ -959,7 +960,7 @@ pub async fn partitions_that_are_added_are_noticed_and_used(backend: &dyn Backen
         }
     })
     .await;
-    // It goes on with what it knows.
+    // The open bus continues with the number of partitions that it knows.
     publish(&*bus, Topic::Pipeline, &[(PARTITIONS - 1, "meanwhile")]).await;
 
     let bus = backend.open().await;

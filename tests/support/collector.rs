@@ -1,5 +1,5 @@
-//! A real OpenTelemetry Collector as a process: it takes spans by OTLP, and hands them on to a
-//! [`Receiver`].
+//! A real OpenTelemetry Collector in a process of its own: it receives spans over OTLP, and
+//! forwards them to a [`Receiver`].
 //!
 //! [`Receiver`]: super::spans::Receiver
 
@@ -22,7 +22,7 @@ pub(crate) struct Collector {
 }
 
 impl Collector {
-    /// Starts one that hands spans on to this address.
+    /// Starts a collector that forwards spans to this address.
     pub(crate) async fn start(to: SocketAddr) -> Self {
         let program = tokio::task::spawn_blocking(program).await.unwrap();
         let (dir, port) = (tempfile::tempdir().unwrap(), Port::reserve(12_000..20_000));
@@ -72,7 +72,8 @@ impl Drop for Collector {
     }
 }
 
-/// Where `scripts/collector` has it. The first call on a machine builds it.
+/// The path of the program that `scripts/collector` provides. On the first call on a machine, the
+/// script builds it.
 fn program() -> String {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/collector");
     let output = Command::new(script)

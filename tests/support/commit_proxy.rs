@@ -1,5 +1,5 @@
-//! Stands before a MySQL or MariaDB server, and takes away the answer to a COMMIT when it is told
-//! to: the client does not know then whether it took effect. It did.
+//! A proxy in front of a MySQL or MariaDB server. On request it drops the answer to a COMMIT: the
+//! transaction took effect, but the client does not know that.
 
 use std::sync::{
     Arc,
@@ -18,7 +18,7 @@ pub(crate) struct CommitProxy {
 }
 
 impl CommitProxy {
-    /// Before the server of `url`, to which it speaks without TLS.
+    /// Starts a proxy for the server of `url`, to which it connects without TLS.
     pub(crate) async fn start(url: &str) -> Self {
         let mut url = Url::parse(url).unwrap();
         let server = (url.host_str().unwrap().to_owned(), url.port().unwrap());
@@ -44,12 +44,12 @@ impl CommitProxy {
         &self.url
     }
 
-    /// The next COMMIT has no answer.
+    /// Drops the answer to the next COMMIT.
     pub(crate) fn cut_next_commit(&self) {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it came.
+    /// True once the COMMIT has come.
     pub(crate) fn has_cut(&self) -> bool {
         !self.armed.load(Ordering::SeqCst)
     }
@@ -65,7 +65,8 @@ async fn forward(mut client: TcpStream, mut server: TcpStream, armed: Arc<Atomic
                 if server.write_all(asked).await.is_err() {
                     return;
                 }
-                // The packet's length, its number 0, the command "query", and its text.
+                // The length of the packet, its sequence number 0, the command "query", and the
+                // text.
                 if asked == b"\x07\0\0\0\x03COMMIT" && armed.swap(false, Ordering::SeqCst) {
                     assert!(server.read(&mut answered).await.unwrap() > 0);
                     return;

@@ -1,4 +1,4 @@
-//! Topic `events` of a running taskd, read as another program would.
+//! Reads topic `events` of a running taskd, as another program would.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +14,7 @@ use taskd::{
 
 use super::daemon::Daemon;
 
-/// All events that are on the topic, in order, with their numbers.
+/// All events on the topic, in order, with their numbers.
 pub(crate) async fn events(daemon: &Daemon) -> Vec<(u64, EventRecord)> {
     let records = match daemon.arg("--bus-url") {
         Some(url) => {
@@ -37,18 +37,18 @@ pub(crate) async fn events(daemon: &Daemon) -> Vec<(u64, EventRecord)> {
         .collect()
 }
 
-/// The statuses of each key, without repeats. Events of a task must be in order.
+/// The statuses of each key, without repeated events. The events of a task must be in order.
 pub(crate) async fn statuses(daemon: &Daemon) -> BTreeMap<String, Vec<TaskStatus>> {
     in_order(&events(daemon).await)
 }
 
-/// The same of events that were read.
+/// Like [`statuses`], for events that were already read.
 pub(crate) fn in_order(events: &[(u64, EventRecord)]) -> BTreeMap<String, Vec<TaskStatus>> {
     let (mut last, mut statuses): (BTreeMap<TaskId, u64>, BTreeMap<String, Vec<TaskStatus>>) =
         Default::default();
     for (number, event) in events {
         let last = last.entry(event.id).or_default();
-        // A repeat, as a reader knows it.
+        // A repeated event, which readers recognize by its number.
         if *number <= *last {
             continue;
         }
@@ -82,7 +82,7 @@ async fn on_redis(daemon: &Daemon) -> Vec<Bytes> {
         .collect()
 }
 
-/// The records of the only partition, with their keys.
+/// The records of the only partition, each with its key.
 fn on_kafka(brokers: &str, topic: &str) -> Vec<(String, Bytes)> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)

@@ -1,4 +1,4 @@
-//! A real Kafka broker: one for the whole run, or one of a test's own where it is killed.
+//! Real Kafka brokers: one shared by the whole run, and private ones for tests that kill them.
 
 use std::{
     net::TcpStream,
@@ -18,7 +18,7 @@ use super::{
     proxy::{Proxy, Upstream},
 };
 
-/// `host:port` of the broker that all tests share: `TASKD_TEST_KAFKA`, else one that
+/// `host:port` of the broker that all tests share: the one in `TASKD_TEST_KAFKA`, or else one that
 /// `scripts/start-kafka` starts and leaves running.
 pub async fn shared() -> &'static str {
     static BROKER: OnceCell<String> = OnceCell::const_new();
@@ -31,11 +31,11 @@ pub async fn shared() -> &'static str {
     BROKER.get_or_init(start).await
 }
 
-/// A broker that may be killed. Ends with its folder when dropped.
+/// A private broker that may be killed. Dropping it stops it and removes its folder.
 pub struct KafkaServer {
     dir: TempDir,
     brokers: String,
-    /// Of one that was absent at first.
+    /// The reserved port, if the broker was absent at first.
     port: Option<Port>,
 }
 
@@ -46,7 +46,7 @@ impl KafkaServer {
         server
     }
 
-    /// Three in one cluster, with the ids 1 to 3.
+    /// Starts a cluster of three brokers with the ids 1 to 3.
     pub async fn start_three() -> Self {
         let mut server = Self::reserve();
         server.brokers =
@@ -54,7 +54,7 @@ impl KafkaServer {
         server
     }
 
-    /// One to which clients come through this proxy only.
+    /// Starts a broker that clients can only reach through this proxy.
     pub async fn start_behind(proxy: &Proxy) -> Self {
         let mut server = Self::reserve();
         let port = proxy.port().to_string();
@@ -68,14 +68,14 @@ impl KafkaServer {
         server
     }
 
-    /// With a second listener, for TLS and passwords: see `scripts/start-kafka`.
+    /// Starts a broker with a second listener, for TLS and passwords: see `scripts/start-kafka`.
     pub async fn start_secured() -> Self {
         let mut server = Self::reserve();
         server.brokers = run_script(&[server.dir.path(), Path::new("sasl-ssl")]).await;
         server
     }
 
-    /// Not started, at an address where nobody listens until [`Self::restart`].
+    /// Reserves the address of a broker, which is not started before [`Self::restart`].
     pub fn absent() -> Self {
         let mut server = Self::reserve();
         let port = Port::reserve(12_000..20_000);
@@ -105,7 +105,7 @@ impl KafkaServer {
         format!("127.0.0.1:{}", port.trim())
     }
 
-    /// The authority that its certificate is of.
+    /// The certificate authority of its certificate.
     pub fn ca(&self) -> std::path::PathBuf {
         self.dir.path().join("ca.pem")
     }
@@ -114,7 +114,7 @@ impl KafkaServer {
         &self.brokers
     }
 
-    /// SIGKILL; nobody listens any more when this returns.
+    /// Kills it with SIGKILL; returns when the port is closed.
     pub fn kill9(&self) {
         kill9(self.dir.path());
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -124,12 +124,13 @@ impl KafkaServer {
         }
     }
 
-    /// SIGKILL to one of three.
+    /// Kills one of three brokers with SIGKILL.
     pub fn kill9_of_three(&self, id: usize) {
         kill9(&self.dir.path().join(format!("broker-{id}")));
     }
 
-    /// After [`Self::kill9`] or [`Self::absent`], at its old place with its old records.
+    /// Starts the broker after [`Self::kill9`] or [`Self::absent`], at the same address and with
+    /// its existing records.
     pub async fn restart(&self) {
         let brokers = run_script(&[self.dir.path()]).await;
         assert_eq!(brokers, self.brokers);
@@ -145,13 +146,13 @@ impl Drop for KafkaServer {
     }
 }
 
-/// SIGKILL for the broker of this folder.
+/// Kills the broker of this folder with SIGKILL.
 fn kill9(dir: &Path) {
     let broker = process_of(&dir.join("pid"), dir).expect("the broker runs");
     kill(broker, Signal::SIGKILL).expect("the broker is ours");
 }
 
-/// In the script's own folder unless another is given.
+/// Runs the script, which uses its own folder unless `args` has another.
 async fn run_script(args: &[&Path]) -> String {
     run_script_with(args, &[]).await
 }

@@ -1,5 +1,5 @@
-//! A database of one test on a MySQL or MariaDB server: the one at `TASKD_TEST_MYSQL_URL`, or one
-//! of our own that stays running.
+//! A database for one test on a MySQL or MariaDB server: the server at `TASKD_TEST_MYSQL_URL`, or
+//! one that we start and leave running.
 
 use std::{env, fs, process::Command, sync::Arc, time::Duration};
 
@@ -17,7 +17,7 @@ pub(crate) struct MysqlDatabase {
     name: String,
 }
 
-/// The URL of the server's database `taskd`, whose user may create others.
+/// The URL of the server's database `taskd`, with a user that may create other databases.
 async fn server() -> &'static str {
     static URL: OnceCell<String> = OnceCell::const_new();
     URL.get_or_init(async || match env::var("TASKD_TEST_MYSQL_URL") {
@@ -31,7 +31,7 @@ fn start_mariadb() -> String {
     run_script(&[])
 }
 
-/// Answers the URL that it prints.
+/// Runs the script; returns the URL that it prints.
 fn run_script(args: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/start-mariadb");
     let output = Command::new(script).args(args).output().unwrap();
@@ -43,7 +43,7 @@ fn run_script(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
-/// A server of one test, which it may kill and start again.
+/// A server for one test, which may kill and restart it.
 pub(crate) struct MariadbServer {
     dir: TempDir,
     options: Vec<String>,
@@ -66,7 +66,7 @@ impl MariadbServer {
         server
     }
 
-    /// On the same port.
+    /// Starts it again on the same port.
     pub(crate) fn start_again(&self) {
         let port = url::Url::parse(&self.url)
             .unwrap()
@@ -82,7 +82,7 @@ impl MariadbServer {
         run_script(&args)
     }
 
-    /// Of its database `taskd`.
+    /// The URL of its database `taskd`.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
@@ -92,7 +92,7 @@ impl MariadbServer {
             .into_owned()
     }
 
-    /// SIGKILL, until it is gone.
+    /// Kills it with SIGKILL, and waits until it is gone.
     pub(crate) fn kill9(&self) {
         while let Some(pid) = super::process_of(&self.dir.path().join("pid"), self.dir.path()) {
             kill(pid, Signal::SIGKILL).ok();
@@ -112,7 +112,7 @@ impl Drop for MariadbServer {
 }
 
 impl MysqlDatabase {
-    /// On a server of the test's own.
+    /// Creates a database on the test's own server.
     pub(crate) async fn on(server: &str) -> Self {
         let name = format!("taskd_{}", Uuid::now_v7().simple());
         let database = Self {
@@ -140,8 +140,8 @@ impl MysqlDatabase {
         connection.close().await.unwrap();
     }
 
-    /// Until somebody waits for a lock in this database, other than the transaction `but`; which
-    /// that is.
+    /// Waits until a transaction other than `but` waits for a lock in this database; returns which
+    /// one.
     pub(crate) async fn wait_for_lock_wait_but(&self, but: &str) -> String {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let waiting = "SELECT CONCAT(trx_id, ' ', trx_started) FROM information_schema.innodb_trx \
@@ -156,8 +156,8 @@ impl MysqlDatabase {
             if let Some(waiting) = waiting.into_iter().find(|waiting| waiting != but) {
                 return waiting;
             }
-            // The server shows a copy of its state, made only when nobody has looked for a tenth of
-            // a second.
+            // The server returns a cached copy of this table, which it refreshes only if it was not
+            // read for 0.1 s.
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         panic!("nobody waits for a lock");
@@ -167,7 +167,7 @@ impl MysqlDatabase {
         self.wait_for_lock_wait_but("").await;
     }
 
-    /// Cuts all connections to this database; how many.
+    /// Kills all connections to this database; returns how many.
     pub(crate) async fn kill_connections(&self) -> usize {
         let mut connection = MySqlConnection::connect(&self.server).await.unwrap();
         let ids: Vec<i64> = sqlx::query_scalar(
@@ -179,7 +179,7 @@ impl MysqlDatabase {
         .unwrap();
         let mut killed = 0;
         for id in ids {
-            // One that has ended by itself is no error of ours.
+            // A connection may have ended by itself, which is no error.
             killed += usize::from(
                 sqlx::raw_sql(AssertSqlSafe(format!("KILL {id}")))
                     .execute(&mut connection)

@@ -1,4 +1,4 @@
-//! Shared by the test targets: real servers, and the suites that run on more than one of them.
+//! Shared by the test targets: real servers, and test suites that run on several of them.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -38,12 +38,12 @@ pub(crate) mod sqlite;
 #[macro_use]
 pub(crate) mod store_contract;
 
-/// A process that agrees with others in this Redis.
+/// The coordination of a process that shares this Redis with others.
 pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {
     Coordination::new(redis.clone(), process, Clock::of_this_machine())
 }
 
-/// Of Debian's package libfaketime.
+/// The library of Debian's package libfaketime, if it is installed.
 pub(crate) fn faketime() -> Option<PathBuf> {
     let folders = fs::read_dir("/usr/lib").ok()?.flatten();
     folders
@@ -51,11 +51,11 @@ pub(crate) fn faketime() -> Option<PathBuf> {
         .find(|library| library.exists())
 }
 
-/// The longest wait for what must come, on a machine that is slow and busy.
+/// How long to wait for something that must happen, even on a slow and busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
 
-/// The process that wrote its number into this file: its command names the folder, or it works
-/// there. An old file may name a process that is now somebody else's, or has ended.
+/// The process whose id is in this file, provided that its command line mentions the folder or that
+/// it runs in it. Otherwise the file is stale, and the id may belong to another process.
 pub(crate) fn process_of(file: &Path, folder: &Path) -> Option<Pid> {
     let pid = fs::read_to_string(file).ok()?.trim().parse::<i32>().ok()?;
     let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -66,15 +66,15 @@ pub(crate) fn process_of(file: &Path, folder: &Path) -> Option<Pid> {
     (names_it || works_there()).then_some(Pid::from_raw(pid))
 }
 
-/// SIGKILL for [`process_of`] these.
+/// Kills the process that [`process_of`] returns with SIGKILL.
 pub(crate) fn kill9_process_of(file: &Path, folder: &Path) {
     if let Some(pid) = process_of(file, folder) {
         kill(pid, Signal::SIGKILL).ok();
     }
 }
 
-/// A client whose calls end. It keeps no idle connection: on a busy machine taskd may close one for
-/// its silence just when the next call goes out on it.
+/// A client with a timeout. It does not keep idle connections: on a busy machine, taskd may close
+/// one due to inactivity just when the next call is sent on it.
 pub(crate) fn http_client() -> reqwest::Client {
     reqwest::Client::builder()
         .timeout(PATIENCE)
@@ -83,7 +83,8 @@ pub(crate) fn http_client() -> reqwest::Client {
         .unwrap()
 }
 
-/// Waits until `condition` holds, for [`PATIENCE`], or for twice that where a look takes so long.
+/// Waits until `condition` holds. Panics after [`PATIENCE`], or up to twice that if a check of the
+/// condition takes this long.
 pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     let began = Instant::now();
     while !tokio::time::timeout(PATIENCE, condition())

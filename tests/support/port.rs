@@ -1,4 +1,4 @@
-//! TCP ports that no other test takes meanwhile: not in this process, and not in another.
+//! TCP ports that are reserved for one test, across all test processes on this machine.
 
 use std::{
     fs::{File, create_dir_all},
@@ -6,16 +6,16 @@ use std::{
     ops::Range,
 };
 
-/// A port that is the test's until this is dropped, also while nobody listens.
+/// A port that belongs to the test until this is dropped, even while nothing listens on it.
 pub(crate) struct Port {
     pub(crate) number: u16,
     _lock: File,
 }
 
 impl Port {
-    /// One of `range`. It should lie below the ports that the system gives to outgoing connections
-    /// (from 32,768): what was killed comes back on the same port. `scripts/free-port` has those
-    /// from 20,000 on.
+    /// Reserves a random port in `range`. The range should lie below the ports that the system
+    /// assigns to outgoing connections (from 32,768), so that a killed server can come back on the
+    /// same port. `scripts/free-port` uses the ports from 20,000 on.
     pub(crate) fn reserve(range: Range<u16>) -> Self {
         let span = u128::from(range.end - range.start);
         let random = || range.start + (uuid::Uuid::new_v4().as_u128() % span) as u16;

@@ -1,4 +1,4 @@
-//! A way to a server that can be cut: a listener on loopback that passes on what comes, or not.
+//! A proxy that can cut or delay the connections to a server; it listens on loopback.
 
 use std::{
     path::PathBuf,
@@ -19,14 +19,14 @@ use tokio::{
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Mode {
     Pass,
-    /// Everything takes so much longer in each direction.
+    /// Delays all data by this much in each direction.
     Slow(Duration),
-    /// Connections stay and are taken, and nothing goes through: what was sent meanwhile arrives
-    /// afterwards.
+    /// Connections stay open and new ones are accepted, but nothing is forwarded; what was sent
+    /// meanwhile arrives afterwards.
     Stall,
-    /// Connections are cut; new ones are taken, hang without an answer and are cut in the end.
+    /// Cuts existing connections; accepts new ones, never answers on them, and finally cuts them.
     Drop,
-    /// Connections are cut, new ones at once.
+    /// Cuts existing connections, and cuts new ones immediately.
     Refuse,
 }
 
@@ -36,11 +36,11 @@ pub(crate) enum Upstream {
     Unix(PathBuf),
 }
 
-/// Ends, with its connections, when dropped.
+/// A running proxy. Dropping it stops it and closes its connections.
 pub(crate) struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
-    /// Connections with a number up to this one are silent.
+    /// Connections with numbers up to this one are silent.
     silent: watch::Sender<u64>,
     /// The number of the next connection.
     next: Arc<AtomicU64>,
@@ -49,7 +49,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Leads nowhere yet.
+    /// Starts a proxy that leads to no server yet.
     pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -91,26 +91,27 @@ impl Proxy {
         self.mode.send_replace(mode);
     }
 
-    /// How many connections there have been.
+    /// How many connections there have been so far.
     pub(crate) fn connections(&self) -> u64 {
         self.next.load(Ordering::SeqCst) - 1
     }
 
-    /// The connections of this moment fall silent for ever: they stay, TCP goes on acknowledging,
-    /// and nothing goes through. Later ones work. How many connections there have been.
+    /// Silences all current connections forever: they stay open, and TCP acknowledges data, but
+    /// nothing is forwarded. Later ones work. Returns how many connections there have been.
     pub(crate) fn silence(&self) -> u64 {
         let last = self.connections();
         self.silence_up_to(last);
         last
     }
 
-    /// The same for the connections with a number up to this one. The first has the number 1.
+    /// Like [`Self::silence`], for the connections with numbers up to this one. The first is number
+    /// 1.
     pub(crate) fn silence_up_to(&self, last: u64) {
         self.silent.send_replace(last);
     }
 }
 
-/// The state that all connections share.
+/// The state shared by all connections.
 #[derive(Clone)]
 struct State {
     mode: watch::Receiver<Mode>,
@@ -120,7 +121,7 @@ struct State {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-        // Its connections see that the sender is gone.
+        // Its connections notice that the sender was dropped.
     }
 }
 
@@ -141,7 +142,7 @@ async fn accept(
 
 async fn connection(stream: TcpStream, number: u64, upstream: Upstream, mut state: State) {
     stream.set_nodelay(true).ok();
-    // A connection that hangs: nobody is asked, until the mode changes.
+    // In mode `Drop`, hold the connection without contacting the server until the mode changes.
     let now = *state.mode.borrow_and_update();
     match now {
         Mode::Drop => {
@@ -166,7 +167,7 @@ async fn connection(stream: TcpStream, number: u64, upstream: Upstream, mut stat
     }
 }
 
-/// Both ways, until one ends or the way is cut.
+/// Forwards in both directions until either side ends or the connection is cut.
 async fn pass(
     client: (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     server: (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
@@ -197,7 +198,7 @@ async fn one_way(
         let Ok(count) = from.read(&mut buffer).await else {
             return;
         };
-        // Taken in and lost, like all that follows.
+        // Read and discard the data, and everything that follows.
         if count > 0 && number <= *silent.borrow() {
             continue;
         }

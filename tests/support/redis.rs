@@ -14,8 +14,8 @@ use nix::{
 };
 use tempfile::TempDir;
 
-/// A connection for tests. The crate's own waits half a second for an answer, and a disk may stand
-/// still for longer.
+/// Connects with a long timeout. The crate's default is half a second, and a disk may stall for
+/// longer.
 pub(crate) async fn patient(
     url: impl ::redis::IntoConnectionInfo,
 ) -> ::redis::aio::MultiplexedConnection {
@@ -39,7 +39,7 @@ pub enum Fsync {
     EverySecond,
 }
 
-/// Ends with its folder when dropped.
+/// A running server. Dropping it stops it and removes its folder.
 pub struct RedisServer {
     dir: TempDir,
     fsync: Fsync,
@@ -48,7 +48,7 @@ pub struct RedisServer {
 
 impl RedisServer {
     pub fn start(fsync: Fsync) -> Self {
-        // Not under target/: the path of a socket holds 107 bytes.
+        // Not under target/, because the path of a socket is limited to 107 bytes.
         let dir = tempfile::Builder::new()
             .prefix("taskd-")
             .tempdir_in("/tmp")
@@ -67,24 +67,24 @@ impl RedisServer {
         self.dir.path()
     }
 
-    /// SIGKILL; it is gone when this returns.
+    /// Kills it with SIGKILL; returns when it is gone.
     pub fn kill9(&mut self) {
         self.child.kill().expect("the child is ours");
         self.child.wait().expect("the child is ours");
     }
 
-    /// After [`Self::kill9`], with the data of before.
+    /// Starts it again after [`Self::kill9`], with its existing data.
     pub fn restart(&mut self) {
         self.child = spawn(self.dir.path(), self.fsync);
         self.wait_until_up();
     }
 
-    /// SIGSTOP: connections stay, answers do not come.
+    /// Sends SIGSTOP: connections stay open, but nothing is answered.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
-    /// SIGCONT
+    /// Sends SIGCONT.
     pub fn cont(&self) {
         self.signal(Signal::SIGCONT);
     }
@@ -145,7 +145,7 @@ fn spawn(dir: &Path, fsync: Fsync) -> Child {
         .expect("redis-server is installed")
 }
 
-/// It takes commands: neither starting nor loading.
+/// True if it accepts commands, so that it is neither starting nor loading.
 fn answers(socket: &Path) -> bool {
     let ping = || {
         let mut stream = UnixStream::connect(socket)?;

@@ -1,5 +1,5 @@
-//! A real Redis Cluster: one for the whole run, or one of a test's own where nodes are killed and
-//! slots move.
+//! Real Redis Clusters: one shared by the whole run, and private ones for tests that kill nodes or
+//! move slots.
 
 use std::{
     collections::BTreeMap,
@@ -16,9 +16,9 @@ use nix::{
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
-/// `redis+cluster://…` of the cluster that all tests share: `TASKD_TEST_REDIS_CLUSTER`, else one
-/// that `scripts/start-redis-cluster` starts and leaves running. Everybody there has a prefix of
-/// their own.
+/// The URL `redis+cluster://…` of the cluster that all tests share: the one in
+/// `TASKD_TEST_REDIS_CLUSTER`, or else one that `scripts/start-redis-cluster` starts and leaves
+/// running. Each test uses its own prefix there.
 pub async fn shared() -> &'static str {
     static CLUSTER: OnceCell<String> = OnceCell::const_new();
     let start = || async {
@@ -32,21 +32,21 @@ pub async fn shared() -> &'static str {
     CLUSTER.get_or_init(start).await
 }
 
-/// A prefix that no other test has.
+/// A prefix that is unique to one test.
 pub fn own_prefix() -> String {
     format!("t{}", uuid::Uuid::now_v7().simple())
 }
 
-/// Three masters with a replica each, which takes over about two seconds after its master's death.
-/// They end with their folder when dropped.
+/// Three masters with one replica each, which takes over about two seconds after its master dies.
+/// Dropping it stops all nodes and removes their folder.
 pub struct RedisCluster {
     dir: TempDir,
     url: String,
 }
 
-/// A line of CLUSTER NODES.
+/// A line of the output of CLUSTER NODES.
 struct Node {
-    /// Its place in the URL.
+    /// The index of the node in the URL.
     index: usize,
     id: String,
     is_master: bool,
@@ -54,7 +54,7 @@ struct Node {
 }
 
 impl RedisCluster {
-    /// How many nodes it has.
+    /// The number of nodes.
     pub const NODES: usize = 6;
 
     pub async fn start() -> Self {
@@ -69,12 +69,12 @@ impl RedisCluster {
         tokio::task::spawn_blocking(start).await.expect("a cluster")
     }
 
-    /// `redis+cluster://` with all nodes.
+    /// The URL `redis+cluster://` with all nodes.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The place in the URL of the master that has the key's slot, by what the living nodes say.
+    /// The index of the master that has the key's slot, according to the live nodes.
     pub fn master_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key);
         let master = self
@@ -93,17 +93,18 @@ impl RedisCluster {
             .expect("a slot")
     }
 
-    /// SIGKILL for the master that has the key's slot; its place in the URL. It is gone when this
-    /// returns. Its replica has what the master had before this call.
+    /// Kills the master that has the key's slot with SIGKILL, and waits until it is gone. Returns
+    /// its index. Its replica has everything that the master had before this call.
     pub fn kill9_master_of(&self, key: &str) -> usize {
         let index = self.replicated_master_of(key);
         self.kill9_node(index);
         index
     }
 
-    /// The master that has the key's slot, as soon as its replica has what the master has now. A
-    /// replica whose link is up gets nothing before the first acknowledgement after its full copy:
-    /// a second during which its master's death loses everything.
+    /// Waits until the replica of the key's master has everything that the master has now, and
+    /// returns the master's index. A replica whose link is up receives nothing before its first
+    /// acknowledgement after the full copy; if the master dies within this second, everything is
+    /// lost.
     pub fn replicated_master_of(&self, key: &str) -> usize {
         let index = self.master_of(key);
         let offsets = || {
@@ -129,8 +130,8 @@ impl RedisCluster {
         index
     }
 
-    /// Stops the replica of this master, and cuts its connection: it lacks all that the master does
-    /// from now on. Its place in the URL. SIGCONT lets it go on.
+    /// Stops the replica of this master and cuts its connection, so that it misses everything that
+    /// the master does from now on. Returns its index. SIGCONT lets it continue.
     pub fn cut_off_replica_of(&self, master: usize) -> usize {
         let info = self.must(master, &["info", "replication"]);
         let port = info
@@ -153,15 +154,16 @@ impl RedisCluster {
         wait("the node is gone", || !self.is_alive(index));
     }
 
-    /// SIGSTOP: connections stay, answers do not come. SIGCONT ends that.
+    /// Sends a signal to a node. After SIGSTOP, connections stay open, but nothing is answered
+    /// before SIGCONT.
     pub fn signal(&self, index: usize, signal: Signal) {
         kill(Pid::from_raw(self.pid(index)), signal).expect("the node is ours");
     }
 
-    /// After [`Self::kill9_node`], with the data of before: as a replica where another has taken
-    /// over. It answers when this returns.
+    /// Starts a node again after [`Self::kill9_node`], with its existing data; it is a replica if
+    /// another has taken over. Returns when it answers.
     pub fn restart_node(&self, index: usize) {
-        // In a session of its own, and nobody's child: as the script started the others.
+        // In a session of its own and without a parent, like the nodes that the script started.
         let config = self.folder(index).join("redis.conf");
         let command = "setsid redis-server \"$0\" > /dev/null 2>&1 < /dev/null &";
         let status = Command::new("sh")
@@ -176,7 +178,7 @@ impl RedisCluster {
         });
     }
 
-    /// Until all living nodes agree that every slot is served.
+    /// Waits until all live nodes agree that every slot is served.
     pub fn wait_until_ok(&self) {
         let is_ok = |index| {
             self.ask(index, &["cluster", "info"])
@@ -189,7 +191,7 @@ impl RedisCluster {
         });
     }
 
-    /// Until another node than `index` is the master of the key's slot.
+    /// Waits until a node other than `index` is the master of the key's slot.
     pub fn wait_for_failover(&self, key: &str, index: usize) {
         let slot = self.slot_of(key);
         wait("another master has the slot", || {
@@ -203,8 +205,8 @@ impl RedisCluster {
         });
     }
 
-    /// Moves the key's slot to another master as `redis-cli --cluster reshard` does, key by key;
-    /// answers that one's place in the URL.
+    /// Moves the key's slot to another master, key by key like `redis-cli --cluster reshard`.
+    /// Returns the index of that master.
     pub fn move_slot_of(&self, key: &str) -> usize {
         let slot = self.slot_of(key).to_string();
         let from = self.master_of(key);
@@ -244,7 +246,7 @@ impl RedisCluster {
         to
     }
 
-    /// The place in the URL of the node where somebody listens to the channel.
+    /// The index of a node with a subscriber of the channel.
     pub fn subscribed_to(&self, channel: &str) -> usize {
         let count = |index| {
             self.ask(index, &["pubsub", "numsub", channel])
@@ -259,7 +261,7 @@ impl RedisCluster {
         (0..Self::NODES).find(listens).expect("a listener")
     }
 
-    /// Of the living nodes, by their places in the URL.
+    /// The process ids of the live nodes, by index.
     pub fn pids(&self) -> BTreeMap<usize, i32> {
         (0..Self::NODES)
             .filter(|index| self.is_alive(*index))
@@ -289,7 +291,7 @@ impl RedisCluster {
         pid.trim().parse().expect("a pid")
     }
 
-    /// A process that nobody has waited for yet is none any more.
+    /// A zombie counts as dead.
     fn is_alive(&self, index: usize) -> bool {
         super::process_of(&self.folder(index).join("pid"), &self.folder(index)).is_some()
     }
@@ -341,7 +343,7 @@ impl RedisCluster {
         answer
     }
 
-    /// `None` when it does not answer within two seconds.
+    /// Returns `None` if the node does not answer within two seconds.
     fn ask(&self, index: usize, command: &[&str]) -> Option<String> {
         let port = self.ports()[index].to_string();
         let output = Command::new("timeout")

@@ -1,5 +1,5 @@
-//! A redis-server with options of a test's own: TLS, users, replicas. Also another program that is
-//! like it.
+//! A redis-server with custom options, such as TLS, users or replicas. It can also run a compatible
+//! program.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 use super::port::Port;
 
-/// Ends with its folder when dropped.
+/// A running server. Dropping it stops it and removes its folder.
 pub struct PrivateRedis {
     dir: TempDir,
     port: Port,
@@ -23,8 +23,8 @@ pub struct PrivateRedis {
 }
 
 impl PrivateRedis {
-    /// `options` as in its configuration; `PORT` in them is the port, on which it listens without
-    /// TLS unless they say something else.
+    /// Starts a server. `options` are lines of its configuration, in which `PORT` stands for its
+    /// port. Unless an option mentions the port, the server listens on it without TLS.
     pub fn start(options: &[&str]) -> Self {
         Self::start_program("redis-server", options)
     }
@@ -36,7 +36,7 @@ impl PrivateRedis {
                 .prefix("taskd-redis-")
                 .tempdir_in("/tmp")
                 .expect("a folder");
-            // A cluster's bus has the port 10,000 above it.
+            // A cluster bus also needs the port that is 10,000 higher.
             let port = Port::reserve(12_000..20_000);
             let of_port = if options.iter().any(|option| option.contains("PORT")) {
                 "port 0"
@@ -83,7 +83,7 @@ impl PrivateRedis {
         format!("redis://127.0.0.1:{}", self.port.number)
     }
 
-    /// Runs a command over the socket, as the user whom nobody asks anything.
+    /// Runs a command over the socket, as the default user.
     pub fn run(&self, command: &[&str]) -> String {
         let socket = self.dir.path().join("redis.sock");
         let output = Command::new("redis-cli")
@@ -99,7 +99,7 @@ impl PrivateRedis {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("the child is ours");
     }
 
-    /// False when it has ended: perhaps somebody took its port.
+    /// Waits until it answers. Returns false if it has ended, perhaps because its port was taken.
     fn is_up(&mut self) -> bool {
         let began = Instant::now();
         let answers = ["PONG", "NOAUTH"];
@@ -127,8 +127,8 @@ impl Drop for PrivateRedis {
     }
 }
 
-/// A certificate authority, and a certificate of 127.0.0.1 that it has signed: `ca.pem`,
-/// `server.pem`, `server.key`.
+/// A certificate authority, and a certificate for 127.0.0.1 that it signed: `ca.pem`, `server.pem`,
+/// `server.key`.
 pub struct Certificates(TempDir);
 
 impl Certificates {
@@ -167,7 +167,7 @@ impl Certificates {
         self.0.path().join(name)
     }
 
-    /// Of a server: TLS and nothing else on its port.
+    /// The options of a server that only accepts TLS on its port.
     pub fn options(&self) -> Vec<String> {
         let path = |path: &Path| path.display().to_string();
         vec![

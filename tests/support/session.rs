@@ -1,4 +1,4 @@
-//! A worker with a stream.
+//! A worker that uses a stream.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) struct Worker {
     pub(crate) opened: pb::SessionOpened,
     number: u64,
     pub(crate) ended: Vec<pb::ItemResult>,
-    /// Tasks that came while something else was awaited.
+    /// Tasks that arrived while the worker waited for something else.
     pub(crate) tasks: Vec<pb::LeasedTask>,
     pub(crate) demand: u32,
     /// taskd is about to end the stream, and sends no more tasks.
@@ -37,7 +37,7 @@ pub(crate) fn opening(worker: &str, want: u32) -> pb::OpenSession {
     }
 }
 
-/// A session that no slow machine lets time out.
+/// Opens a session that does not time out, even on a slow machine.
 pub(crate) fn long_opening(worker: &str, want: u32) -> pb::OpenSession {
     pb::OpenSession {
         timeout: seconds(600),
@@ -49,7 +49,7 @@ pub(crate) async fn channel(port: u16) -> Channel {
     try_channel(port).await.unwrap()
 }
 
-/// The same where taskd may be away.
+/// Like [`channel`], but fails if taskd cannot be reached.
 pub(crate) async fn try_channel(port: u16) -> Result<Channel, Status> {
     let endpoint = Channel::from_shared(format!("http://127.0.0.1:{port}"))
         .unwrap()
@@ -73,7 +73,7 @@ impl Worker {
         Self::open_on(channel(port).await, open, token).await
     }
 
-    /// The same on a connection that may carry others.
+    /// Like [`Self::open`], on a connection that others may share.
     pub(crate) async fn open_on(
         channel: Channel,
         open: pb::OpenSession,
@@ -115,7 +115,7 @@ impl Worker {
         self.to.send(frame).await.unwrap();
     }
 
-    /// Reads a frame; `Ok(None)`: the stream has ended well.
+    /// Reads a frame; returns `Ok(None)` if the stream has ended without an error.
     pub(crate) async fn read(&mut self) -> Result<Option<pb::TaskdFrame>, Status> {
         let frame = timeout(LONG, self.from.message())
             .await
@@ -129,7 +129,7 @@ impl Worker {
         Ok(frame)
     }
 
-    /// Waits for so many tasks.
+    /// Waits until `count` tasks have arrived.
     pub(crate) async fn tasks(&mut self, count: usize) -> Vec<pb::LeasedTask> {
         while self.tasks.len() < count {
             self.read().await.unwrap().expect("the stream goes on");
@@ -175,7 +175,7 @@ impl Worker {
             .collect()
     }
 
-    /// The same where the test has numbered that many frames by itself.
+    /// Like [`Self::complete`], for a test that has already sent frames numbered up to `number`.
     pub(crate) async fn complete_from(
         &mut self,
         number: u64,
@@ -195,7 +195,7 @@ impl Worker {
         .unwrap();
     }
 
-    /// Reads to the end.
+    /// Reads until the stream ends.
     pub(crate) async fn end(mut self) -> Result<(), Status> {
         while self.read().await?.is_some() {}
         Ok(())

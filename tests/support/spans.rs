@@ -1,5 +1,5 @@
-//! A collector of spans: a real OTLP server over gRPC, and the trace that one crawl page must leave
-//! in it.
+//! A receiver of spans, which is a real OTLP server over gRPC, and a check of the trace that one
+//! crawled page must produce.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,20 +23,20 @@ use tonic::{Request, Response, Status, transport::Server};
 
 use super::{daemon::Daemon, until};
 
-/// A span as it arrived.
+/// A span, as it was received.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub(crate) name: String,
     pub(crate) trace: String,
     pub(crate) id: String,
-    /// Empty: none.
+    /// Empty for a root span.
     pub(crate) parent: String,
-    /// Trace and span of each link.
+    /// The trace id and the span id of each link.
     pub(crate) links: Vec<(String, String)>,
     pub(crate) attributes: BTreeMap<String, String>,
     pub(crate) start: u64,
     pub(crate) end: u64,
-    /// The message of an error.
+    /// The error message, if the span failed.
     pub(crate) error: Option<String>,
 }
 
@@ -50,17 +50,17 @@ impl Span {
     }
 }
 
-/// The server. Clones are the same.
+/// The server. Clones share the received spans.
 #[derive(Clone, Default)]
 pub(crate) struct Receiver {
     spans: Arc<Mutex<Vec<Span>>>,
-    /// The header `x-team` of each call.
+    /// The values of the header `x-team` of all calls.
     headers: Arc<Mutex<BTreeSet<String>>>,
     services: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Receiver {
-    /// Serves until the runtime of the test ends.
+    /// Starts a server, which runs until the runtime of the test ends.
     pub(crate) async fn start() -> (Self, SocketAddr) {
         let receiver = Self::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -78,7 +78,7 @@ impl Receiver {
         self.spans.lock().clone()
     }
 
-    /// The spans of a task with this name, when there are as many.
+    /// Waits until there are `count` spans of a task with this name, and returns them.
     pub(crate) async fn wait_for(&self, task: &str, name: &str, count: usize) -> Vec<Span> {
         let of_task = || {
             let is_of =
@@ -122,7 +122,7 @@ impl TraceService for Receiver {
 }
 
 impl Receiver {
-    /// Takes a call with this header `x-team`.
+    /// Stores the spans of a call with this header `x-team`.
     pub(crate) fn take(&self, team: Option<String>, request: ExportTraceServiceRequest) {
         self.headers.lock().extend(team);
         for resource in request.resource_spans {
@@ -184,8 +184,8 @@ pub(crate) fn traceparent(trace: &str, is_sampled: bool) -> String {
     format!("00-{trace}-{CALLER}-0{}", u8::from(is_sampled))
 }
 
-/// Inserts a page under the caller's trace, rejects it once, completes it with a child, and
-/// completes the child. Checks every span between.
+/// Inserts a page in the caller's trace, rejects it once, completes it and discovers a child, and
+/// completes the child. Checks all spans of this.
 pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiver) {
     let client = crate::support::http_client();
     let insert = client
@@ -270,7 +270,7 @@ pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiv
         (&claims[1].links[..], &completed.links[..]),
         (&to_first[..], &to_first[..])
     );
-    // The worker's own spans become children of its work.
+    // The worker's own spans become children of the work span.
     for (leased, work) in [(&first, &rejected), (&second, &completed)] {
         assert_eq!(leased["traceparent"], format!("00-{TRACE}-{}-01", work.id));
     }
@@ -305,7 +305,8 @@ pub(crate) async fn check_the_trace_of_a_page(daemon: &Daemon, receiver: &Receiv
         assert!(span.start <= span.end, "{span:?}");
         assert_eq!(span.attribute("messaging.destination.name"), "pages");
     }
-    // A new task is published while its caller is being answered.
+    // A new task is published while its caller is still being answered, so only their starts are
+    // ordered.
     assert!(insert.start <= publish.start, "{insert:?} {publish:?}");
     let order = [&publish, &rejected, &completed, &insert_child, &settle];
     assert!(order.is_sorted_by_key(|span| span.end), "{order:#?}");

@@ -1,4 +1,4 @@
-//! The servers that a client may call, and which one it calls now.
+//! The servers that a client may call, and the one that it currently uses.
 
 use std::{
     future::Future,
@@ -18,25 +18,26 @@ use tonic::{
 use crate::{error::Error, token::Token};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection without an answer to a ping is given up: this finds a peer that vanished without a
-/// word.
+/// Keepalive pings. A connection whose ping is not answered is dropped; this detects a peer that
+/// vanished without closing it.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest answer: one task of the largest payload that taskd can be set to take comes alone.
+/// The largest answer: taskd sends a task with the largest payload that it can be configured to
+/// accept in an answer of its own.
 pub(crate) const LARGEST_ANSWER: usize = 16 << 20;
 
-/// A connection that sends the token with each call.
+/// A connection that adds the token to each call.
 pub(crate) type Taskd = InterceptedService<Channel, Token>;
 
-/// Servers of one installation. A call that finds its server away makes the next call go to the
-/// next one.
+/// The servers of one installation. If a call finds its server unavailable, the next call goes to
+/// the next server.
 pub(crate) struct Servers {
     all: Vec<Server>,
     current: AtomicUsize,
 }
 
 struct Server {
-    /// For messages.
+    /// Without credentials, for messages.
     address: String,
     endpoint: Endpoint,
     token: Token,
@@ -48,7 +49,7 @@ struct Connection {
     taskd: Taskd,
 }
 
-/// The server and the connection that a call uses.
+/// The server and the connection that a call used.
 #[derive(Clone, Copy)]
 pub(crate) struct Turn {
     server: usize,
@@ -56,7 +57,7 @@ pub(crate) struct Turn {
 }
 
 impl Servers {
-    /// Connects with the first call, and again when a connection broke.
+    /// Connects lazily: with the first call, and again after a connection breaks.
     pub(crate) fn new(
         addresses: &[String],
         token: &Token,
@@ -85,7 +86,7 @@ impl Servers {
             .collect()
     }
 
-    /// One call to the current server, which has to answer within `limit`.
+    /// Makes one call to the current server, with a timeout of `limit`.
     pub(crate) async fn call<T, F>(
         &self,
         limit: Duration,
@@ -100,7 +101,7 @@ impl Servers {
             .map(Response::into_inner)
             .map_err(|status| {
                 let error = Error::of(&status, address);
-                // A full queue is full everywhere.
+                // A queue that is full is full on every server.
                 if error.may_pass() && status.code() != Code::ResourceExhausted {
                     self.move_on(turn);
                 }
@@ -108,8 +109,8 @@ impl Servers {
             })
     }
 
-    /// The answer to a call, which has to come within `limit`. If none comes, the connection may be
-    /// dead.
+    /// Awaits a call, at most for `limit`. After a timeout, the connection is considered dead and
+    /// gets replaced.
     pub(crate) async fn within<T>(
         &self,
         limit: Duration,
@@ -122,7 +123,7 @@ impl Servers {
         })
     }
 
-    /// The current server: its turn, its address, and the connection to it.
+    /// Returns the current server: the turn, the address and the connection.
     pub(crate) fn pick(&self) -> (Turn, &str, Taskd) {
         let current = self.current.load(Ordering::Relaxed);
         let server = &self.all[current % self.all.len()];
@@ -137,8 +138,8 @@ impl Servers {
         )
     }
 
-    /// Makes the next call go to the next server. Others that found the same server away move on
-    /// only once.
+    /// Makes the next call go to the next server. Does nothing if another caller has already moved
+    /// on from the same server.
     pub(crate) fn move_on(&self, from: Turn) {
         let next = from.server.wrapping_add(1);
         self.current
@@ -146,12 +147,12 @@ impl Servers {
             .ok();
     }
 
-    /// Makes the next call to this server use another connection: nothing came over this one. Pings
-    /// would find a dead connection, but only after leases have run out.
+    /// Makes the next call to this server use a new connection, because this one was silent. Pings
+    /// would also detect a dead connection, but only after leases have expired.
     pub(crate) fn abandon(&self, turn: Turn) {
         let server = &self.all[turn.server % self.all.len()];
         let mut connection = server.connection();
-        // Others that found the same connection silent replace it only once.
+        // Other callers that found the same connection silent must not replace it a second time.
         if connection.number == turn.connection {
             let taskd = connect(&server.endpoint, &server.token);
             *connection = Connection {
@@ -204,14 +205,14 @@ impl Server {
     }
 
     fn connection(&self) -> MutexGuard<'_, Connection> {
-        // Nobody panics with the connection half replaced.
+        // Nothing panics while the connection is half replaced.
         self.connection
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Connects with the first call.
+/// Connects lazily, with the first call.
 fn connect(endpoint: &Endpoint, token: &Token) -> Taskd {
     InterceptedService::new(endpoint.connect_lazy(), token.clone())
 }
@@ -235,7 +236,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let servers = Servers::new(&[address], &Token::default(), &ClientTlsConfig::new()).unwrap();
-        // The server takes connections, and says nothing.
+        // The server accepts connections, but never answers.
         let connections = async {
             let _first = listener.accept().await.unwrap();
             listener.accept().await.unwrap();
@@ -256,7 +257,7 @@ mod tests {
         tokio::select! {
             () = connections => {}
             () = calls => {}
-            // A ping would find the silence later.
+            // A ping would detect the silence later than this.
             () = sleep(Duration::from_secs(15)) => panic!("all calls use one connection"),
         }
     }

@@ -1,10 +1,10 @@
-//! The waits of a task between its attempts.
+//! The delays between the attempts of a task.
 
 use std::time::Duration;
 
 use crate::{duration::proto, pb};
 
-/// The waits of a task between its attempts, in place of those of its queue.
+/// The delays between the attempts of a task, instead of those of its queue.
 ///
 /// ```
 /// # use {std::time::Duration, taskd_client::{Backoff, NewTask}};
@@ -16,23 +16,23 @@ use crate::{duration::proto, pb};
 pub struct Backoff(pb::Backoff);
 
 impl Backoff {
-    /// Always `initial`.
+    /// Always waits `initial`.
     pub fn constant(initial: Duration) -> Self {
         Self::of(pb::BackoffKind::Constant, initial)
     }
 
-    /// `initial` more after each failure.
+    /// Waits `initial` longer after each failure.
     pub fn linear(initial: Duration) -> Self {
         Self::of(pb::BackoffKind::Linear, initial)
     }
 
-    /// Twice as long after each failure.
+    /// Waits twice as long after each failure.
     pub fn exponential(initial: Duration) -> Self {
         Self::of(pb::BackoffKind::Exponential, initial)
     }
 
-    /// The waits of the queue, and the task is dead when its next attempt would begin later than
-    /// `time` after its insert, or after the time before which no worker gets it.
+    /// Keeps the delays of the queue, but the task dies if its next attempt would begin more than
+    /// `time` after its insert (after its start time, if it is scheduled for later).
     pub fn of_queue_for(time: Duration) -> Self {
         Self(pb::Backoff {
             give_up_after: Some(proto(time)),
@@ -40,7 +40,7 @@ impl Backoff {
         })
     }
 
-    /// The longest wait: at most, and by default, a day.
+    /// The longest delay. It is a day by default, which is also the maximum.
     pub fn maximum(self, maximum: Duration) -> Self {
         Self(pb::Backoff {
             maximum: Some(proto(maximum)),
@@ -48,7 +48,7 @@ impl Backoff {
         })
     }
 
-    /// The share, 0 to 1, by which a wait is longer or shorter at random. By default 0.2.
+    /// By what fraction, 0 to 1, a delay is randomly lengthened or shortened. 0.2 by default.
     pub fn jitter(self, share: f64) -> Self {
         Self(pb::Backoff {
             jitter: Some(share),
@@ -56,8 +56,8 @@ impl Backoff {
         })
     }
 
-    /// The task is dead when its next attempt would begin later than this after its insert, or
-    /// after the time before which no worker gets it.
+    /// The task dies if its next attempt would begin later than this after its insert (after its
+    /// start time, if it is scheduled for later).
     pub fn give_up_after(self, time: Duration) -> Self {
         Self(pb::Backoff {
             give_up_after: Some(proto(time)),

@@ -1,8 +1,8 @@
-//! Durations as protobuf has them.
+//! Conversion of durations to protobuf.
 
 use std::time::Duration;
 
-/// A duration as protobuf has it. One that protobuf cannot hold becomes the longest that it can.
+/// Converts a duration to protobuf. A duration that is too long becomes the longest possible one.
 pub(crate) fn proto(duration: Duration) -> prost_types::Duration {
     let longest = prost_types::Duration {
         seconds: i64::MAX,

@@ -2,26 +2,26 @@
 
 use tonic::{Code, Status};
 
-/// Why something did not work.
+/// Why a call or a run failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The address of a server, the token or the certificates are of no use.
+    /// The address of a server, the token or the certificates are invalid.
     #[error("{0}")]
     Options(String),
-    /// taskd refused a call. The same call would be refused again.
+    /// taskd refused a call, and would refuse the same call again.
     #[error("{message}")]
     Refused {
-        /// gRPC's code.
+        /// The gRPC code.
         code: Code,
-        /// The words of taskd.
+        /// taskd's message.
         message: String,
     },
-    /// taskd did not answer, or asked to try later.
+    /// taskd did not answer, or asked to try again later.
     #[error("taskd at {address}: {message}")]
     Away {
-        /// The server that was asked last.
+        /// The server that was called last.
         address: String,
-        /// Its last words, or those of the connection.
+        /// Its last message, or that of the connection.
         message: String,
     },
 }
@@ -32,7 +32,7 @@ impl Error {
         matches!(self, Self::Away { .. })
     }
 
-    /// True if the server does not know the call: it is older than this crate.
+    /// True if the server does not implement the call, because it is older than this crate.
     pub(crate) fn is_unimplemented(&self) -> bool {
         matches!(
             self,
@@ -45,7 +45,7 @@ impl Error {
 
     pub(crate) fn of(status: &Status, address: &str) -> Self {
         let message = match status.message() {
-            // tonic says no more of a server that cannot be reached, or does not speak gRPC.
+            // tonic gives no details if a server cannot be reached or does not speak gRPC.
             vague @ ("transport error" | "tcp connect error") => {
                 format!("{vague}; is taskd's gRPC port there?")
             }
@@ -63,7 +63,7 @@ impl Error {
         }
     }
 
-    /// True if the items of the call are the reason, not the caller.
+    /// True if the items of the call caused the error, rather than the caller.
     pub(crate) fn is_of_items(&self) -> bool {
         matches!(
             self,
@@ -75,8 +75,8 @@ impl Error {
     }
 }
 
-/// True if a call may succeed later: taskd is busy or away. A broken connection shows as one of
-/// several codes.
+/// True if a call may succeed later, because taskd is busy or unavailable. A broken connection can
+/// show up as any of several codes.
 fn may_pass(status: &Status) -> bool {
     !matches!(
         status.code(),

@@ -10,11 +10,11 @@ use crate::{error::Error, task::TaskInfo};
 
 pub(crate) type Tell = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 
-/// How often a worker says that taskd is still away.
+/// How often a worker repeats that taskd is still unavailable.
 const REMIND_AFTER: Duration = Duration::from_secs(30);
 
-/// Says on stderr what a program that asks for no events should not miss: failed attempts, and that
-/// taskd is away.
+/// Prints on stderr what a program without an event handler should not miss: failed attempts, and
+/// that taskd is unavailable.
 pub(crate) fn say_on_stderr() -> Tell {
     let last_away: Mutex<Option<Instant>> = Mutex::default();
     Arc::new(move |event| match event {
@@ -53,7 +53,7 @@ pub(crate) fn say_on_stderr() -> Tell {
     })
 }
 
-/// Prints a line on stderr. A stderr that is closed is no reason to stop.
+/// Prints a line on stderr. Ignores errors, for example if stderr is closed.
 pub(crate) fn say(text: &str) {
     writeln!(std::io::stderr(), "{text}").ok();
 }
@@ -62,59 +62,60 @@ pub(crate) fn say(text: &str) {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A handler begins.
+    /// A handler starts.
     Started(&'a TaskInfo),
-    /// taskd has answered the report of a task, or the worker lost it.
+    /// taskd has answered the report of a task, or the worker lost the task.
     Ended {
         /// The task.
         task: &'a TaskInfo,
         /// How it ended.
         ended: Ended,
-        /// Why it did not end well; else empty.
+        /// Why it did not end well; otherwise empty.
         reason: &'a str,
-        /// How long the handler ran; `None`: it never began.
+        /// How long the handler ran, or `None` if it never started.
         took: Option<Duration>,
     },
-    /// Some tasks that a handler discovered are wrong, and not stored. The others are.
+    /// Some of the tasks that a handler discovered are invalid and were not stored. The others
+    /// were.
     NotStored {
-        /// The task of the handler.
+        /// The task whose handler discovered them.
         task: &'a TaskInfo,
-        /// How many there are, and what is wrong with the first.
+        /// How many are invalid, and what is wrong with the first one.
         reason: &'a str,
     },
-    /// A call failed; the worker tries again.
+    /// A call failed; the worker retries it.
     Away(&'a Error),
-    /// The worker takes no more tasks; so many are in its hands.
+    /// The worker takes no more tasks; it still holds this many.
     Draining(usize),
 }
 
-/// How a task left the hands of a worker.
+/// How a worker's hold on a task ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Completed, and credited to the worker.
     Completed,
     /// Rejected: the attempt failed.
     Rejected,
-    /// Given back because the worker stopped, or before the handler had begun with it; or put off.
+    /// Put off, or given back because the worker stopped or its handler had not started.
     GivenBack,
-    /// The lease was lost, or the task ended in another way: cancelled, or completed by others.
+    /// The lease was lost, or the task is final: cancelled, or completed by other workers.
     Lost,
 }
 
-/// The outcome of a run: how many tasks ended how.
+/// The outcome of a run: how many tasks ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Tasks that taskd credited.
+    /// Completed tasks that taskd credited to the worker.
     pub completed: u64,
     /// Attempts that failed.
     pub rejected: u64,
-    /// Tasks given back at the stop, or before the handler had begun with them; and those that were
-    /// put off.
+    /// Tasks that were put off, or given back because the worker stopped or their handlers had not
+    /// started.
     pub given_back: u64,
-    /// Tasks that this worker lost, or finished in vain.
+    /// Tasks whose leases the worker lost, including those that it finished in vain.
     pub lost: u64,
-    /// Tasks that it finished, and whose reports taskd had not answered at the end: other workers
-    /// may do them again.
+    /// Finished tasks whose reports taskd had not answered when the run ended: other workers may do
+    /// them again.
     pub unreported: u64,
 }

@@ -1,4 +1,4 @@
-//! Extensions of leases, in calls of as many as taskd takes.
+//! Extends leases, in calls as large as taskd accepts.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -17,13 +17,13 @@ use crate::{
     source::Source,
 };
 
-/// Leases that one call extends, unless taskd takes fewer (its setting `max_items`).
+/// Leases per call, unless taskd accepts fewer (its setting `max_items`).
 pub(crate) const MOST_EXTENSIONS: usize = 500;
 
 pub(crate) type Extended = Result<Vec<(Number, pb::ItemResult)>, Error>;
 
-/// Extends all of them, and tries again until `until` what does not pass at once. `most` is the
-/// size of a call.
+/// Extends all of them; retries transient errors until `until`. `most` is the number of leases per
+/// call; it is halved if taskd finds a call too large.
 pub(crate) async fn extend_all<S: Source>(
     source: &S,
     all: Vec<(Number, pb::Extension)>,
@@ -45,7 +45,7 @@ pub(crate) async fn extend_all<S: Source>(
                     done += count;
                     break;
                 }
-                // The next call comes soon.
+                // Give up: the next regular extension is due soon.
                 Err(error) if error.may_pass() && Instant::now() > until => {
                     done += count;
                     break;

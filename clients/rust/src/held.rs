@@ -1,5 +1,4 @@
-//! The tasks in the hands of a worker, from the answer that brought them to the answer to their
-//! report.
+//! The tasks that a worker holds, from their arrival until their reports are answered.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -12,8 +11,8 @@ use tokio::task::{AbortHandle, Id};
 
 use crate::{event::Ended, pb, task::TaskInfo};
 
-/// The number of a task here. An id would not do: a worker may hold a task that it has lost and got
-/// again.
+/// Identifies a held task. The task id would not be unique: a worker may still hold a task that it
+/// lost, and receive it again.
 pub(crate) type Number = u64;
 
 pub(crate) struct Held {
@@ -21,7 +20,7 @@ pub(crate) struct Held {
     place: Place,
     began: Option<Instant>,
     pub(crate) took: Option<Duration>,
-    /// How the task ends if its report counts.
+    /// How the task ends if its report is accepted.
     pub(crate) ending: Ended,
     /// Why it did not end well.
     pub(crate) reason: String,
@@ -36,7 +35,7 @@ impl Held {
 enum Place {
     Waiting(Bytes),
     Running(AbortHandle),
-    /// Its report waits, or waits for an answer.
+    /// Its report waits to be sent, or for its answer.
     Reported,
 }
 
@@ -72,7 +71,7 @@ impl Table {
         self.all.len()
     }
 
-    /// Those that wait or run.
+    /// How many tasks wait or run.
     pub(crate) fn unfinished(&self) -> usize {
         self.waiting.len() + self.by_handler.len()
     }
@@ -81,7 +80,7 @@ impl Table {
         self.by_handler.len()
     }
 
-    /// The next task that waits, with its payload.
+    /// Takes the next waiting task, with its payload.
     pub(crate) fn next(&mut self) -> Option<(Number, Arc<TaskInfo>, Bytes)> {
         let number = self.waiting.pop_front()?;
         let held = self.all.get_mut(&number)?;
@@ -99,7 +98,7 @@ impl Table {
         }
     }
 
-    /// The task of a handler that ended. `None`: the task was lost before.
+    /// Records that a handler ended and returns its task, or `None` if the task was lost before.
     pub(crate) fn ended(&mut self, handler: Id) -> Option<(Number, &mut Held)> {
         let number = self.by_handler.remove(&handler)?;
         let held = self.all.get_mut(&number)?;
@@ -108,7 +107,7 @@ impl Table {
         Some((number, held))
     }
 
-    /// Takes a task out of the table, and ends its handler.
+    /// Removes a task, and aborts its handler.
     pub(crate) fn remove(&mut self, number: Number) -> Option<Held> {
         let mut held = self.all.remove(&number)?;
         match &held.place {
@@ -122,7 +121,7 @@ impl Table {
         Some(held)
     }
 
-    /// A lease of a task.
+    /// Finds a task by its id and lease token.
     pub(crate) fn find(&self, id: &str, token: &str) -> Option<Number> {
         let is_it = |info: &TaskInfo| info.id() == id && info.lease_token == token;
         self.all
@@ -131,7 +130,7 @@ impl Table {
             .map(|(number, _)| *number)
     }
 
-    /// How many are finished, and have no answer to their reports.
+    /// How many tasks are finished, but have no answer to their reports yet.
     pub(crate) fn finished(&self) -> usize {
         let is_finished = |held: &&Held| matches!(held.ending, Ended::Completed | Ended::Rejected);
         self.all
@@ -153,7 +152,7 @@ impl Table {
         }
     }
 
-    /// All leases, in order.
+    /// All leases, in order of arrival.
     pub(crate) fn leases(&self) -> impl Iterator<Item = (Number, &TaskInfo)> {
         self.all.iter().map(|(number, held)| (*number, &*held.info))
     }

@@ -1,8 +1,8 @@
 //! Sends the reports of a worker to taskd. Reports that arrive while a call is in progress go with
 //! the next call.
 //!
-//! A shard that is away does not delay the reports of others: a report that taskd asks to have again
-//! later moves to the end of the list and waits briefly before it is sent.
+//! A shard that is unavailable does not delay the reports of others: if taskd asks for a report to
+//! be sent again later, the report waits briefly and then goes to the end of the list.
 
 use std::{collections::VecDeque, future::Future, sync::Arc, time::Duration};
 
@@ -23,17 +23,18 @@ use crate::{
     source::Source,
 };
 
-/// The items of a call, and their bytes; a single item may have more.
+/// The most items in a call, and the most bytes; a single larger item is sent alone.
 const MOST_ITEMS: usize = 500;
 const MOST_BYTES: usize = 2 << 20;
-/// How long nothing is sent after a call that failed: taskd may be away, or one shard of it.
+/// How long to wait after a failed call before the next one: taskd, or one shard, may be
+/// unavailable.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a report may ask for tasks. Then it goes anew without that, so that the worker can ask
-/// by itself.
+/// How long a call with completions may also wait for tasks. After that the completions are sent
+/// again without asking, so that the worker can ask in a separate call.
 const ASKS_FOR: Duration = Duration::from_secs(1);
 
-/// Reports that wait, and the calls under way: at most one of each kind.
+/// Reports that wait, and the calls in flight: at most one of each kind.
 pub(crate) struct Reports<S> {
     source: Arc<S>,
     tell: Tell,
@@ -41,13 +42,13 @@ pub(crate) struct Reports<S> {
     rejections: Lane<pb::Rejection>,
     /// Tasks that were not started.
     returns: Lane<pb::Rejection>,
-    /// The call with completions that is under way asks for tasks.
+    /// Set if the call with completions that is in flight was sent to ask for tasks, too.
     asking: Option<Asking>,
 }
 
 struct Asking {
     until: Instant,
-    /// Dropped when the call is to ask no more.
+    /// Dropping it makes the call stop asking.
     goes_on: Option<oneshot::Sender<()>>,
 }
 
@@ -76,17 +77,17 @@ pub(crate) enum Kind {
 
 struct Lane<R> {
     waiting: VecDeque<(Number, R)>,
-    /// The first of those that wait, which go in calls of their own: one of them spoilt the call of
-    /// all.
+    /// How many of the first waiting reports are sent one per call, because one of them made the
+    /// call with all of them fail.
     alone: usize,
-    /// taskd asked to send these later.
+    /// To be sent again later: taskd asked for that, or their call failed.
     later: Vec<(Number, R)>,
-    /// When these join the others.
+    /// When those in `later` move back to `waiting`.
     due: Option<Instant>,
     /// When the next call may be made, after one that failed.
     free: Option<Instant>,
     waits: ExponentialBackoff,
-    /// At most one.
+    /// The call in flight; at most one.
     calls: JoinSet<Called<R>>,
 }
 
@@ -98,7 +99,7 @@ struct Called<R> {
 /// A result per report, and the tasks of a call that asked.
 type CallAnswer = Result<(Vec<pb::ItemResult>, Option<Vec<pb::LeasedTask>>), Error>;
 
-/// The results of a call that are no reason to report again, and its tasks.
+/// The results of a call whose items need no further report, and the tasks that it brought.
 #[derive(Default)]
 struct Noted {
     items: Vec<(Number, pb::ItemResult)>,
@@ -131,8 +132,8 @@ impl<S: Source> Reports<S> {
         self.returns.waiting.push_back((number, rejection));
     }
 
-    /// Sends what waits, if no call of its kind is under way. A call with completions asks for so
-    /// many tasks.
+    /// Sends the waiting reports of each kind that has no call in flight. A call with completions
+    /// also asks for up to `most` tasks.
     pub(crate) fn send(&mut self, most: usize) {
         let source = &self.source;
         let none = |results| (results, None);
@@ -144,12 +145,12 @@ impl<S: Source> Reports<S> {
                     tokio::select! {
                         biased;
                         answer = source.complete_and_get(all.clone(), most) => match answer {
-                            // Perhaps the request for tasks is at fault.
+                            // The request for tasks may be at fault: report without it.
                             Err(error) if !error.may_pass() => {}
                             answer => return answer.map(|(results, tasks)| (results, Some(tasks))),
                         },
-                        // taskd takes back at no cost what it has not delivered, and a report
-                        // counts once.
+                        // It is safe to drop the call: taskd takes back undelivered tasks at no
+                        // cost, and a report that arrives twice counts once.
                         _ = ends => {}
                     }
                 }
@@ -172,7 +173,7 @@ impl<S: Source> Reports<S> {
         });
     }
 
-    /// A call that is under way asks for tasks.
+    /// True while a call in flight asks for tasks.
     pub(crate) fn asks(&self) -> bool {
         self.asks_until().is_some()
     }
@@ -184,14 +185,15 @@ impl<S: Source> Reports<S> {
             .map(|asking| asking.until)
     }
 
-    /// From now on the call that is under way only reports.
+    /// Makes the call in flight stop asking for tasks: from now on it only reports.
     pub(crate) fn stop_asking(&mut self) {
         if let Some(asking) = &mut self.asking {
             asking.goes_on = None;
         }
     }
 
-    /// The next answers; none of them, if it is time to send again. `None`: nothing is under way.
+    /// Waits for the next answers. Returns no items if it is time to send again, and `None` if
+    /// no call is in flight or waiting to be repeated.
     pub(crate) async fn answered(&mut self) -> Option<Result<Answered, Error>> {
         let until = self.asks_until();
         let (kind, noted) = tokio::select! {
@@ -204,7 +206,7 @@ impl<S: Source> Reports<S> {
             }
             else => return None,
         };
-        // Otherwise it was only time to send again.
+        // Only if the call has ended: otherwise it was merely time to send again.
         let asked = self.completions.calls.is_empty() && self.asking.take().is_some();
         let tasks = |came: Option<_>| match came {
             Some(came) => Tasks::Came(came),
@@ -233,7 +235,7 @@ impl<R: Message + Clone + 'static> Lane<R> {
         }
     }
 
-    /// Begins a call, if none is under way and something waits. Answers whether it did.
+    /// Starts a call if none is in flight and something waits. Returns whether it did.
     fn send<F>(&mut self, call: impl FnOnce(Vec<R>) -> F) -> bool
     where
         F: Future<Output = CallAnswer> + Send + 'static,
@@ -293,8 +295,8 @@ impl<R: Message + Clone + 'static> Lane<R> {
         self.free = self.free.filter(|free| *free > now);
     }
 
-    /// Sorts the answers. A report that arrives twice counts once, so what has no answer is sent
-    /// again.
+    /// Sorts the reports by their answers. A report that arrives twice counts once, so those
+    /// without an answer are sent again.
     fn note(&mut self, called: Called<R>, tell: &Tell) -> Result<Noted, Error> {
         let Called { batch, answer } = called;
         let (mut items, mut tasks) = (Vec::with_capacity(batch.len()), None);
@@ -320,7 +322,7 @@ impl<R: Message + Clone + 'static> Lane<R> {
                 again = batch;
                 self.free = Some(Instant::now() + PAUSE);
             }
-            // One of the items spoils the call.
+            // One of the items makes the whole call fail: send each alone to find it.
             Err(error) if error.is_of_items() && batch.len() > 1 => {
                 self.alone += batch.len();
                 batch

@@ -1,5 +1,5 @@
-//! The run of a worker: one task of tokio owns all of its state, and hears of handlers, answers,
-//! time and stops.
+//! The run of a worker: a single tokio task owns all of its state, and reacts to handlers, answers,
+//! timers and stops.
 
 use std::{
     future::{Future, pending},
@@ -32,18 +32,19 @@ use crate::{
     task::TaskInfo,
 };
 
-/// Tasks whose reports have no answer yet, above which the worker takes no more.
+/// If more than this many reports are unanswered, the worker takes no more tasks.
 const MOST_UNREPORTED: usize = 2000;
-/// How long the last reports may take after the handlers have been ended.
+/// How long to wait for the last reports after all handlers have ended.
 const LAST_REPORTS: Duration = Duration::from_secs(10);
-/// The same, if only tasks are left that were given back: their leases end by themselves.
+/// The same, if only tasks that were given back are left: their leases expire anyway.
 const LAST_RETURNS: Duration = Duration::from_secs(5);
-/// How long taskd may take to say that no task is on its way any more.
+/// How long taskd may take to confirm that no more tasks are in flight.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
-/// How long the answer of a poll may take at a stop: as long as taskd takes where it has tasks.
+/// How long to wait for the answer of a poll when the worker stops: as long as taskd takes to
+/// answer if it has tasks.
 const ANSWER_COMES: Duration = Duration::from_millis(250);
 const CLOSE_WITHIN: Duration = Duration::from_secs(3);
-/// How long no report asks for tasks after one that was refused for it, or that took too long.
+/// For how long reports do not ask for tasks, after one that did was refused or timed out.
 const ASKS_NOT_FOR: Duration = Duration::from_secs(1);
 
 type Outcome = Result<Done, Failure>;
@@ -60,18 +61,18 @@ pub(crate) struct Run<S> {
     handlers: JoinSet<Outcome>,
     reports: Reports<S>,
     extensions: JoinSet<Extended>,
-    /// The leases of one call.
+    /// The number of leases that one call extends.
     most_extensions: Arc<AtomicUsize>,
     get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
     /// When a report may ask for tasks again.
     reports_ask: Instant,
-    /// The tasks that were on their way at the beginning of the drain.
+    /// Collects the tasks that were in flight when the drain began.
     rest: Option<Pin<Box<dyn Future<Output = Vec<pb::LeasedTask>> + Send>>>,
     stops: watch::Receiver<Level>,
     level: Level,
-    /// When the present level has taken long enough.
+    /// When the current stop level times out.
     deadline: Option<Instant>,
-    /// Nothing runs any more: only answers are missing.
+    /// True if no handler runs any more, and only answers are missing.
     is_last: bool,
     summary: Summary,
 }
@@ -99,7 +100,7 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// Until a stop, or an error that does not pass.
+    /// Runs until a stop, or until a permanent error.
     pub(crate) async fn run(mut self) -> Result<Summary, Error> {
         let every = self.options.lease / 3;
         let mut extend = interval_at(Instant::now() + every, every);
@@ -141,12 +142,12 @@ impl<S: Source> Run<S> {
                 _ = extend.tick() => self.extend(),
                 Some(extended) = self.extensions.join_next() => self.extended(extended)?,
                 changed = self.stops.changed() => {
-                    // The sender lives in `options`.
+                    // Cannot fail: `options` holds the sender.
                     changed.ok();
                     let level = *self.stops.borrow_and_update();
                     self.raise(level);
                 }
-                // The leases of what has no answer expire.
+                // Leases whose reports are unanswered expire.
                 () = until(self.deadline) => match self.level {
                     Level::Run | Level::Drain if !self.is_last => self.raise(Level::Now),
                     Level::Run | Level::Drain | Level::Now => return Ok(self.finish().await),
@@ -158,8 +159,8 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// True if the worker stops, and nothing is left to do. A drain without handlers waits for
-    /// answers only, and not for long.
+    /// True if the worker is stopping and nothing is left to do. As soon as a drain has no running
+    /// handlers, it waits only for answers, with a short deadline.
     fn is_over(&mut self) -> bool {
         if self.level == Level::Run || self.rest.is_some() {
             return false;
@@ -194,7 +195,7 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// The number of tasks that the worker takes.
+    /// How many more tasks the worker can take.
     fn room(&self) -> usize {
         let most = self.options.concurrency + self.options.prefetch;
         let takes_more = self.level == Level::Run && self.table.len() <= most + MOST_UNREPORTED;
@@ -205,7 +206,7 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// Asks for as many tasks, unless a report does.
+    /// Starts a call for up to `room` tasks, unless a report asks for some already.
     fn start_get(&mut self, room: usize) {
         if self.get.is_some() || self.reports.asks() || room == 0 {
             return;
@@ -233,7 +234,7 @@ impl<S: Source> Run<S> {
                     words(error)
                 )))),
             ),
-            // Its task is lost, or the worker stops.
+            // The handler was aborted: its task is lost, or the worker stops.
             Err(error) => (error.id(), None),
         };
         let Some((number, held)) = self.table.ended(handler) else {
@@ -290,7 +291,7 @@ impl<S: Source> Run<S> {
         for (number, result) in answered.items {
             match (result.status(), answered.kind) {
                 (ItemStatus::Ok, _) => {
-                    // taskd names the discovered tasks that it does not store.
+                    // taskd lists the discovered tasks that it did not store.
                     if let Some(held) = self
                         .table
                         .get_mut(number)
@@ -313,7 +314,8 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// A task leaves the hands of the worker; it is lost for a reason, or ended as its report says.
+    /// Removes a task from the table. If `lost` gives a reason, it ends as lost, otherwise as its
+    /// report says.
     fn leave(&mut self, number: Number, lost: Option<&str>) {
         let Some(held) = self.table.remove(number) else {
             return;
@@ -338,7 +340,7 @@ impl<S: Source> Run<S> {
         });
     }
 
-    /// taskd says that nobody waits for these any more. A report has an answer of its own.
+    /// Handles leases that taskd ended. A task that is already reported gets its own answer.
     fn cancelled(&mut self, ended: &[EndedLease]) {
         for (token, result) in ended {
             let Some(number) = self.table.find(&result.id, token) else {
@@ -354,7 +356,7 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// Gives back what no handler has started.
+    /// Gives back the tasks whose handlers have not started.
     fn give_back_waiting(&mut self) {
         while let Some((number, ..)) = self.table.next() {
             self.reject(
@@ -365,9 +367,9 @@ impl<S: Source> Run<S> {
         }
     }
 
-    /// Extends all leases, those of tasks that wait and of unanswered reports, too.
+    /// Extends all leases, including those of waiting tasks and of unanswered reports.
     fn extend(&mut self) {
-        // A call that takes so long is as good as the next one.
+        // If the previous extension still runs, it serves as this one.
         if self.table.is_empty() || !self.extensions.is_empty() {
             return;
         }
@@ -391,9 +393,9 @@ impl<S: Source> Run<S> {
             .spawn(async move { extend_all(source.as_ref(), all, &most, &tell, until).await });
     }
 
-    /// Ends the handlers of tasks that are not this worker's any more.
+    /// Aborts the handlers of tasks that the worker has lost.
     fn extended(&mut self, extended: Result<Extended, JoinError>) -> Result<(), Error> {
-        // The code of the call does not panic.
+        // The extension task does not panic.
         let Ok(extended) = extended else {
             return Ok(());
         };
@@ -408,7 +410,7 @@ impl<S: Source> Run<S> {
                 | ItemStatus::UnknownTask
                 | ItemStatus::Cancelled => true,
             };
-            // A report has an answer of its own.
+            // A reported task gets its own answer.
             if is_lost
                 && self
                     .table
@@ -429,8 +431,8 @@ impl<S: Source> Run<S> {
             (self.options.tell)(Event::Draining(self.table.len()));
             self.source.room(0);
             self.give_back_waiting();
-            // taskd takes back an answer that it has not written. One that is on its way comes
-            // soon; so does that of a report that asks for tasks.
+            // taskd takes back an answer that it has not written yet. One that is already in flight
+            // arrives soon, as does that of a report that asks for tasks.
             let (get, source) = (self.get.take(), self.source.clone());
             let within = if source.brings_tasks() {
                 ANSWER_COMES
@@ -458,7 +460,7 @@ impl<S: Source> Run<S> {
     }
 }
 
-/// The answer of a call, if one is under way.
+/// Awaits the call in flight; pends forever if there is none.
 async fn ready<T>(call: &mut Option<Pin<Box<dyn Future<Output = T> + Send>>>) -> T {
     match call {
         Some(call) => call.await,
@@ -473,7 +475,7 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// The reason of a task that is lost.
+/// The reason why a task is lost.
 fn lost(status: ItemStatus, error: &str) -> String {
     let status = status.as_str_name().trim_start_matches("ITEM_STATUS_");
     if error.is_empty() {

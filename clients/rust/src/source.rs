@@ -1,4 +1,4 @@
-//! The boundary between a worker and the way its tasks come.
+//! The boundary between a worker and where its tasks come from.
 
 use std::{
     future::{Future, pending, ready},
@@ -9,39 +9,39 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{error::Error, pb};
 
-/// The shortest time for a call that brings nothing: a taskd that is about to stop does not wait,
-/// nor does one that is not asked to.
+/// The minimum duration of a call that returns no tasks. It prevents a busy loop if taskd does not
+/// wait, because it is about to stop or was not asked to.
 const SHORTEST_ROUND: Duration = Duration::from_millis(100);
 
-/// A lease that ended: its token, and what taskd says.
+/// A lease that ended: its token, and taskd's result for it.
 pub type EndedLease = (String, pb::ItemResult);
 
-/// Gives tasks to one worker and takes its reports. Each call may be repeated.
+/// Delivers tasks to one worker and receives its reports. Each call may be repeated.
 ///
-/// An error that [may pass](Error::may_pass) lets the worker try again; any other one ends it.
+/// After an error that [may pass](Error::may_pass) the worker retries; any other error ends it.
 pub trait Source: Send + Sync + 'static {
-    /// Up to `most` tasks; an empty answer after a while without any. `None`: no task will come any
-    /// more.
+    /// Returns up to `most` tasks, an empty list if there are none for a while, or `None` if no
+    /// more tasks will come.
     fn get(
         &self,
         most: usize,
     ) -> impl Future<Output = Result<Option<Vec<pb::LeasedTask>>, Error>> + Send;
 
-    /// Reports tasks as done. The answers are in the order of the completions; so are those of the
-    /// next three calls.
+    /// Reports tasks as completed. The answers are in the order of the completions; the same
+    /// applies to `complete_and_get`, `reject` and `extend`.
     fn complete(
         &self,
         all: Vec<pb::Completion>,
     ) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 
-    /// True if [`Self::complete_and_get`] can bring tasks.
+    /// True if [`Self::complete_and_get`] can return tasks.
     fn brings_tasks(&self) -> bool {
         false
     }
 
-    /// Reports tasks as done, and leases up to `most` others that are there. The worker makes no
-    /// call of `get` meanwhile. It may drop this call, and calls [`Self::complete`] then; so it
-    /// does after an error. By default it leases none.
+    /// Reports tasks as completed, and leases up to `most` further ones that are available. The
+    /// worker does not call `get` at the same time. If it drops this call, or gets an error, it
+    /// falls back to [`Self::complete`]. By default, this leases no tasks.
     fn complete_and_get(
         &self,
         all: Vec<pb::Completion>,
@@ -63,8 +63,8 @@ pub trait Source: Send + Sync + 'static {
         all: Vec<pb::Extension>,
     ) -> impl Future<Output = Result<Vec<pb::ItemResult>, Error>> + Send;
 
-    /// Gives back tasks that the worker has not started, at no cost. By default it rejects them;
-    /// `not_started` is set.
+    /// Gives back tasks that the worker has not started, which costs no attempt. `not_started` is
+    /// set in them. By default, this rejects them.
     fn give_back(
         &self,
         all: Vec<pb::Rejection>,
@@ -72,29 +72,29 @@ pub trait Source: Send + Sync + 'static {
         self.reject(all)
     }
 
-    /// Says how many tasks the worker has room for from now on, also while a call of `get` is under
-    /// way.
+    /// Sets how many tasks the worker can take from now on, even while a call of `get` is in
+    /// flight.
     fn room(&self, _most: usize) {}
 
-    /// Waits for leases that ended although the worker has not reported them. A source may know
-    /// none: by default it waits for ever.
+    /// Waits for leases that ended without a report of the worker. By default it waits forever, for
+    /// a source that is not notified of them.
     fn ended(&self) -> impl Future<Output = Vec<EndedLease>> + Send {
         pending()
     }
 
-    /// The worker takes no more. The answer has the tasks that came and that no `get` has given; no
-    /// task comes behind.
+    /// Called when the worker takes no more tasks. Returns the tasks that arrived but were not
+    /// returned by `get`; no task arrives afterwards.
     fn drain(&self) -> impl Future<Output = Vec<pb::LeasedTask>> + Send {
         ready(Vec::new())
     }
 
-    /// The worker has reported all that it will.
+    /// Called when the worker has sent its last report.
     fn close(&self) -> impl Future<Output = ()> + Send {
         ready(())
     }
 }
 
-/// Gets tasks, and lets time pass if there are none.
+/// Gets tasks. If there are none, it takes at least [`SHORTEST_ROUND`].
 pub(crate) async fn get_round(
     source: &impl Source,
     most: usize,

@@ -1,8 +1,8 @@
-//! How a worker is told to stop.
+//! Stops a worker.
 
 use tokio::sync::watch;
 
-/// Stops the worker that it comes from. Clones stop the same worker.
+/// A handle that stops the worker it comes from. Clones stop the same worker.
 #[derive(Clone, Debug)]
 pub struct Stop(watch::Sender<Level>);
 
@@ -10,9 +10,9 @@ pub struct Stop(watch::Sender<Level>);
 pub(crate) enum Level {
     #[default]
     Run,
-    /// Take nothing new, finish what runs.
+    /// Takes no new tasks, and finishes what runs.
     Drain,
-    /// End what runs, too.
+    /// Also aborts what runs.
     Now,
 }
 
@@ -23,19 +23,19 @@ impl Default for Stop {
 }
 
 impl Stop {
-    /// The worker takes no more tasks, gives back those that it has not started, finishes those
-    /// that run, and reports.
+    /// Drains the worker: it takes no more tasks, gives back those that it has not started,
+    /// finishes those that run, and reports them.
     pub fn drain(&self) {
         self.raise(Level::Drain);
     }
 
-    /// The worker also drops the handlers that run, and rejects their tasks: another worker gets
-    /// them at once.
+    /// Stops the worker now: it also drops the running handlers and rejects their tasks, so that
+    /// other workers get them at once.
     pub fn now(&self) {
         self.raise(Level::Now);
     }
 
-    /// The first call drains, the next one stops now: for signals.
+    /// Drains with the first call and stops now with the next, for signal handlers.
     pub fn next(&self) {
         let now = *self.0.borrow() >= Level::Drain;
         self.raise(if now { Level::Now } else { Level::Drain });
@@ -54,7 +54,7 @@ impl Stop {
     }
 }
 
-/// The first SIGINT or SIGTERM drains, the second one stops.
+/// The first SIGINT or SIGTERM drains, the second one stops now.
 #[cfg(unix)]
 pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -70,7 +70,7 @@ pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
     }
 }
 
-/// The first Ctrl-C drains, the second one stops.
+/// The first Ctrl-C drains, the second one stops now.
 #[cfg(not(unix))]
 pub(crate) async fn stop_on_signals(stop: Stop) -> std::io::Result<()> {
     loop {

@@ -18,12 +18,13 @@ use crate::{
 
 /// The most tasks that a completion may discover.
 const MOST_DISCOVERED: usize = 10_000;
-/// The bytes of discovered tasks in a completion. taskd takes 8 MiB, with the result.
+/// The most bytes of discovered tasks in a completion. taskd accepts 8 MiB, including the result.
 const MOST_BYTES: usize = 2 << 20;
-/// The tasks that are inserted again together after taskd was away.
+/// The most tasks per call of [`Client::insert`]. If it gives up because taskd is unreachable, all
+/// of them are inserted again.
 const AT_ONCE: usize = 5000;
 
-/// Inserts what is too much for a completion.
+/// Inserts the discovered tasks that do not fit into a completion.
 pub(crate) struct Surplus {
     client: Client,
     tell: Tell,
@@ -34,10 +35,11 @@ impl Surplus {
         Self { client, tell }
     }
 
-    /// Inserts the discovered tasks that do not fit into the completion of `task`. A task that is
-    /// inserted twice is a duplicate, so an attempt that fails after this loses nothing.
+    /// Inserts the discovered tasks that do not fit into the completion of `task`. If the attempt
+    /// fails after this, nothing is lost: the next one inserts the same tasks, as duplicates.
     ///
-    /// Goes on for as long as taskd is away: the worker drops the handler when its lease ends.
+    /// Retries for as long as taskd is unreachable. When the lease ends, the worker drops the
+    /// handler and with it this call.
     pub(crate) async fn insert(&self, task: &TaskInfo, mut done: Done) -> Result<Done, Failure> {
         let surplus = take_surplus(&mut done.discovered);
         if surplus.is_empty() {
@@ -75,7 +77,7 @@ impl Surplus {
             match self.client.insert(part.to_vec()).await {
                 Ok(inserted) => return Ok(inserted),
                 Err(error) if error.may_pass() => (self.tell)(Event::Away(&error)),
-                // Another attempt would find as many.
+                // Another attempt would discover as many.
                 Err(error) => {
                     let why =
                         "it discovered more tasks than a completion has, and taskd takes no insert of them".to_owned();
@@ -87,8 +89,8 @@ impl Surplus {
     }
 }
 
-/// The tasks in the trace of the task whose handler discovered them, as taskd has it for those of a
-/// completion.
+/// Puts the tasks into the trace of the task whose handler discovered them, as taskd does with
+/// those in a completion.
 fn in_trace(tasks: Vec<pb::NewTask>, traceparent: &str) -> Vec<NewTask> {
     let mut all = Vec::with_capacity(tasks.len());
     for mut task in tasks {
@@ -100,11 +102,11 @@ fn in_trace(tasks: Vec<pb::NewTask>, traceparent: &str) -> Vec<NewTask> {
     all
 }
 
-/// Takes the tasks that do not fit out of `discovered`.
+/// Removes the tasks that do not fit from `discovered`, and returns them.
 fn take_surplus(discovered: &mut Vec<pb::NewTask>) -> Vec<pb::NewTask> {
     let mut bytes = 0;
     let fits = |task: &&pb::NewTask| {
-        // With the field's head in the completion.
+        // Including the field's tag and length in the completion.
         bytes += task.encoded_len() + 8;
         bytes <= MOST_BYTES
     };

@@ -8,7 +8,7 @@ use tonic::{
     service::Interceptor,
 };
 
-/// An access token, sent with each call. The default is none.
+/// An access token, sent with each call. The default sends none.
 #[derive(Clone, Default)]
 pub struct Token(Option<MetadataValue<Ascii>>);
 
@@ -25,7 +25,7 @@ impl FromStr for Token {
 }
 
 impl Token {
-    /// The header `Authorization` of HTTP.
+    /// The value of the HTTP header `Authorization`.
     pub fn header(&self) -> Option<&[u8]> {
         self.0.as_ref().map(MetadataValue::as_encoded_bytes)
     }

@@ -1,5 +1,5 @@
-//! The source that asks taskd: long polls, and calls that report batches. Where a worker has room,
-//! a report brings the next tasks (`next`), and one call does the work of two.
+//! The source that polls: long polls for tasks, and calls that report in batches. If the worker can
+//! take more tasks, a report also fetches the next ones (`next`), which saves a call.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -15,22 +15,22 @@ use crate::{
     source::Source,
 };
 
-/// The most tasks that taskd gives in one answer, unless its setting `max_items` is less.
+/// The most tasks that taskd returns in one answer, unless its setting `max_items` is lower.
 const MOST_TASKS: u32 = 1000;
 
-/// Long polls to a running taskd, for one worker.
+/// Gets tasks by long polls from a running taskd, for one worker.
 pub struct Unary {
     client: Client,
     worker: String,
     queues: Vec<String>,
     wait: Duration,
     lease: Duration,
-    /// The most tasks of a call, as far as it is known.
+    /// The most tasks that taskd returns in one call, as far as known.
     most_tasks: AtomicU32,
 }
 
 impl Unary {
-    /// `wait`: how long taskd keeps a call that finds nothing.
+    /// `wait` is how long taskd holds a call that finds no tasks.
     pub fn new(
         client: &Client,
         worker: &str,
@@ -103,7 +103,8 @@ impl Source for Unary {
                 .call(self.wait + CALL_TIMEOUT, get)
                 .await
             {
-                // If it is something else than the number, the smallest call fails, too.
+                // If the number is not what is invalid, the call fails even with the smallest
+                // number.
                 Err(error) if error.is_of_items() && max_tasks > 1 => {
                     self.most_tasks.store(max_tasks / 2, Ordering::Relaxed);
                 }
@@ -158,8 +159,7 @@ impl Source for Unary {
     }
 }
 
-/// How long the extension of such leases may take: if it fails, there is still time for another
-/// one.
+/// The timeout for extending leases of this duration: if it expires, there is still time to retry.
 pub(crate) fn extend_within(lease: Duration) -> Duration {
     (lease / 4).clamp(Duration::from_millis(500), CALL_TIMEOUT)
 }

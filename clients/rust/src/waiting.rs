@@ -1,4 +1,4 @@
-//! Inserts that wait for the ends of their tasks.
+//! Inserts that wait until their tasks are final.
 
 use std::time::{Duration, Instant};
 
@@ -45,11 +45,11 @@ impl Awaited {
 }
 
 impl Client {
-    /// Inserts at most 1,000 tasks, and waits until they are final, at the longest for this time. A
-    /// token needs the role `read`, too. A duplicate waits for the task that has its key.
+    /// Inserts at most 1,000 tasks and waits until they are final, but no longer than `wait`. A
+    /// token also needs the role `read`. A duplicate waits for the task that already has its key.
     ///
-    /// `Err`: as of [`Client::insert`]. If taskd goes away after it has stored the tasks, the
-    /// answers say what is known.
+    /// Fails as [`Client::insert`] does. If taskd becomes unreachable after it has stored the
+    /// tasks, the answers contain what is known so far.
     pub async fn insert_and_wait(
         &self,
         tasks: impl IntoIterator<Item = NewTask>,
@@ -74,7 +74,8 @@ impl Client {
             if open.is_empty() {
                 return Ok(awaited);
             }
-            // The same insert stores nothing, and waits on. taskd waits for a minute at most.
+            // taskd waits for a minute at most. Repeating the insert stores nothing, and continues
+            // the wait.
             let request = pb::InsertTasksRequest {
                 tasks: open.iter().map(|place| tasks[*place].0.clone()).collect(),
                 wait: Some(proto(left)),

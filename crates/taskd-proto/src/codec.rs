@@ -1,8 +1,8 @@
-//! gRPC's codec: messages as prost writes them, inspected before they are decoded.
+//! The gRPC codec: prost messages that are inspected before they are decoded.
 //!
-//! A message of a few bytes can become hundreds in memory. A server counts the parts of a message
-//! first ([`inspected`]), and answers an unreadable one with INVALID_ARGUMENT: it is the caller's
-//! mistake.
+//! A message of a few bytes can take hundreds of bytes of memory once decoded. A server therefore
+//! counts the parts of a message first ([`inspected`]), and answers an unreadable message with
+//! INVALID_ARGUMENT, because the mistake is the caller's.
 
 use std::{future::Future, marker::PhantomData, sync::Arc};
 
@@ -14,20 +14,20 @@ use tonic::{
 };
 use tonic_prost::ProstEncoder;
 
-/// Most messages are small. A buffer grows to what a message needs; by default it begins with 8
-/// KiB.
+/// Most messages are small, so buffers start small and grow to what a message needs; tonic's
+/// default is 8 KiB.
 fn buffers() -> BufferSettings {
     BufferSettings::new(512, 32 << 10)
 }
 
-/// Looks at an encoded message; an error is the answer to it.
+/// Checks an encoded message. An error rejects the message, and becomes the answer of the call.
 pub type Inspector = Arc<dyn Fn(&[u8]) -> Result<(), Status> + Send + Sync>;
 
 tokio::task_local! {
     static INSPECTOR: Inspector;
 }
 
-/// Runs `call` with `inspector` before each message that it decodes.
+/// Runs `call`, and runs `inspector` on each message before the call decodes it.
 pub fn inspected<T>(
     inspector: Inspector,
     call: impl Future<Output = T>,
@@ -35,7 +35,7 @@ pub fn inspected<T>(
     INSPECTOR.scope(inspector, call)
 }
 
-/// The inspector of the call that runs now, for a part of it that goes on elsewhere.
+/// The inspector of the current call, to be passed to a part of it that runs in another task.
 pub fn inspector() -> Option<Inspector> {
     INSPECTOR.try_with(Arc::clone).ok()
 }
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// Decodes a message that the call's inspector, if it has one, lets through.
+/// Decodes messages, after the inspector of the call, if there is one, has accepted them.
 pub struct Inspected<U>(PhantomData<U>);
 
 impl<U: Message + Default> Decoder for Inspected<U> {
@@ -80,7 +80,7 @@ impl<U: Message + Default> Decoder for Inspected<U> {
     }
 
     fn decode(&mut self, buf: &mut DecodeBuf<'_>) -> Result<Option<U>, Status> {
-        // The buffer is one piece, so the chunk is the whole message.
+        // The buffer is contiguous, so the chunk is the whole message.
         let verdict = INSPECTOR.try_with(|inspect| inspect(buf.chunk()));
         let is_server = verdict.is_ok();
         verdict.unwrap_or(Ok(()))?;

@@ -4,7 +4,7 @@
 
 pub mod codec;
 
-/// Generated code; its comments are in the proto.
+/// Generated code. Its comments are in the `.proto` files.
 #[allow(missing_docs, unreachable_pub)]
 #[allow(clippy::large_enum_variant, clippy::doc_lazy_continuation, clippy::too_many_lines)]
 #[rustfmt::skip]

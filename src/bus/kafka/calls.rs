@@ -1,7 +1,6 @@
-//! Calls of librdkafka, their bounds and their errors.
+//! librdkafka calls with their timeouts and errors.
 //!
-//! librdkafka answers some questions only by blocking. Those calls run on threads for blocking
-//! work, with a deadline.
+//! Some librdkafka calls block. They run on threads for blocking work, with a deadline.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +17,14 @@ use crate::{
     model::Offset,
 };
 
-/// The longest that a broker may take to answer a question.
+/// How long to wait for a response from a broker.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// The longest that a record may take to be written, a change of leader included. Shorter than
-/// `stall_after` is by default: a loop that has tried a partition in vain goes on.
+/// How long writing a record may take, including a change of the partition's leader. Shorter than
+/// the default `stall_after`, so that a loop that fails to write to one partition still makes
+/// progress in time.
 pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(25);
-/// Above the largest record: one task, or reports of half a MiB and one more. Each has at most
-/// `model::MAX_RECORD_BYTES`, and protobuf around it.
+/// Larger than any record: a record holds one task, or half a MiB of reports plus one more report.
+/// Each of these is at most `model::MAX_RECORD_BYTES` long, plus its protobuf framing.
 pub(super) const MAX_RECORD_BYTES: &str = "16777216";
 
 /// A failure of the brokers, or of librdkafka.
@@ -36,7 +36,7 @@ pub(super) enum Failure {
     Panicked(#[from] JoinError),
     #[error("no answer from kafka within {0:?}")]
     Silent(Duration),
-    /// librdkafka makes no client of this configuration.
+    /// librdkafka refuses to create a client with this configuration.
     #[error("kafka: {0}")]
     Client(String),
     #[error("kafka at {brokers} does not let us in: {reason}")]
@@ -64,7 +64,7 @@ pub(super) enum Failure {
     },
 }
 
-/// An error of the opening.
+/// Converts a failure that occurs while the bus is being opened.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let is_final = matches!(failure, Failure::Client(_) | Failure::Refused { .. });
@@ -77,8 +77,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// Runs a call that blocks. The deadline is for calls without one of their own; a call beyond it
-/// ends on its own thread.
+/// Runs a blocking call on a thread for blocking work. The deadline covers calls without a timeout
+/// of their own. A call that exceeds it keeps running on its thread until it returns.
 pub(super) async fn blocking<T, E>(
     call: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, Failure>
@@ -93,19 +93,19 @@ where
     }
 }
 
-/// A partition in librdkafka's type.
+/// The partition number in librdkafka's type.
 pub(super) fn index(partition: u32) -> i32 {
     i32::try_from(partition).unwrap_or(i32::MAX)
 }
 
-/// An offset of librdkafka; `None` for its special values.
+/// Converts an offset of librdkafka. Returns `None` for its special (negative) values.
 pub(super) fn offset(raw: i64) -> Option<Offset> {
     u64::try_from(raw)
         .ok()
         .map(|major| Offset { major, minor: 0 })
 }
 
-/// The first offset of a partition and the one behind its last. Blocks.
+/// The first offset of a partition, and the offset after its last record. Blocks.
 pub(super) fn watermarks<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
@@ -114,8 +114,8 @@ pub(super) fn watermarks<C: ClientContext>(
     of_its_leader(|| client.fetch_watermarks(topic, index(partition), ANSWER_WITHIN))
 }
 
-/// Blocks. Repeats the question while a partition changes its leader, or has none because it is
-/// new.
+/// Repeats the request while the partition is changing its leader or, because it is new, has none
+/// yet. Blocks.
 pub(super) fn of_its_leader<T>(
     mut ask: impl FnMut() -> Result<T, KafkaError>,
 ) -> Result<T, KafkaError> {
@@ -130,7 +130,8 @@ pub(super) fn of_its_leader<T>(
     }
 }
 
-/// The offset behind the group's committed one, or 0, by partition. Blocks.
+/// The next offset to read after the group's commit, or 0 without a commit, for each partition.
+/// Blocks.
 pub(super) fn committed<C: ConsumerContext>(
     consumer: &impl Consumer<C>,
     topic: &str,

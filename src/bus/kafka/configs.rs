@@ -17,12 +17,13 @@ use super::{
 };
 use crate::bus::Topic;
 
-/// Our choices for clients of a group. An observer has them, too: what librdkafka refuses a member,
-/// it refuses both.
+/// Our defaults for clients that name a group. The observer uses them, too, so that librdkafka
+/// rejects the same settings for members and observers.
 const OF_GROUP: [(&str, &str); 4] = [
     ("session.timeout.ms", "6000"),
     ("heartbeat.interval.ms", "500"),
-    // A bound for prefetched records. Below it fetching continues soon, instead of after a second.
+    // Limits the memory for prefetched records. Once below the limit, fetching continues after this
+    // backoff instead of after a second.
     ("queued.max.messages.kbytes", "32768"),
     ("fetch.queue.backoff.ms", "10"),
 ];
@@ -32,7 +33,7 @@ const OF_GROUP: [(&str, &str); 4] = [
 pub(super) struct ClientConfigs {
     pub(super) brokers: String,
     pub(super) topic_prefix: String,
-    /// The user's properties, with librdkafka's names.
+    /// The user's properties, under librdkafka's names.
     pub(super) properties: BTreeMap<String, String>,
 }
 
@@ -41,15 +42,15 @@ impl ClientConfigs {
         format!("{}{topic}", self.topic_prefix)
     }
 
-    /// The defaults of taskd, then the user's properties, then the fixed ones, on which taskd's
-    /// promises rest.
+    /// Applies taskd's defaults, then the user's properties, then the fixed properties that taskd's
+    /// guarantees depend on.
     fn config(&self, defaults: &[(&str, &str)], fixed: &[(&str, &str)]) -> ClientConfig {
         let mut config = ClientConfig::new();
         config.set("client.id", "taskd");
-        // librdkafka replaces a connection on which a request has no answer for this time.
+        // librdkafka replaces a connection if a request gets no response for this long.
         config.set("socket.timeout.ms", ANSWER_WITHIN.as_millis().to_string());
         config.set("socket.keepalive.enable", "true");
-        // The longest that librdkafka takes to notice that a broker is back.
+        // Upper bound for how long librdkafka takes to notice that a broker is back.
         config.set("reconnect.backoff.max.ms", "2000");
         config.extend(
             defaults
@@ -85,7 +86,7 @@ impl ClientConfigs {
         self.config(&OF_GROUP, &fixed)
     }
 
-    /// A client that never joins the group, and only asks for its committed offsets.
+    /// A client that never joins the group and only reads its committed offsets.
     pub(super) fn observer(&self, topic: Topic) -> ClientConfig {
         let group = self.group(topic);
         let fixed = [
@@ -108,11 +109,11 @@ impl ClientConfigs {
         let defaults = [
             ("compression.type", "zstd"),
             ("linger.ms", "1"),
-            // A young producer waits this long before it takes a topic for missing. taskd has seen
-            // its topics, so one that is missing was deleted.
+            // A new producer waits this long before it reports a topic as missing. taskd has
+            // already seen its topics, so a missing one was deleted.
             ("topic.metadata.propagation.max.ms", "5000"),
         ];
-        // Idempotent: a retry after an error is neither written twice nor out of order.
+        // Idempotent: a retry after an error neither writes a record twice nor reorders records.
         let fixed = [
             ("enable.idempotence", "true"),
             ("acks", "all"),
@@ -128,27 +129,27 @@ impl ClientConfigs {
         create(&quiet(self.client()), events.clone())
     }
 
-    /// Finds what librdkafka refuses without a broker: a property that it does not know, a value
-    /// that it does not take, or values that do not go together. Some of those it refuses members
-    /// only, which join after the start.
+    /// Finds configuration errors that librdkafka detects without a broker: an unknown property, an
+    /// invalid value, or values that contradict each other. It rejects some of them only for group
+    /// members, which join after the start, so this also creates a member.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let known = self.client().create_native_config();
         known.map_err(|error| refused(&error))?;
         let mut member = self.member(Topic::Pipeline);
-        // A client without these asks no broker, and ends at once.
+        // Without these properties the client contacts no broker and closes immediately.
         member.remove("bootstrap.servers");
         member.remove("group.id");
         create::<_, BaseConsumer<ClientEvents>>(&member, ClientEvents::default()).map(drop)
     }
 }
 
-/// For a client that nobody polls: lines for its log would gather.
+/// Turns logging off for a client that nobody polls, because its log events would accumulate.
 fn quiet(mut config: ClientConfig) -> ClientConfig {
     config.set_log_level(RDKafkaLogLevel::Emerg);
     config
 }
 
-/// A client, or what is wrong with its configuration.
+/// Creates a client, or returns what is wrong with its configuration.
 pub(super) fn create<C, T>(config: &ClientConfig, context: C) -> Result<T, Failure>
 where
     C: ClientContext,
@@ -159,7 +160,7 @@ where
         .map_err(|error| refused(&error))
 }
 
-/// librdkafka's refusal in one line, without the value, which may be a secret.
+/// librdkafka's error message on one line, without the value, which may be a secret.
 fn refused(error: &KafkaError) -> Failure {
     let said = match error {
         KafkaError::ClientConfig(_, reason, property, _value) => format!("{property}: {reason}"),
@@ -245,7 +246,7 @@ mod tests {
                 "{said}"
             );
         }
-        // An observer takes all that a member takes.
+        // An observer accepts every configuration that a member accepts.
         for property in [
             ("max.poll.interval.ms", "30000"),
             ("receive.message.max.bytes", "40000000"),

@@ -1,11 +1,11 @@
-//! Clients that end without a wait.
+//! Clients that are dropped without waiting for them.
 
 use std::ops::Deref;
 
-/// Ends on a thread of its own, which nobody awaits.
+/// Drops the client on a separate thread that nobody joins.
 ///
-/// librdkafka joins threads that sleep until a time of day. A clock that was set back could delay a
-/// stop for as long.
+/// librdkafka joins threads that sleep until a point of wall-clock time. If the clock was set back,
+/// that could delay a stop by the same amount.
 pub(super) struct Detached<T: Send + 'static>(Option<T>);
 
 impl<T: Send> Detached<T> {

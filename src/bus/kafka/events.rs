@@ -13,7 +13,7 @@ use rdkafka::{
     error::{KafkaError, RDKafkaErrorCode},
 };
 
-/// The events of all clients of one opening.
+/// Handles the events of all clients of one open bus.
 ///
 /// librdkafka reports each connection that fails, again and again: those reports are for debugging.
 /// The log says at most once a minute that all brokers are away, or why one refuses taskd.
@@ -25,7 +25,7 @@ struct Reported {
     refusals: u32,
     last_refusal: Option<String>,
     warned: Option<Instant>,
-    /// Before that, the error of the opening tells the caller.
+    /// Until the bus is open, the caller learns of problems from the error of the opening.
     is_open: bool,
 }
 
@@ -44,8 +44,8 @@ impl Reported {
 
 const WARN_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// A broker that refuses taskd so often in a row means it. A broker that is starting may do it
-/// once.
+/// From this many refusals on, the brokers are taken to mean it. A broker that is starting may
+/// refuse taskd once.
 const REFUSALS: u32 = 3;
 
 impl ClientEvents {
@@ -67,7 +67,7 @@ impl ClientEvents {
         }
     }
 
-    /// The bus is open: from now on the log tells of problems.
+    /// Marks the bus as open: from now on problems are logged.
     pub(super) fn opened(&self) {
         self.0.lock().is_open = true;
     }

@@ -28,17 +28,19 @@ pub(super) struct Partitions {
     pub(super) owned: BTreeSet<u32>,
     /// How often the group has assigned or revoked each partition.
     pub(super) tenures: HashMap<u32, u64>,
-    /// Partitions that were revoked since the reader's last look.
+    /// Partitions revoked since the reader last checked.
     pub(super) lost: BTreeSet<u32>,
-    /// Where to begin with partitions that are not assigned yet, instead of at the committed
+    /// Where to start reading partitions that are not assigned yet, instead of at the committed
     /// offset.
     pub(super) begin_at: HashMap<u32, Position>,
-    /// The offset behind the processed records, by owned partition where it is not committed yet.
+    /// The offset after the last processed record, for each owned partition where it is not
+    /// committed yet.
     pub(super) done: BTreeMap<u32, i64>,
-    /// The group's committed offset, by owned partition where the member has asked or committed.
+    /// The group's committed offset, for each owned partition for which the member has fetched or
+    /// committed it.
     committed: HashMap<u32, i64>,
-    /// The offset behind the last record that was received and not processed, by owned partition
-    /// with such records.
+    /// The offset after the last received record, for each owned partition that has received but
+    /// unprocessed records.
     in_hand: HashMap<u32, i64>,
 }
 
@@ -76,7 +78,7 @@ impl Partitions {
         }
     }
 
-    /// The processed offsets there that are not committed yet.
+    /// Removes the revoked partitions. Returns their processed offsets that are not committed yet.
     fn revoked(&mut self, list: &TopicPartitionList) -> BTreeMap<u32, i64> {
         let mut done = BTreeMap::new();
         for partition in numbers(list) {
@@ -86,17 +88,18 @@ impl Partitions {
             let noted = self.done.remove_entry(&partition);
             let committed = self.committed.remove(&partition);
             self.in_hand.remove(&partition);
-            // Records from before an earlier revocation may be far behind what other members have
-            // committed since.
+            // If the committed offset is unknown, the offsets may date from before an earlier
+            // revocation, and other members may have committed much later ones since.
             done.extend(noted.filter(|_| committed.is_some()));
         }
         done
     }
 
-    /// Notes the offsets behind processed records.
+    /// Remembers the offsets after processed records, to be committed.
     ///
-    /// An offset at or before the committed one comes after a seek, or the topic was made anew and
-    /// assigns its offsets again. The next commit then asks the broker what is committed now.
+    /// An offset at or before the committed one means that the reader has sought back, or that the
+    /// topic was recreated and assigns its offsets again. The next commit then asks the broker
+    /// which offset is committed.
     pub(super) fn note(&mut self, next: BTreeMap<u32, i64>) {
         for (partition, next) in next
             .into_iter()
@@ -117,22 +120,23 @@ impl Partitions {
         }
     }
 
-    /// Notes that a record was received; `next` is the offset behind it.
+    /// Remembers that a record was received. `next` is the offset after it.
     pub(super) fn received(&mut self, partition: u32, next: i64) {
         if self.owned.contains(&partition) {
             self.in_hand.insert(partition, next);
         }
     }
 
-    /// Notes that the partition is read from another offset on, so that nothing of it is in hand.
+    /// Forgets received records of a partition that is now read from another offset.
     pub(super) fn sought(&mut self, partition: u32) {
         self.in_hand.remove(&partition);
     }
 
-    /// Notes the offsets behind what librdkafka has read, where no record is in hand.
+    /// Remembers librdkafka's read positions for partitions without received but unprocessed
+    /// records.
     ///
-    /// They are beyond the processed records if a transaction has ended there: nobody gets its
-    /// marker, or the records that it aborted.
+    /// Such a position is beyond the last processed record if a transaction ended there: its
+    /// marker, and its records if it was aborted, are never delivered.
     pub(super) fn note_positions(&mut self, positions: &TopicPartitionList) {
         for (partition, next) in numbered(positions) {
             let Position::Offset(next) = next else {
@@ -150,7 +154,7 @@ impl Partitions {
         }
     }
 
-    /// The partitions with noted offsets whose committed offset is unknown.
+    /// The partitions that have offsets to commit but whose committed offset is unknown.
     pub(super) fn unknown(&self) -> Vec<u32> {
         self.done
             .keys()
@@ -173,8 +177,9 @@ impl Partitions {
 /// Commits processed offsets before the partitions are given up, so that the next reader does not
 /// repeat the work.
 ///
-/// Nothing awaits this commit: librdkafka gives no partition up during a commit. It is too late if
-/// the group has assigned them to another member already.
+/// Nothing awaits this commit, because librdkafka cannot give up a partition while a commit is
+/// running. The commit comes too late if the group has already assigned the partitions to another
+/// member.
 fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &BTreeMap<u32, i64>) {
     if done.is_empty() || consumer.assignment_lost() {
         return;
@@ -253,7 +258,7 @@ impl ConsumerContext for Group {
     }
 }
 
-/// These offsets as a list of librdkafka.
+/// Converts the offsets to a librdkafka list.
 pub(super) fn places(
     topic: &str,
     next: &BTreeMap<u32, i64>,

@@ -1,4 +1,4 @@
-//! Properties of librdkafka that the user sets in `[kafka]`. librdkafka knows their names and
+//! librdkafka properties that the user sets in `[kafka]`. librdkafka knows their names and valid
 //! values.
 
 use std::{collections::BTreeMap, fs, io};
@@ -7,11 +7,11 @@ use rdkafka::{ClientConfig, error::KafkaError, types::RDKafkaConfRes::RD_KAFKA_C
 
 use crate::config::{Properties, Rules};
 
-/// The rules of properties for the settings.
+/// The rules for these properties, used when the settings are loaded.
 pub const RULES: Rules = Rules { mistake, is_secret };
 
-/// Properties on which taskd's promises rest, or that have a setting of their own, and why. Under
-/// all their names.
+/// Properties, under all their names, that users cannot set because taskd's guarantees depend on
+/// them or because they have a setting of their own. Each has the reason.
 const TAKEN: &[(&str, &str)] = &[
     ("bootstrap.servers", "the brokers stand in bus_url"),
     ("metadata.broker.list", "the brokers stand in bus_url"),
@@ -73,7 +73,7 @@ const SECRETS: &[&str] = &[
 ];
 const FROM_FILE: &str = ".file";
 
-/// The first property that is wrong, and why.
+/// The first invalid property, and why it is invalid.
 fn mistake(properties: &Properties) -> Option<(&str, String)> {
     let taken = |name: &str| {
         TAKEN
@@ -115,7 +115,7 @@ pub struct UnreadableSecret {
     cause: io::Error,
 }
 
-/// The properties as librdkafka takes them. Each call reads secrets from their files anew.
+/// The properties as passed to librdkafka. Each call reads the secrets from their files again.
 pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, UnreadableSecret> {
     let resolve = |name: &str| {
         let value = properties.get(name).unwrap_or_default();
@@ -133,13 +133,13 @@ pub fn resolved(properties: &Properties) -> Result<BTreeMap<String, String>, Unr
     properties.names().map(resolve).collect()
 }
 
-/// The property whose value is in the file that `name` names.
+/// The property that `name` reads from a file, or `None` if `name` does not name a file.
 fn of_file(name: &str) -> Option<&str> {
     name.strip_suffix(FROM_FILE)
         .filter(|secret| SECRETS.contains(secret))
 }
 
-/// The content of a file, without the line end that editors add.
+/// The content of the file, without the trailing line break that editors add.
 fn secret_in(path: &str) -> io::Result<String> {
     let text = fs::read_to_string(path)?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
@@ -156,7 +156,7 @@ fn is_secret(name: &str) -> bool {
     of_file(name).is_none() && (words.iter().any(|word| name.contains(word)) || !is_known(name))
 }
 
-/// A property that librdkafka does not know may be a secret under a misspelt name.
+/// Whether librdkafka knows the property. An unknown one may be a secret under a misspelt name.
 fn is_known(name: &str) -> bool {
     let tried = ClientConfig::new().set(name, "").create_native_config();
     !matches!(

@@ -1,4 +1,4 @@
-//! Topics: find them, make them, check them, enlarge them.
+//! Finds, creates, checks and enlarges topics.
 
 use std::{
     collections::HashMap,
@@ -24,13 +24,14 @@ use crate::bus::Topic;
 
 type Result<T> = std::result::Result<T, Failure>;
 
-/// A step of the wait for an answer. Between two steps taskd checks whether the brokers refuse it.
+/// How long each attempt to get the cluster's id waits. Between attempts taskd checks whether the
+/// brokers have refused the connection.
 const STEP: Duration = Duration::from_millis(500);
-/// The ages at which the broker may begin another segment of `events`, so that it can delete the
-/// one before. A shorter one costs files.
+/// The minimum and maximum age at which the broker starts a new segment of `events`, so that it can
+/// delete the previous one. A shorter age costs more files.
 const SEGMENTS: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(24 * 3600));
 
-/// A look at topics.
+/// A request for the metadata of topics.
 #[derive(Clone, Copy)]
 pub(super) struct TopicMetadata<'a> {
     pub(super) configs: &'a ClientConfigs,
@@ -40,8 +41,8 @@ pub(super) struct TopicMetadata<'a> {
 }
 
 impl TopicMetadata<'_> {
-    /// Finds the wanted topics, and makes those that are missing. Answers the cluster's id, and
-    /// their partitions.
+    /// Finds the wanted topics and creates those that are missing. Returns the cluster's id, and
+    /// the topics with their numbers of partitions.
     pub(super) async fn find_or_create(
         self,
         admin: &AdminClient<ClientEvents>,
@@ -62,7 +63,7 @@ impl TopicMetadata<'_> {
         Ok((id, self.wait_for_all().await?))
     }
 
-    /// The cluster's id, and the topics that are ready for use, with their partitions.
+    /// The cluster's id, and the topics that are ready for use with their numbers of partitions.
     async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
         let (id, found) = self.ask(count).await?;
         Ok((
@@ -74,7 +75,7 @@ impl TopicMetadata<'_> {
         ))
     }
 
-    /// The topics that do not exist. Of those that exist, some may not be ready for use.
+    /// The topics that do not exist. An existing topic is not included even if it is not ready yet.
     pub(super) async fn missing(self) -> Result<Vec<Topic>> {
         let (_, found) = self.ask(is_there).await?;
         Ok(found
@@ -84,7 +85,7 @@ impl TopicMetadata<'_> {
             .collect())
     }
 
-    /// The cluster's id, and what the metadata of the brokers say of each topic.
+    /// The cluster's id, and what `read` takes from the brokers' metadata for each topic.
     async fn ask<T: Send + 'static>(
         self,
         read: fn(&Metadata, &str) -> T,
@@ -95,8 +96,8 @@ impl TopicMetadata<'_> {
         let wanted = self.wanted.to_vec();
         let answer = blocking(move || {
             let id = cluster_id(&configs, &producer, &events)?;
-            // All topics: a question about a missing topic may create it with the broker's number
-            // of partitions.
+            // Fetches all topics, because asking for a missing topic may create it with the
+            // broker's default number of partitions.
             let metadata = producer
                 .client()
                 .fetch_metadata(None, ANSWER_WITHIN)
@@ -107,7 +108,7 @@ impl TopicMetadata<'_> {
         answer.await
     }
 
-    /// Waits for new topics. The brokers need a moment to agree on their leaders.
+    /// Waits until new topics are ready. The brokers need a moment to elect their leaders.
     async fn wait_for_all(self) -> Result<HashMap<Topic, u32>> {
         let deadline = Instant::now() + ANSWER_WITHIN;
         loop {
@@ -154,7 +155,7 @@ fn cluster_id(
     })
 }
 
-/// The number of partitions; `None`: the topic does not exist or is not ready for use.
+/// The number of partitions, or `None` if the topic does not exist or is not ready for use.
 pub(super) fn count(metadata: &Metadata, name: &str) -> Option<u32> {
     let found = metadata
         .topics()
@@ -169,8 +170,8 @@ fn is_there(metadata: &Metadata, name: &str) -> bool {
     metadata.topics().iter().any(|found| found.name() == name) && !is_gone(metadata, name)
 }
 
-/// True if the brokers say that the topic does not exist. A topic that is not ready yet is not
-/// gone.
+/// True if the brokers report that the topic does not exist. A topic that is not ready yet does
+/// exist.
 pub(super) fn is_gone(metadata: &Metadata, name: &str) -> bool {
     let found = metadata.topics().iter().find(|found| found.name() == name);
     found.is_some_and(|found| {
@@ -189,11 +190,11 @@ fn options() -> AdminOptions {
         .operation_timeout(Some(ANSWER_WITHIN))
 }
 
-/// Creates topics. The broker deletes nothing from those that taskd reads, because only taskd knows
-/// what was read.
+/// Creates topics. For topics that taskd reads, the broker's own retention is off, because only
+/// taskd knows what has been read.
 ///
-/// `retention` is for the reports, which nobody has to read. The broker alone deletes old events,
-/// and it deletes only whole segments.
+/// `retention` applies to the topics of reports, which nobody has to read. Old events are deleted
+/// only by the broker, and only in whole segments.
 async fn create(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,
@@ -209,8 +210,8 @@ async fn create(
     let name = |topic: &Topic| configs.topic(*topic);
     let named: Vec<(Topic, String)> = missing.iter().map(|topic| (*topic, name(topic))).collect();
     let new = named.iter().map(|(topic, name)| {
-        // -1: the cluster's default number of replicas. A fixed number would be wrong on some
-        // clusters, and one replica loses tasks with one disk.
+        // -1 is the cluster's default replication factor. No fixed number suits every cluster, and
+        // with a single replica one failed disk would lose tasks.
         let new = NewTopic::new(
             name,
             index(topic.partitions(partitions)),
@@ -244,9 +245,8 @@ async fn create(
     Ok(())
 }
 
-/// Warns of a retention with which the broker may delete records before taskd reads them, and of a
-/// size below that of taskd's records: a report that is larger stays in its shard, with those
-/// behind it.
+/// Warns if retention may delete records before taskd reads them, and if the maximum record size is
+/// smaller than taskd's: a larger report would stay in its shard and block those after it.
 pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClient<ClientEvents>) {
     let read: Vec<String> = Topic::ALL
         .into_iter()
@@ -259,7 +259,7 @@ pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClien
         .collect();
     let answers = match admin.describe_configs(&asked, &options()).await {
         Ok(answers) => answers,
-        // A user may have the right to read and write, and not to ask.
+        // A user may be allowed to read and write, but not to describe configurations.
         Err(error) => {
             return tracing::debug!("kafka does not say how long it keeps our topics: {error}");
         }
@@ -299,7 +299,7 @@ pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClien
     }
 }
 
-/// Raises the topic's partitions to `count`.
+/// Raises the topic's number of partitions to `count`.
 pub(super) async fn raise(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,

@@ -1,4 +1,4 @@
-//! Deletion of old records. The broker does not do it by itself, because it does not know what was
+//! Deletion of old records. taskd does it, because the broker does not know which records have been
 //! read.
 
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,8 +19,8 @@ use crate::{
     model::millis,
 };
 
-/// The first offset that stays and the number of records to delete, by partition with such records.
-/// Blocks.
+/// For each partition with records to delete: the first offset to keep, and the number of records
+/// to delete. Blocks.
 pub(super) fn cuts(
     observer: &BaseConsumer<ClientEvents>,
     topic: Topic,
@@ -28,8 +28,8 @@ pub(super) fn cuts(
     partitions: u32,
     keep: Keep,
 ) -> Result<Vec<(u32, i64, u64)>, KafkaError> {
-    // The extents first: if all records are too old, the cut is the end as of before that question.
-    // Newer records stay.
+    // Fetch the extents first: if all records are too old, everything up to this end is deleted,
+    // and records published since then stay.
     let extents = (0..partitions).map(|partition| watermarks(observer.client(), name, partition));
     let extents = extents.collect::<Result<Vec<_>, _>>()?;
     let old = places_of_age(observer, name, partitions, keep)?;
@@ -39,8 +39,8 @@ pub(super) fn cuts(
     {
         let too_many = high.saturating_sub(i64::try_from(keep.records).unwrap_or(i64::MAX));
         let cut = old.unwrap_or(high).max(too_many);
-        // A committed offset beyond the end belongs to a deleted topic: nothing of this one counts
-        // as read.
+        // A committed offset beyond the end belongs to a deleted topic of the same name: no record
+        // of this one counts as read.
         let committed = if committed > high { low } else { committed };
         let cut = if topic.is_read() {
             cut.min(committed)
@@ -54,7 +54,8 @@ pub(super) fn cuts(
     Ok(cuts)
 }
 
-/// The offset of the first record that is not too old, by partition; `None`: all are too old.
+/// The offset of the first record that is not too old, for each partition. `None` if all records
+/// are too old.
 fn places_of_age(
     observer: &BaseConsumer<ClientEvents>,
     name: &str,
@@ -67,7 +68,7 @@ fn places_of_age(
     let since = millis(now.saturating_sub(keep.age));
     let mut list = TopicPartitionList::new();
     for partition in 0..partitions {
-        // In this call an offset is a time.
+        // This call takes a timestamp in place of the offset.
         list.add_partition_offset(name, index(partition), Position::Offset(since))?;
     }
     let answer = of_its_leader(|| observer.offsets_for_times(list.clone(), ANSWER_WITHIN))?;

@@ -1,7 +1,7 @@
-//! A reader's own connection for commands that block. On the shared connection they would delay all
-//! other calls.
+//! A reader's own connection for blocking commands, which would delay all other calls on the shared
+//! connection.
 //!
-//! In a cluster it leads to the master of the bus, and after a failover to the next one.
+//! In a cluster it connects to the master that has the keys of the bus, and follows failovers.
 
 use std::{future::Future, pin::Pin, time::Duration};
 
@@ -12,11 +12,11 @@ use crate::redis_pool::{Batch, Redis};
 
 /// How long a read waits in Redis for records.
 pub(super) const BLOCK: Duration = Duration::from_secs(1);
-/// The time limit of an exchange, connecting and blocking included. With it, a Redis that hangs is
-/// an error.
+/// The time limit of an exchange, including connecting and blocking, so that a Redis that hangs
+/// becomes an error.
 const DEADLINE: Duration = Duration::from_secs(9);
 
-/// An exchange that answers its connection too, if the connection leads to the right server.
+/// An exchange that also returns its connection, if that leads to the right server.
 type Exchange = Pin<
     Box<
         dyn Future<Output = RedisResult<(Option<MultiplexedConnection>, Vec<RedisResult<Value>>)>>
@@ -42,7 +42,8 @@ impl<T: Copy> BlockingConnection<T> {
         }
     }
 
-    /// The answer of the exchange in flight, or else of the one that `make` begins. Cancel safe.
+    /// Waits for the exchange in flight, or starts the one from `make` if there is none. Cancel
+    /// safe.
     pub(super) async fn exchange(
         &mut self,
         make: impl FnOnce() -> (T, Batch),

@@ -1,22 +1,22 @@
-//! Records that were read and not yet answered.
+//! Records that were read from Redis and not yet returned.
 
 use std::collections::VecDeque;
 
 use crate::bus::Message;
 
-/// Roughly the most bytes of one read of all partitions. Records have up to a few MiB, and a read
-/// asks by number.
+/// Approximate limit for the bytes of one read of all partitions. A read can only limit the number
+/// of records, and a record can have a few MiB.
 const READ_BYTES: usize = 16 << 20;
-/// A record counts as no smaller: the next ones may be larger.
+/// Size assumed for smaller records, because the next ones may be larger.
 const SMALLEST: usize = 4 << 10;
-/// Records of the first read of all partitions.
+/// The number of records in the first read of all partitions.
 const FIRST: usize = 64;
 
 pub(super) struct Buffer {
     messages: VecDeque<Message>,
     partitions: usize,
-    /// How many records to ask of each partition: few at first, then as many of the latest size as
-    /// [`READ_BYTES`] hold.
+    /// How many records to read from each partition: few at first, then as many of the last average
+    /// size as fit into [`READ_BYTES`].
     count: usize,
 }
 
@@ -38,7 +38,7 @@ impl Buffer {
         self.messages.drain(..some).collect()
     }
 
-    /// How many records to ask of each partition for a caller that wants `max`.
+    /// How many records to read from each partition for a caller that wants `max`.
     pub(super) fn count(&self, max: usize) -> usize {
         self.count.min(max).max(1)
     }

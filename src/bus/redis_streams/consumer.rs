@@ -7,8 +7,8 @@ use crate::bus::Topic;
 
 /// The name of a live reader of this process.
 ///
-/// The next reader gets the name of one that ended, and with it at once its partitions or
-/// unacknowledged records.
+/// The name of a reader that ended is reused by the next reader, which so takes over its partitions
+/// or unacknowledged records without waiting.
 pub(super) struct Consumer {
     streams: Arc<Streams>,
     topic: Topic,

@@ -1,4 +1,4 @@
-//! Answers of Redis that are errors of the bus.
+//! Errors in Redis's responses that the bus reports.
 
 use std::num::ParseIntError;
 
@@ -18,7 +18,7 @@ pub(super) enum Failure {
     NoPartition(u32),
     #[error("a shared reader has no position")]
     NoPosition,
-    /// The server's words about a command.
+    /// The server's error message for a command.
     #[error("{code}: {details}")]
     Refused { code: String, details: String },
 }

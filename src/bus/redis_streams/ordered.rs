@@ -1,11 +1,11 @@
-//! Ordered reading: XREAD behind the reader's own position, of the partitions that it owns
+//! Ordered reading: XREAD from the reader's own positions in the partitions that it owns
 //! (`lua/bus_own.lua`).
 //!
-//! A consumer group would not do: with one, an entry that a consumer holds may fall below the
+//! A consumer group would not work: an entry that one consumer still holds could be below the
 //! position that another consumer has committed.
 //!
-//! A reader that is delayed for longer than [`LIVES`] may have lost a partition without knowing it.
-//! The queue refuses its records then, because the next owner has a higher epoch.
+//! A reader that is delayed for longer than [`LIVES`] may have lost a partition without noticing.
+//! The queue then refuses its records, because the next owner has a higher epoch.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,9 +30,11 @@ use crate::{
     redis_pool::{Batch, scripts},
 };
 
-/// The time without a look after which a reader counts as dead, and its partitions go to others.
+/// If a reader does not renew its deadline for this long, it counts as dead, and its partitions go
+/// to others.
 const LIVES: Duration = Duration::from_secs(3);
-/// The interval between looks, and so the longest that a read waits in Redis for records.
+/// How often a reader renews its deadline. This is also the longest that a read waits in Redis for
+/// records.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub(super) struct Ordered {
@@ -40,9 +42,9 @@ pub(super) struct Ordered {
     topic: Topic,
     keys: Vec<String>,
     consumer: Consumer,
-    /// The partitions of this reader.
+    /// The partitions that this reader owns.
     owned: BTreeMap<u32, Own>,
-    /// Where to begin with partitions that it does not own yet, instead of behind the committed
+    /// Where to start reading partitions that are not owned yet, instead of after the committed
     /// offset.
     begin_at: HashMap<u32, Offset>,
     next_look: Instant,
@@ -53,7 +55,7 @@ pub(super) struct Ordered {
 #[derive(Clone, Copy)]
 struct Own {
     tenure: u64,
-    /// The last record that is in the buffer or was answered.
+    /// The last record that is in the buffer or has been returned.
     position: Offset,
 }
 
@@ -75,10 +77,10 @@ impl Ordered {
         Ok(this)
     }
 
-    /// Renews the reader's deadline, and begins with newly owned partitions behind their committed
-    /// offsets.
+    /// Renews the reader's deadline, and starts reading newly owned partitions after their
+    /// committed offsets.
     ///
-    /// Cancel safe: no field changes before the last answer has arrived.
+    /// Cancel safe: no field changes before the last response has arrived.
     async fn look(&mut self) -> Result<()> {
         let ours = self
             .streams
@@ -99,7 +101,7 @@ impl Ordered {
             pipe.cmd("GET")
                 .arg(committed_key(&self.streams.key(self.topic, **partition)));
         }
-        // Read after the positions: if it is unchanged, they belong to it.
+        // Read after the positions: if the generation is unchanged, the positions belong to it.
         pipe.add_command(self.streams.ask_generation());
         let answered = pipe.query_async(&mut self.streams.redis.conn()).await;
         let mut positions: Vec<Option<String>> =
@@ -116,7 +118,7 @@ impl Ordered {
             .zip(positions)
             .collect();
         if !new.is_empty() || ours.len() < self.owned.len() {
-            // A read in flight asks for the partitions of before.
+            // A read in flight was for the previous set of partitions.
             self.conn.reset();
             self.buffer.retain(|message| {
                 ours.contains_key(&message.partition) && !new.contains_key(&message.partition)
@@ -134,7 +136,7 @@ impl Ordered {
         Ok(())
     }
 
-    /// Waits a moment for records.
+    /// Waits up to [`LOOK_EVERY`] for records.
     async fn fetch(&mut self, max: usize) -> Result<()> {
         if self.owned.is_empty() {
             tokio::time::sleep_until(self.next_look.into()).await;
@@ -187,8 +189,8 @@ impl Ordered {
 
 /// The commands of a read.
 ///
-/// The generation comes behind the records. A Redis that lost everything during the wait has
-/// another one or none, and then the records do not follow the reader's positions.
+/// The generation is read after the records: if Redis loses its data during the wait, the
+/// generation is different or absent, and the records do not continue from the reader's positions.
 fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cmd) -> Batch {
     let mut batch = Batch::default();
     let mut read = redis::cmd("XREAD");
@@ -212,8 +214,8 @@ fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cm
 impl Subscription for Ordered {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         loop {
-            // Looks even while the buffer has records: a slow reader must renew its deadline, and
-            // must notice lost partitions.
+            // Renew the deadline even while the buffer has records: a slow reader must keep its
+            // partitions, and must notice those that it has lost.
             if self.next_look <= Instant::now() {
                 self.look().await?;
             }
@@ -249,7 +251,7 @@ impl Subscription for Ordered {
         self.owned.get(&partition).map_or(0, |own| own.tenure)
     }
 
-    /// Continues behind `after`. Committed records do not exist any more.
+    /// Continues after `after`. Committed records no longer exist.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
         if partition as usize >= self.keys.len() {
             return Err(Error::read(self.topic)(Failure::NoPartition(partition)));
@@ -260,7 +262,7 @@ impl Subscription for Ordered {
             None => drop(self.begin_at.insert(partition, position)),
         }
         self.buffer.retain(|message| message.partition != partition);
-        // A read in flight asks behind the old position.
+        // A read in flight starts from the old position.
         self.conn.reset();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Publishing within the bounds of a topic.
+//! Publishing, with limits on the size of a topic.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +14,19 @@ use crate::{
     redis_pool::{Batch, Call, scripts},
 };
 
-/// The bounds of one pipeline, so that a big batch does not delay all other calls on the
-/// connection.
+/// Limits of one pipeline, so that a large batch does not delay all other calls on the connection.
 const CHUNK_RECORDS: usize = 1000;
 const CHUNK_BYTES: usize = 4 << 20;
 
-/// Limits the unread records of `task-results`, all partitions together, while the database is
-/// away. That is about a million reports without a result, and as much as `high_water_bytes` allows
-/// one queue. Above it the forwarder waits, the shards' outboxes fill, and claims pause.
+/// Limits the unread records of `task-results`, over all partitions, while the database is
+/// unavailable. It holds about a million reports without results, and equals `high_water_bytes` of
+/// one queue. When it is exceeded, the forwarder waits, the shards' outboxes fill up, and claims
+/// pause.
 const BACKLOG_BYTES: u64 = 256 << 20;
-/// The lowest limit of one partition, however many share the whole.
+/// The minimum limit of a partition, however many partitions share the total.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 
-/// Limits the reports for people, which need no reader: the oldest leave first.
+/// Limits the topics of reports that only people read. The oldest records are deleted first.
 const REPORTS_KEPT: u64 = 100_000;
 const REPORTS_BYTES: u64 = 64 << 20;
 /// Limits the records of `events`, which are small and many.
@@ -37,12 +37,14 @@ struct Bound {
     bytes: u64,
     /// 0: no limit.
     records: u64,
-    /// `refuse` or `trim`, as `bus_publish.lua` names it.
+    /// What happens when the limit is exceeded, in the terms of `bus_publish.lua`: `refuse` or
+    /// `trim`.
     above: &'static str,
 }
 
 impl Bound {
-    /// `None` for `pipeline`: high water, `max_unfinished` and the memory guard limit it.
+    /// `None` for `pipeline`, which is limited by high water, `max_unfinished` and the memory
+    /// guard.
     fn of(topic: Topic, partitions: u32) -> Option<Self> {
         match topic {
             Topic::Pipeline => None,
@@ -72,7 +74,7 @@ impl Bound {
 }
 
 impl Streams {
-    /// Publishes the records in one exchange.
+    /// Publishes the records in one round trip.
     pub(super) async fn publish_chunk(
         &self,
         topic: Topic,
@@ -112,7 +114,7 @@ impl Streams {
         offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
     }
 
-    /// Adds the commands that append the records. Answers the places of the records of each
+    /// Adds the commands that append the records. Returns the indices of the records in each
     /// command.
     fn append(&self, topic: Topic, records: &[Record], batch: &mut Batch) -> Vec<Vec<usize>> {
         let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
@@ -145,7 +147,7 @@ impl Streams {
     }
 }
 
-/// The server's words about a command that failed.
+/// The server's error message for a command that failed.
 fn server_words(error: RedisError) -> Cause {
     match (error.code(), error.detail()) {
         (Some(code), Some(detail)) => Failure::Refused {
@@ -157,9 +159,9 @@ fn server_words(error: RedisError) -> Cause {
     }
 }
 
-/// The offsets of the records, in their order.
+/// The offsets of the records, in the order of the records.
 ///
-/// An answer is one id, or the ids of all records that its command appended.
+/// Each response is one id, or the ids of all records that its command appended.
 fn offsets(
     appends: &[Vec<usize>],
     answers: Vec<Value>,

@@ -1,9 +1,9 @@
 //! Shared reading: one consumer group, whose entries go to any consumer that asks.
 //!
-//! A delivered entry is in its consumer's pending list until it is acknowledged. So nothing is lost
-//! when a consumer dies (others take its entries over after its deadline) or when an answer does
-//! not arrive (the reader reads its own pending list again). Acknowledged entries are deleted: the
-//! entries of the stream are those that are still to be processed.
+//! A delivered entry stays in its consumer's pending list until it is acknowledged. So nothing is
+//! lost when a consumer dies (others take over its entries after its deadline) or when a response
+//! does not arrive (the reader reads its own pending list again). Acknowledged entries are deleted,
+//! so the stream contains only entries that are still to be processed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,9 +29,9 @@ use crate::{
 };
 
 const GROUP: &str = "taskd";
-/// The interval between looks for entries of dead consumers.
+/// How often to check for entries of dead consumers.
 const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
-/// The most entries of each partition that one look takes over.
+/// The maximum number of entries to take over from each partition at once.
 const TAKEN_OVER: usize = 100;
 
 /// The purpose of a read.
@@ -39,7 +39,7 @@ const TAKEN_OVER: usize = 100;
 enum Step {
     /// Entries that this consumer received before and has not acknowledged.
     Own,
-    /// Entries that dead readers hold.
+    /// Entries that dead consumers hold.
     TakeOver,
     /// Entries that no consumer has received yet.
     New,
@@ -50,14 +50,14 @@ pub(super) struct Shared {
     topic: Topic,
     keys: Vec<String>,
     consumer: Consumer,
-    /// The offset up to which the own pending list was read again, by partition; `None`: it was
-    /// read to its end.
+    /// How far this consumer's own pending list has been read again, by partition. `None` once it
+    /// was read to its end.
     own: Option<Vec<Offset>>,
-    /// The time after a look at the others at which this reader counts as dead.
+    /// A reader counts as dead if it has not checked for entries of others for this long.
     take_over_after: Duration,
     next_take_over: Instant,
-    /// Unacknowledged entries that are in `buffer` or were answered. When a pending list has them
-    /// again, they must not be answered twice.
+    /// Unacknowledged entries that are in `buffer` or have been returned. If a pending list
+    /// contains them again, they must not be returned twice.
     held: HashSet<(u32, Offset)>,
     conn: BlockingConnection<Step>,
     buffer: Buffer,
@@ -91,7 +91,7 @@ impl Shared {
         Ok(this)
     }
 
-    /// Reads once; may find nothing.
+    /// Reads once. May find no records.
     async fn fetch(&mut self, max: usize) -> Result<()> {
         let count = self.buffer.count(max);
         let ask = || {
@@ -127,7 +127,7 @@ impl Shared {
                 created.map_err(Error::read(self.topic))
             }
             Err(error) => {
-                // Redis may have counted entries as delivered whose answer never arrived.
+                // Redis may count entries as delivered although the response never arrived.
                 self.read_own_again();
                 Err(Error::read(self.topic)(error))
             }
@@ -173,8 +173,8 @@ impl Shared {
         }
         if !is_more {
             self.next_take_over = Instant::now() + TAKE_OVER_EVERY.min(self.take_over_after / 2);
-            // An earlier reader of this name may have waited for entries still, and Redis gave it
-            // some.
+            // A blocked read of an earlier reader with this name may still have been waiting, and
+            // Redis may have delivered entries to it.
             self.read_own_again();
         }
         Ok(())
@@ -205,15 +205,15 @@ impl Shared {
     }
 }
 
-/// Creates the group in each partition where it is missing, from the first entry on.
+/// Creates the group in each partition where it is missing, starting at the first entry.
 async fn create_group(streams: &Streams, keys: &[String]) -> RedisResult<()> {
     let mut create = scripts::BUS_GROUP.call(keys);
     create.arg(GROUP);
     create.run(&mut streams.redis.conn()).await.map(drop)
 }
 
-/// True if Redis was emptied. 7.0 answers NOGROUP to the next read; later ones also answer
-/// UNBLOCKED to a waiting read.
+/// True if Redis was emptied. Redis 7.0 answers NOGROUP to the next read; later versions also
+/// answer UNBLOCKED to a read that is waiting.
 fn group_is_gone(error: &RedisError) -> bool {
     matches!(error.code(), Some("NOGROUP" | "UNBLOCKED"))
 }
@@ -292,7 +292,7 @@ impl Subscription for Shared {
         Err(Error::read(self.topic)(Failure::NoPosition))
     }
 
-    /// After an `Err` all unacknowledged records come again.
+    /// After an `Err`, all unacknowledged records are delivered again.
     async fn commit(&mut self, messages: &[Message]) -> Result<()> {
         if messages.is_empty() {
             return Ok(());
@@ -300,8 +300,9 @@ impl Subscription for Shared {
         let mut pipe = redis::pipe();
         for (partition, ids) in by_partition(messages) {
             let key = self.streams.key(self.topic, partition);
-            // XDEL first: a cut in between leaves a pending id without an entry, which XAUTOCLAIM
-            // removes. The other order would leave an entry that no consumer ever gets.
+            // XDEL first: if only XDEL is executed, the pending list keeps an id without an entry,
+            // which XAUTOCLAIM removes. In the other order an entry could remain that no consumer
+            // ever gets.
             pipe.cmd("XDEL").arg(&key).arg(&ids).ignore();
             pipe.cmd("XACK").arg(&key).arg(GROUP).arg(&ids).ignore();
         }
@@ -309,8 +310,8 @@ impl Subscription for Shared {
         if let Err(error) = done {
             self.held.clear();
             self.buffer.clear();
-            // The answer of a read in flight, about a part of the own list, would count as its
-            // beginning.
+            // The response of a read in flight may cover a later part of the own pending list. It
+            // must not be taken for the start of the list.
             self.conn.reset();
             self.read_own_again();
             return Err(Error::commit(self.topic)(error));

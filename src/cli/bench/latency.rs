@@ -1,4 +1,5 @@
-//! The phase latency: tasks come at a fixed rate, whatever the answers take, while workers wait.
+//! The phase latency: tasks arrive at a fixed rate, however long the answers take, while workers
+//! wait for them.
 
 use std::time::{Duration, Instant};
 
@@ -15,15 +16,15 @@ use super::{
 };
 use crate::wire::pb::discovery_client::DiscoveryClient;
 
-/// Between the start of the clock and the first task.
+/// The time between the start of the clock and the first task.
 const LEAD: Duration = Duration::from_millis(100);
 
-/// The outcome of the tasks that were inserted at a rate.
+/// The result of inserting tasks at a fixed rate.
 struct Sent {
     start: Instant,
-    /// How much later than due a call was made: the benchmark's own part.
+    /// How much later than scheduled each call was made: the delay caused by the benchmark itself.
     late: Vec<Duration>,
-    /// From due to the answer CREATED.
+    /// The time from the scheduled insert to the answer CREATED.
     created: Vec<Duration>,
     repeated: u32,
 }
@@ -35,7 +36,7 @@ struct Answered {
     inserted: Inserted,
 }
 
-/// Measures both ways to a handler.
+/// Measures the latency from insert to handler, and from rejection to handler.
 pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let work = &run.args.work;
     let total = work.samples() + 1;
@@ -44,7 +45,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let processed = insert_to_handler(run, work, &tasks).await?;
     count(run, "latency", work, &tasks, total, processed).await?;
 
-    // A replica alone: the next worker with the task is then the one that was waited for.
+    // With a single replica, the next worker that gets the task can only get the rejected one.
     let work = Work {
         replicas: 1,
         ..work.clone()
@@ -57,7 +58,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         .map(drop)
 }
 
-/// Inserts one task a call at the rate, and notes when each reached its workers.
+/// Inserts one task per call at the given rate, and measures when each reached its workers.
 async fn insert_to_handler(
     run: &mut Run<'_>,
     work: &Work,
@@ -81,7 +82,7 @@ async fn insert_to_handler(
     Ok(processed)
 }
 
-/// Measures the time from a rejection to the next worker with the task. Workers reject each task
+/// Measures the time from a rejection until the next worker gets the task. Workers reject each task
 /// once.
 async fn rejection_to_handler(
     run: &mut Run<'_>,
@@ -104,8 +105,8 @@ async fn rejection_to_handler(
     Ok(processed)
 }
 
-/// Inserts tasks at the rate while workers wait, and one more before, so that the queue is open
-/// when the clock runs.
+/// Inserts tasks at the given rate while workers wait. Inserts one task in advance, so that the
+/// queue is already open when the clock starts.
 async fn send_and_process(
     run: &mut Run<'_>,
     work: &Work,
@@ -125,7 +126,7 @@ async fn send_and_process(
     Ok((sent, processed))
 }
 
-/// Makes a call for each task when it is due.
+/// Makes a call for each task at its scheduled time.
 async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow::Result<Sent> {
     let stop = CancellationToken::new();
     let _stop = stop.clone().drop_guard();
@@ -135,7 +136,7 @@ async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow
         .map(|caller| DiscoveryClient::new(server.channel(caller)))
         .collect();
     let (tasks, runtime) = (tasks.clone(), Handle::current());
-    // A thread: the timers of the runtime know whole milliseconds only.
+    // Use a thread, because the timers of the runtime have a resolution of a millisecond.
     let pace = move || {
         for number in 0..samples {
             std::thread::sleep(due(start, rate, number).saturating_duration_since(Instant::now()));
@@ -153,7 +154,7 @@ async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow
                     at: Instant::now(),
                     inserted,
                 });
-                // Nobody waits for it after a failure.
+                // After a failure nobody receives it.
                 drop(answers.send(answer));
             });
         }

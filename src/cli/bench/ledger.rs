@@ -1,26 +1,26 @@
-//! The count of all completions: every task by exactly NUM distinct workers.
+//! Checks the completions: each task must be completed by exactly NUM distinct workers.
 
 use crate::cli::queues::Counts;
 
-/// The most tasks that a message names.
+/// The most tasks that a message lists.
 const NAMED: usize = 5;
 
-/// The tasks that a worker completed, by number, in the order of the answers.
+/// The numbers of the tasks that a worker completed, in the order of the answers.
 pub(super) type Credits = Vec<u32>;
 
-/// The mistakes in the completions of a phase; the default: none.
+/// The mistakes in the completions of a phase; empty by default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verdict {
     /// Tasks that fewer than NUM workers completed.
     pub(super) lost: Vec<u32>,
     /// Tasks that more than NUM workers completed, or one worker twice.
     pub(super) doubled: Vec<u32>,
-    /// The counts of SQL, where they do not show all tasks as completed.
+    /// The counts in SQL, if they do not show all tasks as completed.
     pub(super) sql: Option<Counts>,
 }
 
 impl Verdict {
-    /// Compares the completions of all workers with what they must be.
+    /// Compares the completions of all workers with the expected ones.
     pub(super) fn of(tasks: u32, replicas: u16, workers: Vec<Credits>) -> Self {
         let mut counts = vec![0_u16; tasks as usize];
         let mut doubled = Vec::new();
@@ -36,7 +36,7 @@ impl Verdict {
             for number in credits {
                 match counts.get_mut(number as usize) {
                     Some(count) => *count = count.saturating_add(1),
-                    // Nobody inserted it.
+                    // No such task was inserted.
                     None => doubled.push(number),
                 }
             }
@@ -61,7 +61,7 @@ impl Verdict {
         *self == Self::default()
     }
 
-    /// One line about what is wrong.
+    /// Describes the mistakes, in one line.
     pub(super) fn describe(&self, phase: &str, queue: &str) -> String {
         let mut parts = Vec::new();
         for (tasks, what) in [(&self.lost, "lost"), (&self.doubled, "completed too often")] {

@@ -1,4 +1,4 @@
-//! The machine, and what its processes use, as /proc tells.
+//! The machine and the resource usage of its processes, from /proc.
 
 use std::{
     fs::{self, File},
@@ -15,20 +15,20 @@ use nix::sys::{
 };
 use serde::Serialize;
 
-/// The machine, on which figures depend.
+/// The machine that the figures depend on.
 #[derive(Clone, Serialize)]
 pub(super) struct Machine {
     cores: usize,
     cpu: String,
     kernel: String,
-    /// The median of one write of 4 KiB with fdatasync where the data is.
+    /// The median time of a 4 KiB write with fdatasync in the data folder.
     fdatasync_us: Option<f64>,
-    /// The data is in memory, where fsync costs nothing.
+    /// The data folder is in memory, where fsync is free.
     in_memory: bool,
 }
 
 impl Machine {
-    /// `folder`: where the data is, if it is on this machine.
+    /// `folder` is where the data is, if it is on this machine.
     pub(super) fn look(folder: Option<&Path>) -> Self {
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let model = cpu
@@ -94,11 +94,11 @@ pub(super) fn own_cpu_seconds() -> Option<f64> {
 
 /// The CPU that a process of this machine has used, in seconds.
 pub(super) fn cpu_seconds(pid: u32) -> Option<f64> {
-    /// Linux counts in hundredths of a second here, whatever its timer does.
+    /// In this file Linux always counts in hundredths of a second, whatever its timer frequency.
     const TICKS_A_SECOND: f64 = 100.0;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // A name in parentheses may have blanks. Behind it, state is the third field, utime the 14th,
-    // stime the 15th.
+    // The name, in parentheses, may contain blanks. Of the fields after it, state is number 3,
+    // utime number 14 and stime number 15.
     let (_, fields) = stat.rsplit_once(") ")?;
     let ticks = fields
         .split(' ')
@@ -108,7 +108,7 @@ pub(super) fn cpu_seconds(pid: u32) -> Option<f64> {
     Some(ticks.sum::<f64>() / TICKS_A_SECOND)
 }
 
-/// The memory of a process of this machine that is in RAM.
+/// The resident memory of a process on this machine.
 pub(super) fn resident_bytes(pid: u32) -> Option<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let kib = status
@@ -117,7 +117,8 @@ pub(super) fn resident_bytes(pid: u32) -> Option<f64> {
     Some(kib.parse::<f64>().ok()? * 1024.0)
 }
 
-/// The process of this machine that listens at one of the addresses, if this user may see it.
+/// The process on this machine that listens at one of the addresses, if this user is allowed to see
+/// it.
 pub(super) fn listener(addresses: &[SocketAddr]) -> Option<u32> {
     let own = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
     let is_here = |address: &SocketAddr| {
@@ -140,7 +141,7 @@ pub(super) fn listener(addresses: &[SocketAddr]) -> Option<u32> {
     holders.next()
 }
 
-/// The inode of the socket that listens at a port.
+/// The inode of the socket that listens on a port.
 fn listening_inode(port: u16) -> Option<String> {
     const LISTEN: &str = "0A";
     let wanted = format!(":{port:04X}");

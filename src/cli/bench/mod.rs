@@ -1,5 +1,5 @@
-//! `taskd bench`: measures a taskd through gRPC, as its users call it, and counts that no task is
-//! lost or doubled.
+//! `taskd bench`: measures a taskd over gRPC, as its users call it, and checks that no task is lost
+//! or completed too often.
 
 mod args;
 mod flat;
@@ -32,15 +32,15 @@ use self::{
 };
 use super::print::{print, say};
 
-/// Measures, and prints the figures. True if every task was completed exactly NUM times.
+/// Measures, and prints the figures. Returns true if every task was completed exactly NUM times.
 ///
-/// `Err`: taskd could not be reached or started, or gave up.
+/// Fails if taskd cannot be reached or started, or makes no progress.
 pub async fn run(args: Bench) -> anyhow::Result<bool> {
     let (mut interrupt, mut terminate) = (
         signal(SignalKind::interrupt())?,
         signal(SignalKind::terminate())?,
     );
-    // A taskd that this command started ends with the future.
+    // If this command started a taskd, dropping the future stops it.
     tokio::select! {
         result = measure(&args) => result,
         _ = interrupt.recv() => bail!("stopped"),
@@ -92,7 +92,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
     Ok(report.mistakes().is_empty())
 }
 
-/// The phases that make a server of any kind work.
+/// The phases that can run against any taskd, not only against the benchmark's own.
 async fn calls(run: &mut Run<'_>) -> anyhow::Result<()> {
     throughput::warm_up(run).await?;
     let wants = |phase| run.args.wants(phase);

@@ -1,5 +1,4 @@
-//! Workers that get tasks and complete them until all are done: the phase process, and the workers
-//! of latency.
+//! Workers that get tasks and complete them until all are done, for the phases process and latency.
 
 use std::{sync::Arc, time::Instant};
 
@@ -17,40 +16,40 @@ use super::{
 };
 use crate::cli::queues::Counts;
 
-/// The other work of workers.
+/// What workers do besides completing tasks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Habit {
     Plain,
-    /// They complete all that they get, where more tasks wait than they are to complete.
+    /// They complete every task they get, even if more tasks wait than they are meant to complete.
     Finishes,
-    /// They note when they got each task.
+    /// They record when they got each task.
     NotesTimes,
-    /// They reject the first attempt of each task, and note when.
+    /// They reject the first attempt of each task, and record when.
     PassesOn,
 }
 
-/// The outcome of the workers' calls.
+/// The results of all workers.
 pub(super) struct Processed {
-    /// The last completion that was answered OK.
+    /// When the last completion was answered with OK.
     pub(super) last: Instant,
     pub(super) credits: Vec<Credits>,
-    /// When a worker got each task that it completed, by number.
+    /// When a worker got each task, with the task's number.
     pub(super) handled: Vec<(u32, Instant)>,
-    /// When a worker made the call that rejects a task.
+    /// When a worker rejected a task, with the task's number.
     pub(super) passed_on: Vec<(u32, Instant)>,
     pub(super) repeated: u32,
 }
 
-/// The tokens that end workers.
+/// The tokens that stop workers.
 #[derive(Clone)]
 struct Ends {
-    /// No further get.
+    /// Get no more tasks.
     all_done: CancellationToken,
-    /// Leave everything.
+    /// Stop immediately.
     give_up: CancellationToken,
 }
 
-/// Lets the workers complete `total` tasks, or as many as they get before nothing moves any more.
+/// Lets the workers complete `total` tasks, or as many as they get before progress stalls.
 pub(super) async fn process(
     run: &Run<'_>,
     work: &Work,
@@ -117,7 +116,7 @@ impl Processed {
     }
 }
 
-/// A worker and what it has done.
+/// A worker and its results.
 struct Working {
     worker: Worker,
     habit: Habit,
@@ -128,7 +127,7 @@ struct Working {
 
 impl Working {
     fn new(mut worker: Worker, habit: Habit) -> Self {
-        // At the end it would have tasks that it does not do.
+        // Otherwise it would end up with leased tasks that it does not complete.
         worker.asks_next &= habit != Habit::Finishes;
         Self {
             worker,
@@ -139,7 +138,7 @@ impl Working {
         }
     }
 
-    /// Works until the tokens end it. `done` counts completions, and tells whether these were the
+    /// Works until a token stops it. `done` counts completions, and returns whether these were the
     /// last.
     async fn run(mut self, ends: Ends, done: impl Fn(usize) -> bool) -> anyhow::Result<Self> {
         while let Some(tasks) = self.get(&ends.all_done).await {
@@ -172,10 +171,10 @@ impl Working {
         Ok(self)
     }
 
-    /// The next tasks; `None` at the end.
+    /// Gets the next tasks; `None` at the end.
     async fn get(&mut self, all_done: &CancellationToken) -> Option<anyhow::Result<Vec<Leased>>> {
         match self.habit {
-            // Given up, an answer on its way would keep its tasks leased.
+            // Do not cancel the call: an answer in flight would leave its tasks leased.
             Habit::Finishes if all_done.is_cancelled() => None,
             Habit::Finishes => Some(self.worker.get().await),
             Habit::Plain | Habit::NotesTimes | Habit::PassesOn => {
@@ -184,7 +183,7 @@ impl Working {
         }
     }
 
-    /// Rejects first attempts; the tasks to complete.
+    /// Rejects first attempts; returns the remaining tasks, which are to be completed.
     async fn pass_on(&mut self, tasks: Vec<Leased>) -> anyhow::Result<Vec<Leased>> {
         let (first, rest): (Vec<_>, Vec<_>) = tasks.into_iter().partition(|task| task.attempt == 1);
         if !first.is_empty() {
@@ -197,8 +196,8 @@ impl Working {
     }
 }
 
-/// Lets workers complete all tasks, and counts. The last completion; the time and the CPU when SQL
-/// showed all.
+/// Lets workers complete all tasks, and checks the counts. Returns the time of the last completion,
+/// and the time and CPU usage when SQL showed all tasks as completed.
 pub(super) async fn complete_all(
     run: &mut Run<'_>,
     phase: &str,
@@ -214,8 +213,8 @@ pub(super) async fn complete_all(
     Ok(settled.map(|(at, usage)| (last, at, usage)))
 }
 
-/// Checks that each task was completed as often as it must be; the time and the CPU when SQL showed
-/// it.
+/// Checks that each task was completed the right number of times. Returns the time and CPU usage
+/// when SQL showed all tasks as completed.
 pub(super) async fn count(
     run: &mut Run<'_>,
     phase: &str,
@@ -244,13 +243,13 @@ pub(super) async fn count(
     }
 }
 
-/// The completions that the tasks take.
+/// The number of completions that the tasks need.
 pub(super) fn completions(tasks: u32, work: &Work) -> u64 {
     u64::from(tasks) * u64::from(work.replicas)
 }
 
-/// Compares what the workers and SQL know of the tasks: when SQL showed all of them completed, or
-/// what is wrong.
+/// Compares the completions of the workers with the tasks and with SQL. Returns when SQL showed all
+/// tasks as completed, or what is wrong.
 async fn check(
     server: &Server,
     work: &Work,
@@ -261,7 +260,7 @@ async fn check(
     let mut verdict = Verdict::of(total, work.replicas, credits);
     let wanted = u64::from(total);
     let is_settled = |counts: &Counts| counts.completed == wanted && counts.all() == wanted;
-    // A lost task would keep the queue unfinished for ever.
+    // After a loss, waiting is useless: a lost task would stay unfinished forever.
     let settled = if verdict.is_right() {
         server
             .wait_for(&tasks.queues, work.give_up_after.0, is_settled)

@@ -1,4 +1,4 @@
-//! The progress bar, and whether anything still moves.
+//! The progress bar, and the detection of stalls.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// A bar for a number of tasks; it draws nothing if stderr is not a terminal.
+/// A progress bar for a number of tasks; it is hidden if stderr is not a terminal.
 pub(super) fn bar() -> ProgressBar {
     let template = "{msg:28} {bar:30} {human_pos}/{human_len}  {per_sec}  {elapsed}";
     let style =
@@ -16,14 +16,14 @@ pub(super) fn bar() -> ProgressBar {
     ProgressBar::no_length().with_style(style)
 }
 
-/// Begins a step of `total` tasks.
+/// Starts a step of `total` tasks.
 pub(super) fn step(bar: &ProgressBar, what: String, total: u64) {
     bar.reset();
     bar.set_length(total);
     bar.set_message(what);
 }
 
-/// Sees that a position does not move for too long.
+/// Detects that a position has not changed for too long.
 pub(super) struct Stall {
     limit: Duration,
     position: u64,
@@ -47,7 +47,8 @@ impl Stall {
     }
 }
 
-/// The next of `tasks` to end; `None` when all have. `Err`: the bar has not moved for `limit`.
+/// The result of the next of `tasks` to end, or `None` if all have ended. Fails if the bar has not
+/// moved for `limit`.
 pub(super) async fn next_moving<T: 'static>(
     tasks: &mut JoinSet<T>,
     bar: &ProgressBar,

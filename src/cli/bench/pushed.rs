@@ -1,4 +1,4 @@
-//! A worker's stream: taskd sends it tasks.
+//! A worker's stream, on which taskd sends it tasks.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::{
     wire::pb::{self, tasks_client::TasksClient},
 };
 
-/// How long a worker waits for a frame. Cancelled at the end of a phase.
+/// How long a worker waits for a frame. The wait is cancelled at the end of a phase.
 const WAIT: Duration = Duration::from_secs(20);
-/// Longer than any wait, so that the session lives without heartbeats.
+/// The session timeout: longer than any wait, so that the session needs no heartbeats.
 const TIMEOUT: Option<prost_types::Duration> = Some(prost_types::Duration {
     seconds: 600,
     nanos: 0,
@@ -25,7 +25,7 @@ pub(super) struct Pushed {
     number: u64,
     /// How many tasks taskd may still send.
     demand: u32,
-    /// Tasks that came while something else was awaited.
+    /// Tasks that arrived while the worker waited for something else.
     tasks: Vec<pb::LeasedTask>,
 }
 
@@ -101,7 +101,8 @@ impl Pushed {
         }
     }
 
-    /// The next tasks, of `batch` that are wanted; none after a while without any.
+    /// Waits for tasks, after asking for as many as are missing up to `batch`. Returns none if none
+    /// arrive for a while.
     pub(super) async fn tasks(&mut self, batch: u32) -> Result<Vec<pb::LeasedTask>, Status> {
         let in_hand = u32::try_from(self.tasks.len()).unwrap_or(u32::MAX);
         let want = batch.saturating_sub(self.demand).saturating_sub(in_hand);
@@ -121,7 +122,7 @@ impl Pushed {
         Ok(std::mem::take(&mut self.tasks))
     }
 
-    /// Reports tasks as done, and wants as many.
+    /// Reports tasks as completed, and asks for the same number of new ones.
     pub(super) async fn complete(
         &mut self,
         completions: Vec<pb::Completion>,
@@ -138,7 +139,7 @@ impl Pushed {
     }
 }
 
-/// A stream that ended for any of these may be opened again.
+/// True if the stream may be reopened after it ended with this status.
 pub(super) fn may_open_again(status: &Status) -> bool {
     matches!(
         status.code(),

@@ -11,7 +11,7 @@ use super::{
     server::{Conditions, Usage},
 };
 
-/// One figure in each run; empty if nobody knows it.
+/// One figure, in each of the runs; empty if it is unknown.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Runs(Vec<f64>);
 
@@ -32,7 +32,7 @@ struct Cpu {
     bench: Runs,
 }
 
-/// A figure of a phase that compares, and its ratio to another one of the same run.
+/// A figure of the phase flat or start, and its ratio to another figure of the same run.
 #[derive(Serialize)]
 struct Figure {
     phase: Phase,
@@ -43,7 +43,7 @@ struct Figure {
     ratio: Runs,
 }
 
-/// Times in ms.
+/// Latencies in ms.
 #[derive(Serialize)]
 struct Latency {
     measure: &'static str,
@@ -55,16 +55,16 @@ struct Latency {
     max: Runs,
 }
 
-/// The counts of all runs together.
+/// The counts over all runs.
 #[derive(Default, Serialize)]
 pub(super) struct Totals {
-    /// Tasks that were inserted and completed, warm-up included.
+    /// Tasks that were inserted and completed, including the warm-up.
     pub(super) tasks: u64,
-    /// Completions that were answered OK.
+    /// Completions that were answered with OK.
     pub(super) completions: u64,
     pub(super) lost: u64,
     pub(super) doubled: u64,
-    /// Calls that taskd was too busy or too far away to answer.
+    /// Calls that were repeated because taskd was busy or unavailable.
     pub(super) repeated_calls: u64,
 }
 
@@ -79,7 +79,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Notes how long a phase took for so many tasks, and the CPU that it used.
+    /// Records how long a phase took for this many tasks, and the CPU that it used.
     pub(super) fn rate(
         &mut self,
         phase: Phase,
@@ -119,7 +119,7 @@ impl Report {
         }
     }
 
-    /// Notes a figure, with the name and the value of the one that it is compared with.
+    /// Records a figure, with the name and the value of the reference that it is compared with.
     pub(super) fn figure(
         &mut self,
         phase: Phase,
@@ -154,7 +154,7 @@ impl Report {
         );
     }
 
-    /// Notes the times of one run.
+    /// Records the latencies of one run.
     pub(super) fn latency(&mut self, measure: &'static str, mut times: Vec<Duration>) {
         times.sort_unstable();
         let place = self
@@ -179,12 +179,12 @@ impl Report {
         }
     }
 
-    /// Notes what must not be, in one line.
+    /// Records a mistake, in one line.
     pub(super) fn wrong(&mut self, line: String) {
         self.wrong.push(line);
     }
 
-    /// Notes why a figure is missing, in one line.
+    /// Records why a figure is missing, in one line.
     pub(super) fn note(&mut self, line: String) {
         if !self.notes.contains(&line) {
             self.notes.push(line);
@@ -400,7 +400,7 @@ impl Runs {
     }
 }
 
-/// `null` if nobody knows the figure.
+/// Serialized as `null` if the figure is unknown.
 impl Serialize for Runs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Some(median) = self.median() else {
@@ -416,13 +416,13 @@ impl Serialize for Runs {
     }
 }
 
-/// The time that the share of `sorted` does not exceed.
+/// The time that this share of `sorted` does not exceed.
 fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
     let place = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(place.max(1) - 1).copied()
 }
 
-/// Three digits or so.
+/// Formats about three digits.
 fn short(value: f64) -> String {
     match value {
         value if value >= 100.0 => HumanCount(value.round() as u64).to_string(),

@@ -1,4 +1,4 @@
-//! One run on one taskd, in queues of its own.
+//! One run against one taskd, in queues of its own.
 
 use indicatif::ProgressBar;
 
@@ -10,7 +10,7 @@ use super::{
     work::Tasks,
 };
 
-/// A run; its queues begin with its name.
+/// A run. Its name is the prefix of its queues.
 pub(super) struct Run<'a> {
     pub(super) args: &'a Bench,
     pub(super) server: Server,

@@ -1,4 +1,4 @@
-//! The tasks of one run: their queues and keys, and the calls of an inserter and of a worker.
+//! The tasks of one run: their queues and keys, and the calls of inserters and workers.
 
 use anyhow::{Context, bail};
 use backon::BackoffBuilder;
@@ -14,12 +14,12 @@ use crate::{
     wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient},
 };
 
-/// The longest wait of a get call. Cancelled at the end of a phase.
+/// How long a get call may wait. The wait is cancelled at the end of a phase.
 const WAIT: Option<prost_types::Duration> = Some(prost_types::Duration {
     seconds: 20,
     nanos: 0,
 });
-/// Longer than any stall, so that no worker loses a lease to another.
+/// The lease duration: longer than any stall, so that no worker loses a lease to another.
 const LEASE: Option<prost_types::Duration> = Some(prost_types::Duration {
     seconds: 600,
     nanos: 0,
@@ -34,7 +34,7 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// `name` begins the names of the queues.
+    /// `name` is the prefix of the queue names.
     pub(super) fn new(name: &str, work: &Work) -> Self {
         let queues = match work.queues {
             1 => vec![name.to_owned()],
@@ -42,7 +42,7 @@ impl Tasks {
                 .map(|number| format!("{name}-{number}"))
                 .collect(),
         };
-        // The size has been checked.
+        // The size has already been validated.
         let payload = vec![b'x'; usize::try_from(work.payload.0).unwrap_or_default()].into();
         Self {
             queues,
@@ -76,8 +76,8 @@ fn number(key: &[u8]) -> anyhow::Result<u32> {
     })
 }
 
-/// Inserts tasks until each is answered: those that were new, by number, and how often a call was
-/// repeated.
+/// Inserts tasks, and repeats the call until each is answered. Returns the numbers of the new ones,
+/// and how often a call was repeated.
 pub(super) async fn insert(
     mut client: DiscoveryClient<Taskd>,
     tasks: &Tasks,
@@ -108,9 +108,9 @@ pub(super) async fn insert(
 pub(super) struct Inserted {
     pub(super) new: Vec<u32>,
     pub(super) known: u32,
-    /// Calls that had to be made again, because taskd was busy or away.
+    /// Calls that were repeated, because taskd was busy or unavailable.
     pub(super) repeated: u32,
-    /// Calls without an answer: they may have stored their tasks.
+    /// Calls that failed: they may have stored their tasks.
     pub(super) errors: u32,
 }
 
@@ -122,7 +122,7 @@ impl Inserted {
         self.errors += other.errors;
     }
 
-    /// The tasks to send again.
+    /// Counts the results; returns the numbers of the tasks to send again.
     fn note(&mut self, sent: Vec<u32>, results: Vec<pb::InsertResult>) -> anyhow::Result<Vec<u32>> {
         let mut again = Vec::new();
         for (number, result) in sent.into_iter().zip(results) {
@@ -139,22 +139,22 @@ impl Inserted {
     }
 }
 
-/// A worker with one call at a time.
+/// A worker that makes one call at a time.
 pub(super) struct Worker {
     client: TasksClient<Taskd>,
     name: String,
     queues: Vec<String>,
     batch: u32,
-    /// `None`: it calls. Else its stream, while one is open.
+    /// `None` if it uses calls; otherwise its stream, if one is open.
     stream: Option<Option<Pushed>>,
-    /// The worker asks for tasks in the call that reports those before.
+    /// The worker fetches its next tasks in the call that reports the previous ones.
     pub(super) asks_next: bool,
-    /// The tasks that came with an answer to reports.
+    /// The tasks that arrived with the answer to a report.
     next: Vec<pb::LeasedTask>,
     pub(super) repeated: u32,
 }
 
-/// A task in the hand of a worker.
+/// A task that a worker holds.
 pub(super) struct Leased {
     pub(super) number: u32,
     pub(super) attempt: u32,
@@ -165,7 +165,8 @@ pub(super) struct Leased {
 impl Worker {
     pub(super) fn new(channel: Taskd, number: u16, tasks: &Tasks, work: &Work) -> Self {
         let name = format!("bench-{number}");
-        // A worker names as many queues as a call may; the next worker names the next ones.
+        // Each worker uses as many queues as one call may list; the next worker uses the next
+        // group.
         let groups: Vec<&[String]> = tasks.queues.chunks(QUEUES_A_CALL.into()).collect();
         let queues = groups[usize::from(number) % groups.len()].to_vec();
         let (client, batch, stream) = (
@@ -185,7 +186,7 @@ impl Worker {
         }
     }
 
-    /// The next tasks on the stream, which is opened where there is none.
+    /// Waits for tasks on the stream, which is opened if necessary.
     async fn pushed(&mut self) -> Result<Vec<pb::LeasedTask>, Status> {
         let Some(stream) = &mut self.stream else {
             return Ok(Vec::new());
@@ -207,7 +208,7 @@ impl Worker {
         }
     }
 
-    /// Completes by the way that the worker has.
+    /// Reports completions over the stream if one is open, otherwise by a call.
     async fn report(
         &mut self,
         completions: Vec<pb::Completion>,
@@ -231,7 +232,7 @@ impl Worker {
         Ok(answer.results)
     }
 
-    /// The next tasks; none after a while without any.
+    /// Gets the next tasks; returns none if none arrive for a while.
     pub(super) async fn get(&mut self) -> anyhow::Result<Vec<Leased>> {
         let tasks = if !self.next.is_empty() {
             Ok(std::mem::take(&mut self.next))
@@ -267,7 +268,7 @@ impl Worker {
         tasks.into_iter().map(leased).collect()
     }
 
-    /// Completes tasks; the numbers of those that were answered OK.
+    /// Completes tasks; returns the numbers of those that were answered with OK.
     pub(super) async fn complete(&mut self, mut tasks: Vec<Leased>) -> anyhow::Result<Vec<u32>> {
         let mut done = Vec::with_capacity(tasks.len());
         while !tasks.is_empty() {
@@ -277,7 +278,7 @@ impl Worker {
                 ..Default::default()
             };
             let completions = tasks.iter().map(completion).collect();
-            // A repeated completion is answered OK again and counts once.
+            // A repeated completion is answered with OK again, and counts once.
             let results = match self.report(completions).await {
                 Ok(results) => results,
                 Err(status) => {
@@ -290,8 +291,8 @@ impl Worker {
                 match result.status() {
                     pb::ItemStatus::Ok => done.push(task.number),
                     pb::ItemStatus::TryLater => again.push(task),
-                    // Another worker does this replica, or did it; the ledger tells whether the
-                    // count is right.
+                    // Another worker does this replica, or has done it; the ledger checks the
+                    // count.
                     pb::ItemStatus::LeaseLost | pb::ItemStatus::AlreadyCompleted => {}
                     other => bail!(
                         "taskd answered a completion with {}: {}",
@@ -305,7 +306,7 @@ impl Worker {
         Ok(done)
     }
 
-    /// Rejects tasks, so that the next worker gets them at once.
+    /// Rejects tasks such that the next worker gets them at once.
     pub(super) async fn pass_on(&mut self, tasks: &[Leased]) -> anyhow::Result<()> {
         let rejection = |task: &Leased| pb::Rejection {
             id: task.id.clone(),
@@ -336,9 +337,9 @@ impl Worker {
         }
     }
 
-    /// Waits a moment after an error that may pass.
+    /// Waits a moment after a transient error; fails after any other.
     async fn failed(&mut self, call: &str, status: &Status) -> anyhow::Result<()> {
-        // Another stream is opened; until then reports go by calls.
+        // A new stream is opened later; until then, reports use calls.
         let is_stream = self
             .stream
             .as_mut()

@@ -7,7 +7,7 @@ use crate::{
     config::{ByteSize, Time},
 };
 
-/// The largest payload: half of a call that taskd takes by default.
+/// The largest payload: half of the size of a call that taskd accepts by default.
 const MOST_PAYLOAD: ByteSize = ByteSize(16 << 20);
 
 /// Send made-up work to a taskd, work on it, and count what becomes of it
@@ -93,7 +93,7 @@ fn payload(text: &str) -> Result<ByteSize, String> {
     Ok(size)
 }
 
-/// `10%` or `0.5%`, in tenths of a percent.
+/// Parses `10%` or `0.5%` into tenths of a percent.
 fn share(text: &str) -> Result<u32, String> {
     let wrong = || format!("{text:?} is no share; write 10% or 0.5%");
     let percent: f64 = text

@@ -1,4 +1,4 @@
-//! The fate of each task, as this process saw it.
+//! What happened to each task, as this process saw it.
 
 use std::{
     sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed},
@@ -7,7 +7,7 @@ use std::{
 
 use taskd_client::{Ended, InsertedAs};
 
-/// Tasks by number. Counts only grow.
+/// The tasks, by number. Counts only grow.
 pub(super) struct Ledger {
     began: Instant,
     tasks: Vec<Entry>,
@@ -17,17 +17,17 @@ pub(super) struct Ledger {
     died: AtomicU64,
     failed: AtomicU64,
     lost: AtomicU64,
-    /// Calls that found taskd away.
+    /// Calls that failed because taskd was unavailable.
     pub(super) away: AtomicU64,
-    /// Keys that nobody sent.
+    /// Received tasks with a key that was never sent.
     pub(super) strange: AtomicU64,
 }
 
 #[derive(Default)]
 struct Entry {
-    /// When it was sent, in µs.
+    /// When it was sent, in µs since the start.
     sent: AtomicU64,
-    /// From then to its first handler, in µs.
+    /// The time from then until its first handler started, in µs.
     waited: AtomicU32,
     created: AtomicU8,
     completed: AtomicU8,
@@ -73,7 +73,8 @@ impl Ledger {
         }
     }
 
-    /// The number of a task that a worker got. `None`: nobody sent it.
+    /// Records that a handler started; returns the number of its task, or `None` if it was never
+    /// sent.
     pub(super) fn started(&self, key: &str) -> Option<u32> {
         let number = key.parse().ok();
         let Some(entry) = number.and_then(|number: u32| self.tasks.get(number as usize)) else {
@@ -82,7 +83,7 @@ impl Ledger {
         };
         let waited = u32::try_from(self.now().saturating_sub(entry.sent.load(Relaxed)).max(1))
             .unwrap_or(u32::MAX);
-        // Only the first attempt counts.
+        // Only the first attempt is recorded.
         entry
             .waited
             .compare_exchange(0, waited, Relaxed, Relaxed)
@@ -90,7 +91,7 @@ impl Ledger {
         number
     }
 
-    /// Counts the end of an attempt, as taskd has answered it.
+    /// Counts the end of an attempt, according to taskd's answer.
     pub(super) fn reported(&self, key: &str, ended: Ended, is_dead: bool) {
         let number = key.parse::<u32>().ok();
         let Some(entry) = number.and_then(|number| self.tasks.get(number as usize)) else {
@@ -134,12 +135,12 @@ impl Ledger {
         self.lost.load(Relaxed)
     }
 
-    /// Tasks that ended.
+    /// Tasks that completed or died.
     pub(super) fn ended(&self) -> u64 {
         self.completed() + self.died()
     }
 
-    /// New tasks without an end, and tasks with more than one.
+    /// The new tasks that have not ended, and the tasks that ended more than once.
     pub(super) fn wrong(&self) -> (Vec<u32>, Vec<u32>) {
         let (mut lost, mut doubled) = (Vec::new(), Vec::new());
         for (number, entry) in (0..).zip(&self.tasks) {
@@ -153,7 +154,7 @@ impl Ledger {
         (lost, doubled)
     }
 
-    /// From the insert call to the handler, in order.
+    /// The times from the insert call to the handler, sorted.
     pub(super) fn waits(&self) -> Vec<Duration> {
         let waits = self
             .tasks

@@ -1,4 +1,4 @@
-//! The tasks of a load, numbered from 0: which are duplicates, which fail, which are slow.
+//! The tasks of a load, numbered from 0, and which of them are duplicates, fail or are slow.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use taskd_client::NewTask;
 
 use super::args::Load;
 
-/// Shares are in tenths of a percent: a run of this many tasks has them exactly.
+/// Shares are in tenths of a percent: a run of this many tasks matches them exactly.
 const WHOLE: u32 = 1000;
-/// Spreads neighbours: it has no divisor in common with `WHOLE`.
+/// Spreads neighbouring numbers; must be coprime to `WHOLE`.
 const STRIDE: u32 = 387;
 const MOST_TASKS: u64 = 50_000_000;
-/// The most tasks of an insert, and the most bytes of their payloads.
+/// The limits of one insert: tasks, and bytes of payload.
 const MOST_AT_ONCE: usize = 5000;
 const MOST_BYTES_AT_ONCE: usize = 16 << 20;
 
@@ -25,15 +25,15 @@ pub(super) struct Plan {
     dying: u32,
     slow: u32,
     pub(super) slow_time: Duration,
-    /// All tasks share it.
+    /// Shared by all tasks.
     payload: Bytes,
 }
 
-/// The planned fate of a new task.
+/// What is planned to happen to a new task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Plain,
-    /// The first attempt of the task fails.
+    /// Its first attempt fails.
     Failing,
     Dying,
     Slow,
@@ -68,14 +68,14 @@ impl Plan {
         self.count
     }
 
-    /// How many tasks are due.
+    /// How many tasks should have been sent by now.
     pub(super) fn due(&self, elapsed: Duration) -> u32 {
         let due = elapsed.as_secs_f64() * f64::from(self.rate) + 1.0;
-        // A saturating cast.
+        // The cast saturates.
         (due as u32).min(self.count)
     }
 
-    /// The end of an insert that begins with the task `next`.
+    /// The end of the range for an insert that begins with task `next`.
     pub(super) fn end_of_call(&self, next: u32, elapsed: Duration) -> u32 {
         let most = (MOST_BYTES_AT_ONCE / self.payload.len().max(1)).clamp(1, MOST_AT_ONCE);
         self.due(elapsed)
@@ -83,7 +83,7 @@ impl Plan {
     }
 
     pub(super) fn is_duplicate(&self, number: u32) -> bool {
-        // The first of all has nothing before it.
+        // The very first task has nothing to duplicate.
         number > 0 && place(number) < self.duplicates
     }
 
@@ -91,7 +91,7 @@ impl Plan {
         self.count_of(|number| !self.is_duplicate(number))
     }
 
-    /// New tasks of a kind.
+    /// How many new tasks are of this kind.
     pub(super) fn of_kind(&self, kind: Kind) -> u32 {
         self.count_of(|number| !self.is_duplicate(number) && self.kind(number) == kind)
     }
@@ -100,7 +100,7 @@ impl Plan {
         u32::try_from((0..self.count).filter(|number| is_one(*number)).count()).unwrap_or(u32::MAX)
     }
 
-    /// The fate of a new task, independent of which numbers are duplicates.
+    /// What happens to a new task. It does not depend on which numbers are duplicates.
     pub(super) fn kind(&self, number: u32) -> Kind {
         let place = place(number / WHOLE + number % WHOLE * 7 + 3);
         if place < self.failing {
@@ -114,7 +114,7 @@ impl Plan {
         }
     }
 
-    /// The number whose key the task has: its own, or one shortly before it.
+    /// The number that is the task's key: its own, or for a duplicate a slightly lower one.
     pub(super) fn original(&self, number: u32) -> u32 {
         let mut original = number;
         while self.is_duplicate(original) {
@@ -128,7 +128,7 @@ impl Plan {
     }
 }
 
-/// A place of 0 to 999, each once in a thousand neighbours.
+/// Maps any thousand consecutive numbers to 0 to 999, each exactly once.
 fn place(number: u32) -> u32 {
     number % WHOLE * STRIDE % WHOLE
 }

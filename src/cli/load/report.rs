@@ -1,4 +1,4 @@
-//! The report: counts that were asked for, beside those that happened.
+//! The report: the planned counts, next to the actual ones.
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{cli::print, wire::pb::QueueBooks};
 
-/// The most tasks that a line names.
+/// The most tasks that a line lists.
 const NAMED: usize = 5;
 
 #[derive(Serialize)]
@@ -22,17 +22,18 @@ pub(super) struct Report<'a> {
     workers: u16,
     asked: Counts,
     happened: Counts,
-    /// The counts in SQL; none for a caller who may not read them.
+    /// The counts in SQL; `None` if the caller is not allowed to read them.
     books: Option<Counts>,
     sent_per_second: f64,
     ended_per_second: f64,
     seconds: f64,
-    /// From the insert call to the first handler.
+    /// The time from the insert call to the first handler.
     latency_ms: Latency,
-    /// Leases that were lost, and calls that found taskd away: no mistake while taskd is killed.
+    /// Lost leases and failed calls. They are not mistakes, because taskd may be killed during the
+    /// run.
     lost_leases: u64,
     failed_calls: u64,
-    /// A line for each count that is not as asked for.
+    /// A line for each count that differs from the plan.
     pub(super) wrong: Vec<String>,
 }
 
@@ -123,7 +124,7 @@ impl<'a> Report<'a> {
     fn mistakes(&self, ledger: &Ledger) -> Vec<String> {
         let mut wrong = Vec::new();
         let (lost, doubled) = ledger.wrong();
-        // An answer that was lost hides an end from this process, and not from SQL.
+        // If an answer was lost, this process misses the end of a task, but SQL does not.
         let is_settled = self
             .books
             .is_some_and(|books| books.completed + books.died >= self.asked.new);
@@ -161,8 +162,7 @@ impl<'a> Report<'a> {
             new + duplicates,
             self.happened.new + self.happened.duplicates,
         );
-        // A lease that expired starts an attempt more, and a repeated call may be answered in
-        // another way.
+        // An expired lease causes an extra attempt, and a repeated call may get a different answer.
         if self.failed_calls == 0 && self.lost_leases == 0 {
             compare("completed tasks", completed, self.happened.completed);
             compare("dead tasks", died, self.happened.died);

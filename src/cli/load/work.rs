@@ -1,4 +1,4 @@
-//! The workers of a load: each does with a task what the plan says.
+//! The workers of a load. They treat each task as planned.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -12,10 +12,10 @@ use super::{
     plan::{Kind, Plan},
 };
 
-/// The reason of a task that dies as planned.
+/// The rejection reason of a task that dies as planned.
 const DEAD: &str = "it dies, as asked for";
 
-/// A worker of the queue. The ledger hears of each answer to its reports.
+/// Creates a worker of the queue. It records each answered report in the ledger.
 pub(super) fn worker(number: u16, queue: &str, concurrency: u16, ledger: &Arc<Ledger>) -> Worker {
     let ledger = ledger.clone();
     Worker::new(format!("load-{number}"), [queue])

@@ -1,29 +1,29 @@
-//! The calls of a process since the look before, out of its metrics.
+//! The latencies of a process's calls since the previous snapshot, from its metrics.
 
 use std::{collections::BTreeMap, time::Duration};
 
-/// The histograms of calls, by the name of the call.
+/// The latency histograms: that of inserts, and that of the workers' calls.
 const INSERT: &str = "taskd_discovery_insert_duration_seconds_bucket{";
 const WORKERS: &str = "taskd_tasks_call_duration_seconds_bucket{";
-/// The calls, in the order in which they are shown.
+/// The calls, in display order.
 pub(super) const CALLS: [&str; 5] = ["insert", "get", "complete", "reject", "extend"];
 
-/// The calls by name and by the bound of what they took, in microseconds. A count includes those of
-/// lower bounds; calls above all bounds have the bound `u64::MAX`.
+/// Histograms in cumulative counts: by call, then by the bucket's upper bound in microseconds. The
+/// last bound is `u64::MAX`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Calls(BTreeMap<&'static str, BTreeMap<u64, u64>>);
 
-/// The calls of one name between two looks.
+/// The latencies of one call between two snapshots.
 #[derive(Debug, PartialEq)]
 pub(super) struct Latency {
     pub(super) calls: u64,
-    /// `None`: longer than the highest bound of the histogram.
+    /// `None` if it exceeds the highest bound of the histogram.
     pub(super) median: Option<Duration>,
     pub(super) p99: Option<Duration>,
 }
 
 impl Calls {
-    /// Reads what Prometheus reads, and leaves out all else.
+    /// Parses Prometheus metrics, ignoring everything else.
     pub(super) fn read(text: &str) -> Self {
         let mut calls = Self::default();
         for line in text.lines() {
@@ -38,14 +38,14 @@ impl Calls {
             let (Some(bound), Some(count)) = (bound.and_then(micros), count) else {
                 continue;
             };
-            // A histogram with more labels has a bound more than once.
+            // A histogram with further labels has the same bound several times.
             let counted: u64 = count;
             *calls.0.entry(name).or_default().entry(bound).or_default() += counted;
         }
         calls
     }
 
-    /// The calls since an earlier look; `None` if there were none.
+    /// The calls since an earlier snapshot; `None` if there were none.
     pub(super) fn since(&self, before: Option<&Self>, name: &str) -> Option<Latency> {
         let now = self.0.get(name)?;
         let was = before.and_then(|before| before.0.get(name));
@@ -77,7 +77,7 @@ impl Calls {
     }
 }
 
-/// The call of a bucket's line, and its labels.
+/// Parses a line of a bucket: which call it is, and its labels.
 fn named(line: &str) -> Option<(&'static str, &str)> {
     if let Some(labels) = line.strip_prefix(INSERT) {
         return Some((CALLS[0], labels));
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(now.since(None, "get").unwrap().p99, millis(250));
         assert_eq!(now.since(Some(&now), "get"), None, "no calls meanwhile");
         assert_eq!(now.since(None, "insert"), None);
-        // A process that began anew counts from zero.
+        // A restarted process counts from zero.
         assert_eq!(before.since(Some(&now), "get"), None);
     }
 

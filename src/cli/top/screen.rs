@@ -1,4 +1,4 @@
-//! The terminal as a whole screen, and as it was before when that ends.
+//! Draws on the whole terminal, and restores it at the end.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -12,21 +12,21 @@ use nix::sys::termios::{
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{signal::unix::Signal, sync::mpsc};
 
-/// Goes to the second screen of the terminal, and hides the cursor.
+/// Switches to the alternate screen, and hides the cursor.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-/// Goes back to what was there before.
+/// Switches back to the normal screen, and shows the cursor.
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
-/// To the top left; the rest of a line, and of the screen, is cleared when it is written.
+/// Moves to the top left. The rest of each line, and of the screen, is cleared while drawing.
 const HOME: &str = "\x1b[H";
 const END_OF_LINE: &str = "\x1b[K";
 const END_OF_SCREEN: &str = "\x1b[J";
 
-/// The size of a terminal that does not tell its own.
+/// Used if the size of the terminal is unknown.
 const USUAL: (u16, u16) = (80, 24);
-/// Of keys that nobody took yet.
+/// How many key presses may wait to be handled.
 const KEYS: usize = 16;
 
-/// The whole terminal, until it is dropped.
+/// The whole terminal. Dropping it restores the previous state.
 pub(super) struct Screen {
     saved: Termios,
 }
@@ -35,8 +35,8 @@ impl Screen {
     pub(super) fn open() -> io::Result<Self> {
         let saved = tcgetattr(io::stdin().as_fd())?;
         let mut raw = saved.clone();
-        // Keys come at once and are not shown. Ctrl-C still is a signal; Ctrl-Z and Ctrl-\ would
-        // leave the terminal as it is.
+        // Deliver each key at once, without echo. Ctrl-C remains a signal, but Ctrl-Z and Ctrl-\
+        // are disabled because they would leave the terminal in this state.
         raw.local_flags
             .remove(LocalFlags::ICANON | LocalFlags::ECHO);
         raw.control_chars[SpecialCharacterIndices::VSUSP as usize] = 0;
@@ -47,7 +47,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Draws the lines that fit.
+    /// Draws the lines, as many as fit.
     pub(super) fn draw(
         &mut self,
         lines: impl FnOnce(usize, usize) -> Vec<String>,
@@ -71,7 +71,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // A terminal that is gone needs neither.
+        // If the terminal is gone, nothing needs to be restored.
         write(LEAVE).ok();
         tcsetattr(io::stdin().as_fd(), SetArg::TCSADRAIN, &self.saved).ok();
     }
@@ -83,8 +83,8 @@ fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The keys, until the input ends. A thread reads them: one of the runtime would hold up the end of
-/// the process.
+/// Reads keys until the input ends. It uses a thread of its own, because a blocking read in the
+/// runtime would delay the exit of the process.
 pub(super) fn keys() -> io::Result<mpsc::Receiver<u8>> {
     let (sender, keys) = mpsc::channel(KEYS);
     let read = move || {
@@ -101,7 +101,7 @@ pub(super) fn keys() -> io::Result<mpsc::Receiver<u8>> {
     Ok(keys)
 }
 
-/// Ends with the first of the signals. One that cannot be had does not come.
+/// Returns after any of the signals. Ignores those that could not be registered.
 pub(super) async fn any(signals: &mut [io::Result<Signal>]) {
     let each = signals
         .iter_mut()

@@ -1,15 +1,15 @@
-//! The output of a command, within bounds.
+//! Captures the output of a command, up to a limit.
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// Why an output is of no use.
+/// Why an output cannot be used.
 #[derive(Debug)]
 pub(super) enum Excess {
     TooMuch,
     Unreadable(std::io::Error),
 }
 
-/// All of the output, if it has at most `most` bytes.
+/// Reads all of the output; fails if it is longer than `most` bytes.
 pub(super) async fn all(output: impl AsyncRead + Unpin, most: u64) -> Result<Vec<u8>, Excess> {
     let mut bytes = Vec::new();
     output
@@ -24,7 +24,7 @@ pub(super) async fn all(output: impl AsyncRead + Unpin, most: u64) -> Result<Vec
     }
 }
 
-/// The last `most` bytes of the output, however long it is.
+/// Reads all of the output, and returns its last `most` bytes.
 pub(super) async fn tail(
     mut output: impl AsyncRead + Unpin,
     most: usize,
@@ -41,9 +41,9 @@ pub(super) async fn tail(
     }
 }
 
-/// Writes `input`. A command need not read it.
+/// Writes `input` to the command, which does not have to read it.
 pub(super) async fn feed(mut stdin: impl AsyncWrite + Unpin, input: &[u8]) {
-    // The command has closed its stdin, or has ended: its exit code says whether that is a mistake.
+    // An error means that the command closed stdin or ended. Its exit code says whether it failed.
     stdin.write_all(input).await.ok();
     stdin.shutdown().await.ok();
 }

@@ -1,11 +1,11 @@
-//! The lines with which a command names the tasks that it discovered.
+//! Parses the lines in which a command lists the tasks that it discovered.
 
 use bytes::Bytes;
 use taskd_client::NewTask;
 
 use crate::{ingress::json, wire::pb};
 
-/// The tasks of the lines, and what is wrong with the others.
+/// The tasks of the valid lines, and what is wrong with the others.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) tasks: Vec<NewTask>,
@@ -14,8 +14,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Reads lines: each is a key of `queue`, or a task in JSON. A line that is wrong costs only
-    /// itself.
+    /// Reads lines: each is a key for `queue`, or a task in JSON. An invalid line does not affect
+    /// the others.
     pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, queue: &str) -> Self {
         let mut found = Self::default();
         for (number, line) in lines.enumerate() {
@@ -36,7 +36,7 @@ impl Found {
         found
     }
 
-    /// What to say of the lines that are wrong, if there are any.
+    /// A message about the invalid lines, if there are any.
     pub(super) fn complaint(&self) -> Option<String> {
         match self.wrong {
             0 => None,
@@ -63,7 +63,7 @@ fn task(line: &[u8], queue: &str) -> Result<NewTask, String> {
     Ok(task.into())
 }
 
-/// The result, and the lines that begin with `prefix`, without it.
+/// Splits the output into the result and the lines with `prefix`, from which it removes the prefix.
 pub(super) fn split<'a>(stdout: &'a [u8], prefix: Option<&str>) -> (Vec<u8>, Vec<&'a [u8]>) {
     let Some(prefix) = prefix else {
         return (stdout.to_vec(), Vec::new());

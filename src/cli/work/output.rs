@@ -1,5 +1,5 @@
-//! The way of a worker's lines to the terminal or the pipe: a thread writes them, so that the
-//! worker waits for no reader.
+//! Writes the worker's lines to the terminal or pipe. A separate thread does so, so that the worker
+//! never waits for a reader.
 
 use std::{
     io,
@@ -17,20 +17,20 @@ use tokio::{sync::oneshot, time::timeout};
 
 use crate::cli::print::{print, say};
 
-/// The lines that wait for the thread. Further ones are dropped, and counted.
+/// How many lines may wait for the thread. Further lines are dropped and counted.
 const MOST_WAITING: usize = 10_000;
-/// How long the last lines may take.
+/// How long to wait at the end for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(5);
 
-/// The words for the thread to write.
+/// What the thread writes.
 pub(super) enum Said {
     /// A line on stdout.
     Line(String),
-    /// A line above the bar.
+    /// A line above the progress bar.
     Above(String),
-    /// The text of the bar. The next one replaces it.
+    /// The text of the progress bar, replaced by the next one.
     Bar(String),
-    /// The bar goes.
+    /// Removes the progress bar.
     Finish,
 }
 
@@ -41,7 +41,7 @@ impl Said {
 }
 
 pub(super) struct Output {
-    /// `None` behind the end.
+    /// `None` after the end.
     queue: Mutex<Option<Queue>>,
     lines: AtomicU64,
     written: Arc<AtomicU64>,
@@ -49,12 +49,12 @@ pub(super) struct Output {
 
 struct Queue {
     said: SyncSender<Said>,
-    /// The thread drops the other side when it has written everything.
+    /// Resolves when the thread has written everything and drops the sender.
     done: oneshot::Receiver<()>,
 }
 
 impl Output {
-    /// With a bar, or without.
+    /// Starts the thread, with or without a progress bar.
     pub(super) fn new(bar: Option<ProgressBar>) -> io::Result<Self> {
         Self::with(move |said| write(said, bar.as_ref()))
     }
@@ -82,7 +82,7 @@ impl Output {
         })
     }
 
-    /// Does not block.
+    /// Queues something to write. Does not block.
     pub(super) fn say(&self, said: Said) {
         if let Some(queue) = &*self.queue() {
             self.lines.fetch_add(said.is_line().into(), Relaxed);
@@ -90,11 +90,11 @@ impl Output {
         }
     }
 
-    /// Waits for the last lines, but not for ever, and says on stderr how many are missing.
+    /// Waits a limited time for the last lines, and prints on stderr how many were not written.
     pub(super) async fn end(&self) {
         let missing = self.missing(LAST_LINES).await;
         if missing > 0 {
-            // Stderr may be the same terminal.
+            // Do not block here either, because stderr may be the same terminal.
             let told = tokio::task::spawn_blocking(move || {
                 say(format_args!(
                     "taskd: nobody read {missing} lines of this worker in time, so they are missing"
@@ -104,7 +104,7 @@ impl Output {
         }
     }
 
-    /// How many lines are missing after the last ones had so much time.
+    /// Waits up to `time` for the last lines; returns how many were not written.
     async fn missing(&self, time: Duration) -> u64 {
         let queue = self.queue().take();
         if let Some(Queue { said, done }) = queue {
@@ -119,7 +119,7 @@ impl Output {
     }
 }
 
-/// A reader that went away is no failure: the work goes on.
+/// Ignores errors: if the reader is gone, the work continues.
 fn write(said: Said, bar: Option<&ProgressBar>) {
     match (said, bar) {
         (Said::Line(line), _) => drop(print(line)),
@@ -138,8 +138,8 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Says more lines than may wait to a writer that goes on when the sender is dropped; with the
-    /// lines that it wrote.
+    /// Queues more lines than the limit for a blocked writer, which continues once the sender is
+    /// dropped. Also returns the lines that it has written.
     fn stalled() -> (Output, usize, mpsc::Sender<()>, Arc<Mutex<Vec<String>>>) {
         let (sender, goes_on) = mpsc::channel();
         let all = MOST_WAITING + 100;

@@ -7,7 +7,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::La
 
 use crate::ingress::tally::{Excess, Tally};
 
-/// The reason why a message is not decoded.
+/// Why a message is not decoded.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum Refused {
     #[error(transparent)]
@@ -16,7 +16,7 @@ pub(super) enum Refused {
     Malformed(&'static str),
 }
 
-/// Counts a field of so many bytes.
+/// Counts a field of this many bytes.
 type Count = fn(&mut Tally<'_>, usize) -> Result<(), Excess>;
 
 /// The fields of a message that are counted: number, count, and the shape of its own fields.
@@ -51,7 +51,7 @@ impl Shapes {
         Self { messages, requests }
     }
 
-    /// The shape of a method's request.
+    /// Returns the shape of a method's request.
     pub(super) fn of(&self, method: &str) -> Arc<Shape> {
         let request = self
             .requests
@@ -60,11 +60,11 @@ impl Shapes {
         Arc::new(self.of_message(request))
     }
 
-    /// The repeated fields of a message, and the fields that have some within. No message contains
-    /// itself.
+    /// Finds the repeated fields of a message, and the fields that contain some. No message
+    /// contains itself.
     fn of_message(&self, name: &str) -> Shape {
         let mut fields = Vec::new();
-        // A map's entries are no messages of their own.
+        // The entry of a map is not in the list of messages.
         let Some(message) = self.messages.get(name) else {
             return Shape(fields);
         };
@@ -87,16 +87,17 @@ impl Shapes {
     }
 }
 
-/// How a repeated field counts. An item is the usual: `max_items` bounds it.
+/// How a repeated field is counted: as an item, which `max_items` limits, unless it is listed here.
 fn count_of(message: &str, field: &str) -> Count {
     match (message, field) {
         (_, "tasks") => |tally, _| tally.task(),
         (_, "discovered") => |tally, _| tally.discovered(),
         (_, "queues") => |tally, _| tally.queue(),
-        // Packed or not, a status takes a byte at least.
+        // Packed or not, a status takes at least one byte.
         ("TaskFilter", "statuses") => |tally, bytes| tally.filter_statuses(bytes),
         ("TaskFilter", "headers") => |tally, _| tally.filter_header(),
-        // Ids of tasks in hand: a session may have many more than a call may have items.
+        // `holding` and `started` are ids of tasks in hand, of which a session may have many more
+        // than `max_items`.
         (_, "headers" | "holding" | "started") => |tally, _| tally.header(),
         _ => |tally, _| tally.item(),
     }
@@ -122,7 +123,7 @@ pub(super) fn count(
                 bytes(&mut message, length)?
             }
             5 => bytes(&mut message, 4)?,
-            // The decoder would skip a group, and go on behind it.
+            // The decoder would skip a group and continue after it.
             _ => {
                 return Err(Refused::Malformed(
                     "it has a group or an unknown type of field",
@@ -391,7 +392,7 @@ mod tests {
         }
     }
 
-    /// True if the bytes are a message. Encoded and decoded again it is the same.
+    /// True if the bytes are a message. Asserts that it is the same after encoding and decoding it.
     fn same<T: prost::Message + Default + PartialEq + std::fmt::Debug>(bytes: &Bytes) -> bool {
         T::decode(bytes.clone()).is_ok_and(|message| {
             assert_eq!(T::decode(&message.encode_to_vec()[..]), Ok(message));

@@ -1,5 +1,5 @@
-//! gRPC while taskd waits for servers: each call is refused with what is missing, and no service is
-//! healthy.
+//! gRPC while taskd waits for servers: each call is refused with a message that says what is
+//! missing, and no service is healthy.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::{
     model::Protocol,
 };
 
-/// The path of the calls of health.
+/// The path of health calls, without the method.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
-/// Answers health, and refuses all other calls.
+/// Answers health calls, and refuses all others.
 #[derive(Clone)]
 struct Refusing<F> {
     others: Arc<Others>,

@@ -1,4 +1,4 @@
-//! The calls that take no token and may stay open: health and reflection.
+//! The calls that need no token and may stay open: health and reflection.
 
 use axum::Router;
 use http_body_util::BodyExt as _;
@@ -16,7 +16,7 @@ pub(super) fn is_probe(path: &str) -> bool {
     path == "/grpc.health.v1.Health/Check"
 }
 
-/// Their handlers, and the bounds of open calls.
+/// The handlers of these calls, and the limits of open ones.
 pub(super) struct Others {
     handlers: Router,
     staying: OfProcess,
@@ -30,7 +30,7 @@ impl Others {
         }
     }
 
-    /// Answers a call. Its place is taken until its answer ends.
+    /// Answers a call, which takes up a place until its answer ends.
     pub(super) async fn answer(&self, request: Request<Counted>) -> Response<Body> {
         let connection: &OfConnection = request
             .extensions()

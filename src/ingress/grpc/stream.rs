@@ -1,5 +1,5 @@
-//! `StreamTasks`: the frames of a session. Each frame has its room of the budget, and each frame
-//! with tasks its leases, until the connection has written it.
+//! `StreamTasks`: the frames of a session. Until the connection has written it, each frame holds
+//! its memory of the budget, and each frame with tasks also its leases.
 
 use std::{
     future::Future,
@@ -24,11 +24,11 @@ use crate::{
     wire::pb,
 };
 
-/// The frames of taskd that may wait for the connection.
+/// How many frames to the worker may wait for the connection.
 const WAITING: usize = 8;
 
-/// Serves a stream, in a task of its own: a client that is slow to read must not keep its frames
-/// from being read.
+/// Serves a stream, in a task of its own, so that frames of a client that is slow to read are read
+/// all the same.
 pub(super) fn serve(
     state: &State,
     request: Request<Streaming<pb::WorkerFrame>>,
@@ -64,7 +64,7 @@ pub(super) fn serve(
                 (StreamEnd::Broken, Some(status)) => status,
                 (end, _) => end.into(),
             });
-        // A client that has gone does not hear of it.
+        // A client that has gone does not get it.
         drop(say_end.send(status));
     };
     let inspector = codec::inspector().expect("each call is inspected");
@@ -81,7 +81,7 @@ pub(super) fn serve(
     Ok(response)
 }
 
-/// The frames on their way to the worker; behind the last one, how the stream ended.
+/// The frames on their way to the worker; after the last one, how the stream ended.
 pub(in crate::ingress) struct Frames {
     sent: mpsc::Receiver<Box<OutgoingFrame>>,
     end: Option<oneshot::Receiver<Result<(), Status>>>,
@@ -99,7 +99,7 @@ impl Stream for Frames {
                 permit,
                 ..
             } = *sent;
-            // The encoder takes the frame now, and the piece of the body that has it comes next.
+            // The encoder takes the frame now, and the next piece of the body contains it.
             self.loading.load(deliveries, permit);
             return Poll::Ready(Some(Ok(frame.into())));
         }
@@ -125,7 +125,7 @@ impl From<StreamEnd> for Status {
             StreamEnd::Wrong(_) => Self::invalid_argument(why),
             StreamEnd::Refused(error) => error.into(),
             StreamEnd::Silent(_) => Self::deadline_exceeded(why),
-            // The worker has closed its side, which is no error.
+            // The worker has closed its side, which is not an error.
             StreamEnd::HalfClosed => Self::new(Code::Ok, ""),
             StreamEnd::Stopping => Self::unavailable(why),
             StreamEnd::TakenOver | StreamEnd::Displaced => Self::aborted(why),

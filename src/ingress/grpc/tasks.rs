@@ -16,7 +16,7 @@ use crate::{
     wire::pb::{self, tasks_server::Tasks},
 };
 
-/// The largest answer that clients take by default.
+/// The largest answer that clients accept by default.
 const TAKEN_BY_DEFAULT: usize = 4 << 20;
 
 #[tonic::async_trait]
@@ -70,7 +70,8 @@ impl Tasks for Service {
             tasks: results(tasks),
             ..plain.clone()
         };
-        // Without room for the tasks their leases go back. The reports are taken.
+        // If there is no room for the tasks, their leases go back. The reports are done in any
+        // case.
         self.leased(&caller, answer, deliveries, is_default)
             .or_else(|_no_room| Ok(Response::new(plain)))
     }
@@ -150,7 +151,7 @@ impl Tasks for Service {
             in_hand,
         });
         if let Some(room) = room {
-            // The session's book has the tasks, so their answer goes out.
+            // The session book has the tasks already, so the answer must go out.
             room.become_answer(response.get_ref().encoded_len());
             response.extensions_mut().insert(room);
         }
@@ -215,7 +216,7 @@ impl Tasks for Service {
     }
 }
 
-/// Gives back the room of a call that may wait: its message is decoded, and has names only.
+/// Gives back the memory of a call that may wait: its decoded message contains only names.
 fn give_room_back<T>(request: &Request<T>) {
     request
         .extensions()
@@ -225,7 +226,7 @@ fn give_room_back<T>(request: &Request<T>) {
 }
 
 impl Service {
-    /// An answer with leases, which its connection confirms or gives back.
+    /// Makes an answer with leases, which the connection confirms or gives back.
     fn leased<T: prost::Message>(
         &self,
         caller: &Caller,

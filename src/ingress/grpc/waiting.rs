@@ -1,4 +1,4 @@
-//! Inserts over gRPC, also those that wait.
+//! Inserts over gRPC, including those that wait.
 
 use std::time::Duration;
 
@@ -12,15 +12,14 @@ use crate::{
     wire::pb,
 };
 
-/// The bytes of results in an answer, unless the caller asks for another number: every client takes
-/// 4 MiB.
+/// The most bytes of results in an answer, unless the caller says: every client accepts 4 MiB.
 const RESULT_BYTES: usize = (3 << 20) + (512 << 10);
-/// The bytes beside them: ids, errors, and the names of workers.
+/// The most bytes of everything else in it: ids, errors, and the names of workers.
 const BESIDE: usize = 512 << 10;
 
 impl Service {
-    /// Inserts, and waits for the ends of the tasks where the request says so. The room of the
-    /// request's parts returns before the wait.
+    /// Inserts tasks, and waits until they end if the request says so. The memory of the request's
+    /// parts is given back before the wait.
     pub(super) async fn insert(
         &self,
         caller: &Caller,
@@ -57,7 +56,7 @@ impl Service {
         let bytes = cut(&mut answer, max_bytes.saturating_add(BESIDE));
         let room = self.0.budget.answer(&caller.access, bytes);
         if room.is_err() {
-            // The tasks are stored: the caller hears so.
+            // The tasks are stored, so the caller must get an answer.
             answer
                 .results
                 .iter_mut()
@@ -71,8 +70,8 @@ impl Service {
     }
 }
 
-/// Removes the last results of an answer that is longer than `most`: many small ones take more
-/// beside them. Answers the length.
+/// Removes the last results from an answer that is longer than `most`, as it may be with many small
+/// ones. Returns its length.
 fn cut(answer: &mut pb::InsertTasksResponse, most: usize) -> usize {
     let mut bytes = answer.encoded_len();
     for one in answer.results.iter_mut().rev() {

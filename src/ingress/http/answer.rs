@@ -1,5 +1,5 @@
-//! Answers that may be large. Each takes its room of the budget before its memory, until it is
-//! written.
+//! Answers that may be large. Each reserves its part of the budget before it takes memory, and
+//! keeps it until it is written.
 
 use std::{collections::HashMap, io};
 
@@ -34,15 +34,15 @@ use crate::{
 
 pub(in crate::ingress) type Answer = Result<Response, Problem>;
 
-/// The bytes of payloads or results from which on an answer is written piece by piece. In JSON they
-/// may be six times as many.
+/// An answer with more bytes of payloads or results than this is written piece by piece. In JSON
+/// they may become six times as many.
 pub(super) const LARGE: usize = 1 << 20;
 
 pub(super) fn item_answers(answers: Vec<ItemAnswer>) -> Answer {
     list("results", answers)
 }
 
-/// A text that takes room as it grows.
+/// A text that reserves memory of the budget as it grows.
 struct Counted {
     text: Vec<u8>,
     room: Share,
@@ -74,7 +74,7 @@ impl io::Write for Counted {
     }
 }
 
-/// An answer whose room grows with it.
+/// Makes an answer that reserves memory of the budget as it grows.
 pub(super) fn within(call: &Call, answer: &impl Serialize) -> Answer {
     within_budget(&call.state.budget, &call.caller.access, answer)
 }
@@ -98,7 +98,7 @@ pub(super) fn within_budget(budget: &Budget, access: &Access, answer: &impl Seri
     Ok(response)
 }
 
-/// A list whose room grows with it.
+/// Makes an answer with one list, which reserves memory of the budget as it grows.
 pub(super) fn list_within<T: Serialize>(
     call: &Call,
     name: &'static str,
@@ -108,8 +108,8 @@ pub(super) fn list_within<T: Serialize>(
     within(call, &HashMap::from([(name, entries)]))
 }
 
-/// An object whose list is written entry by entry, while the client reads. `room` is that of the
-/// largest page.
+/// Makes an object with a list that is written entry by entry while the client reads. `room` is the
+/// memory of the largest page.
 pub(super) fn streamed<T: Send + 'static>(
     head: Entry,
     name: &str,
@@ -123,15 +123,15 @@ pub(super) fn streamed<T: Send + 'static>(
     response
 }
 
-/// The pages of what is in memory already.
+/// A single page of entries that are in memory already.
 pub(super) fn one_page<T: Send>(
     entries: Vec<T>,
 ) -> impl Stream<Item = Result<Vec<T>, api::Error>> + Send + Unpin {
     stream::iter([Ok(entries)])
 }
 
-/// An answer with leases, which its connection confirms or gives back. `head` begins it, and
-/// `write` writes all of it.
+/// Makes an answer with leases, which the connection confirms or gives back. A large one is
+/// streamed, with the fields of `head` in front of the tasks; otherwise `write` makes all of it.
 pub(super) fn leased(
     call: &Call,
     leased: Leases,
@@ -139,7 +139,7 @@ pub(super) fn leased(
     write: impl FnOnce(&[LeasedTask]) -> Answer,
 ) -> Answer {
     let Leases { tasks, deliveries } = leased;
-    // The room comes before the JSON.
+    // The memory is reserved before the JSON is made.
     let bytes = tasks.iter().map(LeasedTask::weight).sum();
     let room = call
         .state

@@ -52,14 +52,14 @@ impl Call {
         self.uri.query().unwrap_or_default()
     }
 
-    /// The fields of the query.
+    /// Parses the query.
     pub(super) fn fields<T: DeserializeOwned>(&self) -> Result<T, Problem> {
         let fields = Query::try_from_uri(&self.uri)
             .map_err(|error| Problem::bad_request(error.body_text()))?;
         Ok(fields.0)
     }
 
-    /// Reads a body that is small once it is read.
+    /// Reads a body that is small once it is decoded.
     pub(super) async fn json<T>(
         &mut self,
         read: impl FnOnce(&Bytes) -> Result<T, Unread>,
@@ -67,7 +67,7 @@ impl Call {
         Ok(read(&self.text(JSON).await?)?)
     }
 
-    /// Reads a body whose parts are counted. They stay in the request's share.
+    /// Reads a body and counts its parts, which stay in the request's share of the budget.
     pub(super) async fn counted<T>(
         &mut self,
         read: impl FnOnce(&Bytes, &mut Tally<'_>) -> Result<T, Unread>,
@@ -75,8 +75,7 @@ impl Call {
         self.counted_or(JSON, read).await
     }
 
-    /// Reads as [`Self::counted`] does, where the body may have other types: `expected` names them
-    /// all.
+    /// Like [`Self::counted`], for a body that may have other types: `expected` names all of them.
     pub(super) async fn counted_or<T>(
         &mut self,
         expected: &str,

@@ -1,10 +1,11 @@
 //! Keeps web pages out.
 //!
-//! taskd may ask for no token, so a page in a browser on the same machine must not reach it. A page
-//! has two ways to a port of its visitor's machine. Its own name may point there (DNS rebinding):
-//! the request then carries a name that is not taskd's. Or it sends a request to taskd's address:
-//! the browser then names the page's site. The page controls neither. gRPC refuses what has not the
-//! content type of gRPC: a page may send that type only where taskd agrees, and taskd never does.
+//! taskd may require no token, so a page in a browser on the same machine must not reach it. A page
+//! can reach a port of its visitor's machine in two ways. Its own name may point there (DNS
+//! rebinding): then the request carries a name that is not taskd's. Or it sends a request to
+//! taskd's address: then the browser tells from which site the page is. The page can change
+//! neither. gRPC refuses requests without the content type of gRPC: a page may send that type only
+//! if taskd agrees, which it never does.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -71,8 +72,8 @@ impl Guard {
     }
 }
 
-/// Refuses a body in another transfer encoding than `chunked`, once (RFC 9112, 6.1): the body that
-/// hyper hands on has lost its outer encoding only.
+/// Refuses a transfer encoding other than a single `chunked` (RFC 9112, 6.1), since hyper removes
+/// only the outermost one.
 fn check_transfer_encoding(headers: &HeaderMap) -> Result<(), Problem> {
     let mut chunked = false;
     for value in headers.get_all(header::TRANSFER_ENCODING) {
@@ -108,7 +109,7 @@ fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
     let mut authorities = Vec::from_iter(head.uri.authority().cloned());
     match (hosts.next(), hosts.next()) {
         (_, Some(_)) => return Err(wrong("the header Host is there more than once")),
-        // An HTTP/1.0 request has no Host, and no browser sends one.
+        // An HTTP/1.0 request needs no Host, and no browser sends one.
         (None, None) if head.version == Version::HTTP_10 => {}
         (None, None) => return Err(wrong("the header Host is missing")),
         (Some(host), None) => {
@@ -122,8 +123,8 @@ fn named(head: &request::Parts) -> Result<Vec<String>, Problem> {
     Ok(authorities.into_iter().map(name).collect())
 }
 
-/// True for a request that a browser sends for another site. A link may still lead to a route that
-/// only reads: the other site does not see the answer.
+/// True for a request that a browser sends on behalf of another site. A link may lead to a route
+/// that only reads, since the other site does not see the answer.
 fn is_of_another_site(head: &request::Parts) -> bool {
     let value = |name: &str| text(&head.headers, name);
     let reads = matches!(head.method, Method::GET | Method::HEAD);
@@ -131,7 +132,7 @@ fn is_of_another_site(head: &request::Parts) -> bool {
         Some("same-origin" | "none") => false,
         Some("same-site") => !reads,
         Some(_) => !(reads && value("sec-fetch-mode") == Some("navigate")),
-        // Browsers from before 2023, and other clients. A read within a site has no Origin.
+        // Browsers from before 2023, and other clients. A read within one site has no Origin.
         None if reads => false,
         None => value("origin").is_some_and(|origin| {
             let site = origin.split_once("://").map(|(_, site)| site);

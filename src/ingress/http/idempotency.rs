@@ -1,5 +1,5 @@
 //! The header `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header): the idempotency key of
-//! a body of one task.
+//! a request whose body is one task.
 
 use axum::http::HeaderMap;
 
@@ -8,7 +8,7 @@ use crate::ingress::json::insert::NewTasks;
 
 const HEADER: &str = "idempotency-key";
 
-/// Gives the task of a request the idempotency key of its header.
+/// Gives the task of a request the idempotency key from its header.
 pub(super) fn adopt(headers: &HeaderMap, asked: &mut NewTasks) -> Result<(), Problem> {
     let Some(key) = given(headers)? else {
         return Ok(());
@@ -27,7 +27,7 @@ pub(super) fn adopt(headers: &HeaderMap, asked: &mut NewTasks) -> Result<(), Pro
     Ok(())
 }
 
-/// Refuses the header with a body of lines.
+/// Refuses the header for a body of lines.
 pub(super) fn refuse(headers: &HeaderMap) -> Result<(), Problem> {
     given(headers)?.map_or(Ok(()), |_| Err(not_for_many()))
 }
@@ -38,7 +38,7 @@ fn not_for_many() -> Problem {
     )
 }
 
-/// The key. The draft writes it in quotes, and most clients do without.
+/// Returns the key. The draft puts it in quotes; most clients do not.
 fn given(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let mut given = headers.get_all(HEADER).iter();
     let Some(first) = given.next() else {
@@ -64,7 +64,8 @@ fn given(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     Ok(Some(key))
 }
 
-/// A string of structured fields (RFC 8941): a backslash stands before a quote or a backslash.
+/// Unescapes a string of structured fields (RFC 8941), in which quotes and backslashes have a
+/// backslash before them.
 fn unescaped(quoted: &str) -> String {
     let (mut text, mut characters) = (String::with_capacity(quoted.len()), quoted.chars());
     while let Some(character) = characters.next() {

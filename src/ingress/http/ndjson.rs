@@ -1,7 +1,7 @@
-//! Tasks as lines, of any number: read, stored and answered in batches, while the client still
-//! sends.
+//! Inserts any number of tasks as lines, which are read, stored and answered in batches while the
+//! client still sends.
 //!
-//! The connection itself is the back pressure: taskd reads the next batch when the client has taken
+//! The connection itself is the back pressure: taskd reads the next batch when the client has read
 //! earlier answers, so a client must read while it sends. Memory holds [`IN_FLIGHT`] batches, which
 //! count against the budget of all requests.
 
@@ -52,19 +52,19 @@ use crate::{
 };
 
 const BATCH: usize = 1000;
-/// The batches at work at a time: taskd reads lines while SQL stores earlier ones.
+/// How many batches are in progress at a time: taskd reads lines while SQL stores earlier ones.
 const IN_FLIGHT: usize = 3;
-/// The silence after which a client counts as gone. A client that sends a part of a line, or a
-/// blank one, is not silent.
+/// A client that sends nothing for this long counts as gone. A part of a line or a blank line is
+/// enough.
 const IDLE: Duration = Duration::from_secs(60);
-/// The time in which a line must end after its first byte. It is that of any other body. Lines of
-/// any number may take any time.
+/// How long a line may take after its first byte: as long as any other body. The whole request may
+/// take any time.
 const LINE_TIME: Duration = Duration::from_secs(120);
 
 /// Answers each line with a line, in order.
 ///
-/// A busy store refuses the first batch and with it the request (429). Later batches wait for the
-/// store; when it stays busy, taskd answers their lines `TRY_LATER`.
+/// If the store is busy, the first batch is refused and with it the request (429). Later batches
+/// wait for the store; if it stays busy, the answer to each of their lines is `TRY_LATER`.
 pub(super) async fn insert(call: Call) -> Answer {
     let Call {
         state,
@@ -98,7 +98,7 @@ pub(super) async fn insert(call: Call) -> Answer {
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], body).into_response())
 }
 
-/// The way of this request's lines into the store.
+/// Inserts the lines of this request.
 #[derive(Clone)]
 struct Inserter {
     api: Arc<Api>,
@@ -107,7 +107,7 @@ struct Inserter {
     context: Option<String>,
 }
 
-/// The reason why no line of a batch is stored.
+/// Why no line of a batch was stored.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
     #[error(transparent)]
@@ -125,7 +125,7 @@ impl From<Refused> for Problem {
     }
 }
 
-/// The answers to the first batch, which has some already, and to the batches behind it.
+/// The answers to the first batch, which has some already, and to the batches after it.
 fn answers(
     inserter: Inserter,
     first: Batch,
@@ -138,7 +138,8 @@ fn answers(
         let failed = Arc::clone(&failed);
         async move {
             let mut source = source?;
-            // After a batch that was not stored taskd begins no other, and answers those in flight.
+            // After a batch that was not stored, taskd begins no other one, and answers those in
+            // flight.
             if failed.load(Ordering::Relaxed) {
                 return None;
             }
@@ -176,35 +177,35 @@ fn answers(
         .buffered(IN_FLIGHT)
 }
 
-/// The chunks of a body, with errors that a reader can carry.
+/// The chunks of a body, with errors that an async reader can return.
 type BodyChunks = BoxStream<'static, io::Result<Bytes>>;
 
 /// The lines of a request.
 struct Source {
     lines: Lines<BodyChunks>,
-    /// When a part of the body came last.
+    /// When a part of the body last arrived.
     heard: Arc<Mutex<Instant>>,
-    /// When the line began whose end has not come.
+    /// When the line began that has not ended yet.
     begun: Arc<Mutex<Option<Instant>>>,
     idle: Duration,
     line_time: Duration,
     share: Share,
     settings: Arc<Settings>,
     stop: CancellationToken,
-    /// `None`: nobody counts it.
+    /// `None` if the wait is not counted.
     waiting: Option<Waiting>,
 }
 
 /// A request that waits for its next line.
 struct Waiting {
     _wait: Wait,
-    /// Ends when the token of the request is no longer valid.
+    /// Resolves when the token of the request is no longer valid.
     revoked: BoxFuture<'static, api::Error>,
 }
 
 enum Read {
     Lines(Batch),
-    /// The answer, if the client still listens.
+    /// The answer, if the client still reads it.
     Cut(Problem),
     End,
 }
@@ -262,7 +263,7 @@ impl Source {
             waiting,
             ..
         } = &mut *self;
-        // While taskd was busy it did not listen.
+        // The time in which taskd was busy and did not read does not count.
         let now = Instant::now();
         *heard.lock() = now;
         if let Some(begun) = &mut *begun.lock() {
@@ -271,7 +272,8 @@ impl Source {
         let batch = async {
             tokio::select! {
                 biased;
-                // Lines that came before the end of the token are answered with it, one by one.
+                // Lines that arrived before the token was revoked come first. Each is answered with
+                // the refusal.
                 batch = lines.next_batch(BATCH) => Come::Lines(batch),
                 late = late(heard, *idle, begun, *line_time) => Come::Late(late),
                 error = revoked(waiting) => Come::Revoked(error),
@@ -303,14 +305,14 @@ impl Source {
     }
 }
 
-/// What came first.
+/// What happened first.
 enum Come {
     Lines(Result<Vec<Line>, io::Error>),
     Late(Cut),
     Revoked(api::Error),
 }
 
-/// Ends when the token of a request is no longer valid. Nobody asks a second time.
+/// Resolves when the token of a request is no longer valid. Must not be polled again after that.
 async fn revoked(waiting: &mut Option<Waiting>) -> api::Error {
     match waiting {
         Some(waiting) => (&mut waiting.revoked).await,
@@ -318,7 +320,7 @@ async fn revoked(waiting: &mut Option<Waiting>) -> api::Error {
     }
 }
 
-/// Ends when no part of a body has come for `idle`, or when a line has not ended within
+/// Resolves when no part of a body has arrived for `idle`, or when a line has not ended within
 /// `line_time`. A part may be less than a line, or a blank one.
 async fn late(
     heard: &Mutex<Instant>,
@@ -336,12 +338,12 @@ async fn late(
         if now >= silent {
             return Cut::Late(idle);
         }
-        // A line that begins during the sleep ends later than it.
+        // A line that begins during the sleep is due after it.
         sleep_until(line.map_or(silent, |line| line.min(silent))).await;
     }
 }
 
-/// Lines and their answers; `TRY_LATER` where a line has none yet.
+/// Lines and their answers; `TRY_LATER` for a line that has none yet.
 struct Batch {
     lines: Vec<Line>,
     answers: Vec<InsertAnswer>,
@@ -349,10 +351,10 @@ struct Batch {
     settings: Arc<Settings>,
 }
 
-/// A batch's part of the request's share, until its answers are written.
+/// A batch's part of the request's memory, until its answers are written.
 struct Room {
     share: Share,
-    /// The bytes of its lines, then of its answers.
+    /// The bytes of its lines, later those of its answers.
     bytes: usize,
     /// The memory of its decoded lines.
     parts: usize,
@@ -389,7 +391,8 @@ impl Batch {
         !self.answers.iter().any(is_open)
     }
 
-    /// Stores the lines that have no answer, as far as there is room. On `Err` nothing was stored.
+    /// Stores the lines that have no answer yet, as far as memory allows. If it fails, nothing was
+    /// stored.
     async fn store(&mut self, inserter: &Inserter) -> Result<(), Refused> {
         self.room.share.shrink(std::mem::take(&mut self.room.parts));
         let open: Vec<usize> = (0..self.lines.len())
@@ -414,8 +417,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Stores until all lines have an answer, for about half a minute. Each try reads the lines
-    /// anew, which is cheaper than a copy.
+    /// Retries until all lines have an answer, for about half a minute. Each attempt decodes the
+    /// lines again, which is cheaper than a copy.
     async fn store_patiently(&mut self, inserter: &Inserter, stop: &CancellationToken) {
         let mut waits = ExponentialBuilder::default()
             .with_jitter()
@@ -427,7 +430,7 @@ impl Batch {
             if let Err(error) = self.store(inserter).await {
                 let open = self.answers.iter_mut().filter(|answer| is_open(answer));
                 open.for_each(|answer| answer.error = error.to_string());
-                // The token was revoked: no wait helps.
+                // The token was revoked, so waiting does not help.
                 if matches!(&error, Refused::Api(error) if error.kind() == api::Kind::Unauthenticated)
                 {
                     return;

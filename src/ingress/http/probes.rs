@@ -1,4 +1,4 @@
-//! The probes: whether the process lives, and whether it does its work.
+//! The probes: whether the process is alive, and whether it does its work.
 
 use std::time::Instant;
 
@@ -16,7 +16,8 @@ use super::{super::State, guard::Guard};
 use crate::runtime::{self, Servers};
 
 /// The routes of probes. They are outside the guard and the trace: a probe may use any name, and
-/// repeated 503s are no news. Only callers that the guard lets in get the details of `/readyz`.
+/// repeated 503s would only fill the log. Only callers that the guard admits get the details of
+/// `/readyz`.
 pub(super) fn routes(guard: Guard) -> Router<State> {
     let readyz = move |state: Extract<State>, request: Request| {
         let (head, _) = request.into_parts();
@@ -28,18 +29,18 @@ pub(super) fn routes(guard: Guard) -> Router<State> {
         .route("/readyz", get(readyz))
 }
 
-/// How the process does.
+/// The state of the process.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Readiness {
-    /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises, and
-    /// calls that do not need it go on), or the reason why the process is not ready.
+    /// `ready`, `degraded` (with 200: a server is away, or has settings that break promises; calls
+    /// that do not need it go on), or why the process is not ready.
     status: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     stalled: Vec<StalledLoop>,
     /// The reason why inserts are refused, if Redis has little memory left.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<String>,
-    /// The words of the database, if it has no room for new tasks.
+    /// What the database says, if it has no space for new tasks.
     #[serde(skip_serializing_if = "Option::is_none")]
     database: Option<String>,
     /// The servers that do not answer.
@@ -73,7 +74,7 @@ struct UnsafeSetting {
 #[derive(JsonSchema, Serialize)]
 struct StalledLoop {
     name: String,
-    /// How long ago it did.
+    /// The time since its last progress.
     age: String,
 }
 
@@ -96,8 +97,8 @@ fn readyz(state: &State, shows_details: bool) -> Response {
         (true, _, _) => (StatusCode::SERVICE_UNAVAILABLE, "stopping"),
         (false, false, _) => (StatusCode::SERVICE_UNAVAILABLE, "stalled"),
         (false, true, true) => (StatusCode::SERVICE_UNAVAILABLE, "out of memory"),
-        // Calls that need only the other servers go on, and no other process has the server that is
-        // away.
+        // Still 200: calls that need only the other servers go on, and another process would not
+        // have the server that is away, either.
         (false, true, false) if is_degraded => (StatusCode::OK, "degraded"),
         (false, true, false) => (StatusCode::OK, "ready"),
     };
@@ -112,7 +113,7 @@ fn readyz(state: &State, shows_details: bool) -> Response {
         };
         return (code, Json(status_only)).into_response();
     }
-    // Workers go on, and an insert may find room: the process is ready all the same.
+    // A full database leaves the process ready: workers go on, and an insert may find space.
     let database = state.gates.full_database(Instant::now());
     let memory = shortage.map(|shortage| shortage.why);
     (

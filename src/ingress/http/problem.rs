@@ -31,7 +31,7 @@ pub(super) struct Details<'a> {
     status: u16,
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    /// The place of the mistake in the body.
+    /// The position of the mistake in the body.
     line: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     column: Option<usize>,
@@ -56,7 +56,7 @@ impl Problem {
         &self.detail
     }
 
-    /// Closes the connection behind the answer.
+    /// Closes the connection after the answer.
     pub(super) fn and_close(self) -> Self {
         Self {
             close: true,
@@ -64,7 +64,7 @@ impl Problem {
         }
     }
 
-    /// A problem with the header `Retry-After`.
+    /// Makes a problem with the header `Retry-After`.
     pub(super) fn later(status: StatusCode, error: impl ToString) -> Self {
         Self {
             retry_after: true,
@@ -119,7 +119,7 @@ impl From<Excess> for Problem {
     }
 }
 
-/// The reason of a refusal, for the log. It is an extension of the answer.
+/// Why a request was refused, for the log. An extension of the answer.
 #[derive(Clone)]
 pub(super) struct Refusal(pub(super) String);
 

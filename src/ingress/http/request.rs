@@ -1,4 +1,4 @@
-//! The parts of a request: its type, its body, its task.
+//! The parts of a request: its content type, its body, an id in its path.
 
 use std::{convert::Infallible, io, time::Duration};
 
@@ -21,16 +21,17 @@ use super::{
 };
 use crate::api::{ECHO, shorten};
 
-/// The pace of a body that is not NDJSON.
+/// How fast a body must arrive, unless it is NDJSON.
 const PACE: Pace = Pace {
     silence: Duration::from_secs(30),
     whole: Duration::from_secs(120),
 };
 
-/// The most bytes that are allocated before the first of them is here.
+/// The most bytes that are allocated before the first of them has arrived.
 const FIRST_BYTES: usize = 64 << 10;
 
-/// The pace of a request's body. Lines have none; `ndjson` watches them.
+/// Returns how fast the body of a request must arrive. Lines have no such limit; `ndjson` watches
+/// them.
 pub(super) fn pace(head: &request::Parts) -> Option<Pace> {
     let is_lines = is_ndjson(&head.headers).unwrap_or(false);
     (!is_lines).then_some(PACE)
@@ -46,7 +47,7 @@ pub(super) fn is_ndjson(headers: &HeaderMap) -> Result<bool, Problem> {
     Ok(NDJSON.contains(&content_type(headers)?.as_str()))
 }
 
-/// The content type in lower case, without parameters. Refuses a compressed body.
+/// Returns the content type in lower case, without parameters. Refuses a compressed body.
 fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
     for value in headers.get_all(header::CONTENT_ENCODING) {
         let encoding = String::from_utf8_lossy(value.as_bytes());
@@ -71,8 +72,8 @@ fn content_type(headers: &HeaderMap) -> Result<String, Problem> {
 
 /// Reads a JSON body, and refuses every other type.
 ///
-/// Browsers send the other types to any address without asking: a web page must not insert tasks
-/// here.
+/// Browsers send the other types to any address without asking it first, and a web page must not be
+/// able to insert tasks here.
 pub(super) async fn json_body(
     state: &State,
     headers: &HeaderMap,
@@ -107,8 +108,8 @@ async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, P
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    // A head may announce bytes that never come, and address space may have a limit. So the buffer
-    // doubles as they do.
+    // A head may announce bytes that never come, and address space may be limited. So the buffer
+    // grows with the bytes that arrive.
     let mut text = BytesMut::with_capacity(announced.unwrap_or_default().min(FIRST_BYTES));
     while let Some(chunk) = chunks.next().await {
         let chunk = chunk.map_err(cut)?;
@@ -157,8 +158,8 @@ impl From<Cut> for Problem {
 
 pub(super) const JSON: &str = "application/json";
 
-/// The text in the place of an id in the path; if it cannot be read, the reason, which is no id
-/// either.
+/// The text at the position of an id in the path. If it cannot be decoded, this is the error
+/// message, which is not an id, either.
 pub(in crate::ingress) struct Id(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -173,7 +174,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// The part of a list that is asked for.
+/// The requested part of a list.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Page {

@@ -18,7 +18,7 @@ pub(in crate::ingress) async fn open_session(mut call: Call) -> Answer {
 
 pub(in crate::ingress) async fn want_tasks(mut call: Call) -> Answer {
     let want = call.json(json::sessions::want_tasks).await?;
-    // The call may wait, and its body is gone.
+    // The call may wait, and its body has been dropped.
     call.share.become_answer(0);
     let room = |bytes| {
         call.state
@@ -48,7 +48,7 @@ pub(in crate::ingress) async fn want_tasks(mut call: Call) -> Answer {
             let mut answer = Json(json::sessions::WantedTasks::from(&wanted)).into_response();
             let bytes = answer.body().size_hint().exact().unwrap_or_default();
             if let Some(room) = room {
-                // The session's book has the tasks, so their answer goes out.
+                // The session book has the tasks already, so the answer must go out.
                 room.become_answer(usize::try_from(bytes).unwrap_or(usize::MAX));
                 answer.extensions_mut().insert(room);
             }

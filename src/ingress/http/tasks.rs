@@ -48,7 +48,7 @@ pub(in crate::ingress) async fn insert_tasks(mut call: Call) -> Answer {
 
 pub(in crate::ingress) async fn get_tasks(mut call: Call) -> Answer {
     let request = call.json(json::work::get_tasks).await?;
-    // The call may wait, and its body is gone.
+    // The call may wait, and its body has been dropped.
     call.share.become_answer(0);
     let leases = call.state.api.get(&call.caller, Ok(request)).await?;
     let head = || json::large::Entry::new(&serde_json::json!({}));
@@ -72,7 +72,7 @@ pub(in crate::ingress) async fn complete_tasks(mut call: Call) -> Answer {
         return item_answers(api.complete(caller, batch).await?);
     };
     let (answers, leases) = api.complete_and_get(caller, batch, Ok(next)).await?;
-    // Without room for the tasks their leases go back. The reports are taken.
+    // If there is no room for the tasks, their leases go back. The reports are done in any case.
     let head = || json::work::Completed::before_tasks(&answers);
     let answer = |tasks: &[LeasedTask]| within(&call, &json::work::Completed::new(&answers, tasks));
     leased(&call, leases, head, answer)

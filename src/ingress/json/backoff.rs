@@ -9,7 +9,7 @@ use super::{item, text::Time};
 use crate::model::{self, BackoffKind};
 
 /// The waits of a task between its attempts, in place of those of its queue. Without a `kind`,
-/// these stay.
+/// those of the queue are kept.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a backoff")]
 pub(super) struct Backoff {
@@ -28,7 +28,7 @@ pub(super) struct Backoff {
     give_up_after: Option<Time>,
 }
 
-/// `"exponential"`, in any case.
+/// A kind such as `"exponential"`, in upper or lower case.
 pub(super) struct Kind(BackoffKind);
 
 impl FromStr for Kind {
@@ -51,7 +51,7 @@ impl<'de> Deserialize<'de> for Kind {
     }
 }
 
-/// Reads a backoff from a text of its own.
+/// Reads a backoff from a text that contains nothing else.
 pub fn read(text: &str) -> Result<model::NewBackoff, String> {
     item::<Backoff>(text, "a backoff").map(Into::into)
 }

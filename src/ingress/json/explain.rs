@@ -1,9 +1,9 @@
-//! The question where a task is.
+//! Requests to explain a task.
 
 use super::{Unread, query};
 use crate::model::ExplainTask;
 
-/// Reads the question from the query of its URL: `id=…`, or `queue=…&key=…`; and `worker=…`.
+/// Reads the request from the query of the URL: `id=…`, or `queue=…&key=…`; and `worker=…`.
 pub(in crate::ingress) fn question(text: &str) -> Result<ExplainTask, Unread> {
     let mut question = ExplainTask::default();
     for (name, value) in query::parameters(text).map_err(Unread::Invalid)? {
@@ -12,7 +12,7 @@ pub(in crate::ingress) fn question(text: &str) -> Result<ExplainTask, Unread> {
             "queue" => question.queue = value,
             "key" => question.key = value.into(),
             "worker" => question.worker = value,
-            // The route has refused others.
+            // The route has refused all other parameters.
             _ => {}
         }
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Unread, object, query};
 use crate::model::{self, QueueName};
 
-/// The part that is to be checked.
+/// What to check.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "an object")]
 #[schemars(rename = "FsckRequest")]
@@ -31,7 +31,7 @@ pub(in crate::ingress) fn request(body: &Bytes) -> Result<model::Fsck, Unread> {
     })
 }
 
-/// Reads which shards to dump: `queue=…`, and `shard=…`, `limit=…`.
+/// Reads which shards to dump: `queue=…`, and optionally `shard=…` and `limit=…`.
 pub(in crate::ingress) fn dump(text: &str) -> Result<(String, Option<u32>, Option<usize>), Unread> {
     let mut queue = String::new();
     let mut shard = None;
@@ -42,7 +42,7 @@ pub(in crate::ingress) fn dump(text: &str) -> Result<(String, Option<u32>, Optio
             "shard" => shard = Some(value.parse().map_err(|_| not_a_number())?),
             "limit" => limit = Some(value.parse().map_err(|_| not_a_number())?),
             "queue" => queue = value,
-            // The route has refused others.
+            // The route has refused all other parameters.
             _ => {}
         }
     }
@@ -60,7 +60,7 @@ pub(in crate::ingress) struct Dump<'a> {
 #[derive(JsonSchema, Serialize)]
 struct DumpedShard {
     shard: u32,
-    /// null: Redis lost the shard, or it is being opened.
+    /// null if Redis has lost the shard, or if it is being opened.
     holds: Option<Value>,
 }
 

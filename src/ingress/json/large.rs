@@ -1,6 +1,6 @@
 //! Large answers as JSON that is written piece by piece, while the client reads.
 //!
-//! In JSON a byte of a text may take six, so a whole answer may take far more memory than its
+//! In JSON a byte of text may take six, so a whole answer may take far more memory than its
 //! payloads. Here only one piece of it exists at a time.
 
 use std::{collections::VecDeque, vec};
@@ -13,9 +13,11 @@ use serde_json::value::RawValue;
 
 use crate::model::Encoding;
 
-/// The size at which a piece is handed on. It may grow by a [`CHUNK`] that is escaped.
+/// A piece is sent when it has reached this size. It may exceed it by one [`CHUNK`] in escaped
+/// form.
 const PIECE: usize = 64 << 10;
-/// The bytes of a value that are written at a time. As base64 they need no padding.
+/// How many bytes of a value are written at a time: a multiple of three, so that base64 needs no
+/// padding.
 const CHUNK: usize = 12 << 10;
 
 /// A payload or a result that is written piece by piece. The kinds are those of
@@ -68,12 +70,12 @@ enum Part {
 }
 
 impl Part {
-    /// Moves the first bytes of the part into `piece`. True: there are more.
+    /// Moves the first bytes of the part into `piece`. Returns true if there are more.
     fn write(&mut self, piece: &mut Vec<u8>) -> bool {
         let (Self::AsItIs(bytes) | Self::Escaped(bytes) | Self::Base64(bytes)) = self;
         let mut length = bytes.len().min(CHUNK);
         if length < bytes.len() {
-            // Not within a character.
+            // Do not split a character.
             while bytes[length] & 0xc0 == 0x80 && length > CHUNK - 4 {
                 length -= 1;
             }
@@ -96,7 +98,7 @@ impl Part {
     }
 }
 
-/// An object that has its large values behind its other fields.
+/// An object whose large values come after its other fields.
 pub(in crate::ingress) struct Entry {
     parts: VecDeque<Part>,
     has_fields: bool,
@@ -125,7 +127,7 @@ impl Entry {
         self.text(format!("{comma}\"{name}\":{behind}"));
     }
 
-    /// Adds the field `name`, or for bytes `name` with `_base64`.
+    /// Adds the field `name`, or `name` with `_base64` if the value is bytes.
     pub(super) fn value(&mut self, name: &str, value: Large) {
         let part = match value {
             Large::Nothing => return,
@@ -165,7 +167,7 @@ impl Entry {
         self
     }
 
-    /// Moves the next bytes into `piece`. False: there are none.
+    /// Moves the next bytes into `piece`. Returns false if there are none.
     fn write(&mut self, piece: &mut Vec<u8>) -> bool {
         let Some(part) = self.parts.front_mut() else {
             return false;
@@ -177,8 +179,8 @@ impl Entry {
     }
 }
 
-/// An object whose last field is a list: its entries come in pages, and each becomes JSON when the
-/// one before it has left.
+/// An object whose last field is a list. The entries come in pages, and each becomes JSON when the
+/// previous one has been written.
 struct List<P, T> {
     pages: P,
     page: vec::IntoIter<T>,
@@ -214,8 +216,8 @@ impl<T, E, P: Stream<Item = Result<Vec<T>, E>> + Unpin> List<P, T> {
     }
 }
 
-/// Writes `head`, which is an object without its end, and after its fields the list `name` of all
-/// pages. After an error of a page the text breaks off.
+/// Writes `head`, an object without its end, and after its fields the list `name` with the entries
+/// of all pages. If a page fails, the text breaks off.
 pub(in crate::ingress) fn list<T, E, P>(
     mut head: Entry,
     name: &str,

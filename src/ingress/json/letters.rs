@@ -1,4 +1,4 @@
-//! Dead letters, and what an operator asks for.
+//! Dead letters, and the requests that list and change them.
 
 use std::{collections::HashMap, iter};
 
@@ -18,7 +18,7 @@ use crate::model::{
 /// The most letters that a call names by id.
 const MAX_IDS: usize = 1000;
 
-/// The kinds that a filter takes.
+/// The kinds that a filter accepts.
 fn kinds() -> Vec<&'static str> {
     iter::once("")
         .chain(LetterKind::ALL.map(LetterKind::as_str))
@@ -59,7 +59,7 @@ pub(in crate::ingress) struct Change {
     /// With a filter: how many letters this call looks at; 0: 500; at most 1,000.
     #[schemars(range(max = 1000))]
     limit: u32,
-    /// The cursor of the answer before.
+    /// The cursor of the previous answer.
     cursor: String,
 }
 
@@ -104,7 +104,7 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<LetterPages, Stri
     let mut cursor = String::new();
     for (name, value) in query::parameters(text)? {
         match &*name {
-            // As in JSON, an empty value is none.
+            // As in JSON, an empty value counts as absent.
             "limit" if value.is_empty() => {}
             "queue" => filter.queue = value,
             "kind" => filter.kind = value,
@@ -117,7 +117,7 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<LetterPages, Stri
                     .map_err(|_| query::not_a_number(&name, &value))?
             }
             "cursor" => cursor = value,
-            // The route has refused others.
+            // The route has refused all other parameters.
             _ => {}
         }
     }
@@ -157,7 +157,7 @@ pub(in crate::ingress) fn change(
 pub(in crate::ingress) struct Page<'a> {
     letters: Vec<Letter<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    /// Asks for the next page; absent on the last.
+    /// The cursor for the next page; absent on the last one.
     cursor: Option<String>,
 }
 
@@ -265,7 +265,7 @@ impl<'a> Letter<'a> {
     }
 }
 
-/// A letter with all that it has.
+/// A whole letter, not the brief form of a list.
 impl<'a> From<&'a StoredLetter> for Letter<'a> {
     fn from(stored: &'a StoredLetter) -> Self {
         let mut shown = Self::brief(stored);

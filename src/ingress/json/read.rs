@@ -17,7 +17,7 @@ pub(in crate::ingress) struct TaskResult<'a> {
     attempt: u32,
     #[schemars(with = "Instant")]
     completed_at: String,
-    /// The task had all its replicas before.
+    /// True if the task had all its completions before.
     surplus: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     result: Option<Value<'a>>,
@@ -48,7 +48,7 @@ impl<'a> From<&'a model::TaskResult> for TaskResult<'a> {
     }
 }
 
-/// A result as an entry of a large answer.
+/// Writes a result as an entry of a large answer.
 pub(in crate::ingress) fn large(mut row: model::TaskResult) -> Entry {
     let result = Large::of(std::mem::take(&mut row.result), row.encoding);
     let fields = TaskResult {

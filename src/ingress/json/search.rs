@@ -1,4 +1,4 @@
-//! Lists of tasks: the question in a query or a filter.
+//! Lists of tasks: reads filters from a query or a body.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TaskPages, String
             pages.filter.headers.push((header.to_owned(), value));
             continue;
         }
-        // As in JSON, an empty value is none.
+        // As in JSON, an empty value counts as absent.
         if value.is_empty() {
             continue;
         }
@@ -33,7 +33,7 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TaskPages, String
     Ok(pages)
 }
 
-/// Which tasks; all parts must fit.
+/// Which tasks: all parts must match.
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields, expecting = "a filter")]
 #[schemars(rename = "TaskFilter")]

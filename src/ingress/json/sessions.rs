@@ -27,7 +27,7 @@ const MAX_IDS: usize = 100_000;
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
 pub(in crate::ingress) struct OpenSession {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -36,26 +36,25 @@ pub(in crate::ingress) struct OpenSession {
     /// The first demand.
     #[serde(default)]
     want: u32,
-    /// The session to go on with.
+    /// The session to resume.
     #[serde(default)]
     session: String,
-    /// Ids of the tasks in hand, where the worker goes on with a session. Others go back at no
-    /// cost.
+    /// If a session is resumed: ids of the tasks that the worker has. Others go back at no cost.
     #[serde(default)]
     #[schemars(with = "AtMost<String, MAX_IDS>")]
     holding: AtMost<String, MAX_IDS>,
     /// Ends the other sessions of the worker.
     #[serde(default)]
     takeover: bool,
-    /// The worker says of each task when it starts it. Otherwise each task that was sent counts as
-    /// started.
+    /// True if the worker reports each task that it starts. Otherwise each task that was sent
+    /// counts as started.
     #[serde(default)]
     tells_started: bool,
-    /// The session ends after so long without a call: `2s` to `10m`, without it `15s`.
+    /// The session ends after this long without a call: `2s` to `10m`; by default `15s`.
     timeout: Option<Time>,
     lease_duration: Option<Time>,
     #[serde(default)]
-    /// The size of an answer, about; 0: 3.5 MiB.
+    /// The approximate size of an answer; 0 means 3.5 MiB.
     max_bytes: u64,
 }
 
@@ -63,7 +62,7 @@ pub(in crate::ingress) struct OpenSession {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and session")]
 pub(in crate::ingress) struct WantTasks {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -79,7 +78,7 @@ pub(in crate::ingress) struct WantTasks {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and session")]
 pub(in crate::ingress) struct SessionCall {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -90,7 +89,7 @@ pub(in crate::ingress) struct SessionCall {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and session")]
 pub(in crate::ingress) struct ReportTasks<'a> {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -215,10 +214,10 @@ impl<'a> From<&'a tasks::SharedTasks> for WantedTasks<'a> {
     }
 }
 
-/// A session that wants no more.
+/// A session without demand.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Surrendered {
-    /// How much demand it had.
+    /// How much demand it had before.
     pub(in crate::ingress) surrendered: u32,
     pub(in crate::ingress) in_hand: u32,
 }

@@ -22,7 +22,7 @@ impl FromStr for Time {
         let wrong =
             || format!("{text:?} is not a duration; write \"250ms\", \"30s\" or \"1h 30m\"");
         let duration = humantime::parse_duration(text).map_err(|_| wrong())?;
-        // gRPC cannot say a longer one.
+        // A duration in a gRPC message cannot be longer.
         if i64::try_from(duration.as_secs()).is_ok() {
             Ok(Self(duration))
         } else {

@@ -1,5 +1,5 @@
-//! Payloads and results: any JSON value, text, or bytes. Each goes out in the form in which it came
-//! in.
+//! Payloads and results: any JSON value, text, or bytes. Each is returned in the form in which it
+//! was sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::without_place;
 use crate::model::Encoding;
 
-/// The bytes of `payload` or `payload_base64`, and their encoding. `null` and an empty string are
-/// no bytes.
+/// Returns the bytes of `payload` or `payload_base64`, and their encoding. `null` and an empty
+/// string give no bytes.
 pub(super) fn read(
     body: &Bytes,
     name: &str,
@@ -64,8 +64,7 @@ pub(super) enum Value<'a> {
     Text(&'a str),
 }
 
-/// A payload or a result in an answer: a value or base64, and the encoding; nothing where it is
-/// empty.
+/// A payload or a result in an answer: a value or base64, and the encoding; nothing if it is empty.
 #[derive(Default)]
 pub(super) struct Shown<'a> {
     pub(super) value: Option<Value<'a>>,
@@ -74,8 +73,7 @@ pub(super) struct Shown<'a> {
 }
 
 impl<'a> Shown<'a> {
-    /// Shows bytes of unknown encoding as JSON where they read as JSON, and as text where they are
-    /// UTF-8.
+    /// Shows bytes of unknown encoding as JSON if they are JSON, or as text if they are UTF-8.
     pub(super) fn of(bytes: &'a [u8], encoding: Encoding) -> Self {
         if bytes.is_empty() {
             return Self::default();
@@ -84,7 +82,7 @@ impl<'a> Shown<'a> {
         let value = match encoding {
             Encoding::Bytes => None,
             Encoding::Text => text().map(Value::Text),
-            // taskd checked JSON at the insert. Should it be none all the same, text is better than
+            // taskd checked JSON at the insert. If it is not JSON all the same, text is better than
             // a broken answer.
             Encoding::Json | Encoding::Unknown => {
                 text().map(|text| serde_json::from_str(text).map_or(Value::Text(text), Value::Json))
@@ -175,7 +173,7 @@ mod tests {
             ),
             (b"{}", Encoding::Text, (text("{}"), None, "text")),
             (b"", Encoding::Json, (none(), None, "")),
-            // Nobody said what it is.
+            // The encoding is unknown.
             (b"[1]", Encoding::Unknown, ("[1]".into(), None, "json")),
             (b"plain", Encoding::Unknown, (text("plain"), None, "text")),
             (
@@ -183,7 +181,7 @@ mod tests {
                 Encoding::Unknown,
                 (none(), Some("/w==".into()), "bytes"),
             ),
-            // Not what it should be.
+            // The bytes do not match their encoding.
             (b"{", Encoding::Json, (text("{"), None, "text")),
             (
                 b"\xff",

@@ -1,5 +1,5 @@
-//! A request's body on its way in. Its bytes count against the budget, it must keep coming, and a
-//! stop cuts it.
+//! A request's body as it arrives. Its bytes count against the budget, it must keep coming, and a
+//! stop cuts it off.
 
 use std::{
     future::{Future, poll_fn},
@@ -21,13 +21,12 @@ use super::{
     messages::Messages,
 };
 
-/// The longest time for a message of gRPC, from its first byte on, whatever the time for the whole
-/// body is.
+/// How long a gRPC message may take from its first byte, whatever the limit of the whole body is.
 const MESSAGE_TIME: Duration = Duration::from_secs(120);
 
 pub(in crate::ingress) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The reason why taskd does not read the rest of a body.
+/// Why taskd does not read the rest of a body.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::ingress) enum Cut {
     #[error(transparent)]
@@ -44,7 +43,7 @@ pub(in crate::ingress) enum Cut {
     Broken(hyper::Error),
 }
 
-/// The time that a body may take.
+/// How long a body may take.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ingress) struct Pace {
     /// The longest time between two parts.
@@ -61,7 +60,7 @@ pub(in crate::ingress) struct Pace {
 pub(in crate::ingress) struct Unread(Arc<Mutex<Option<Incoming>>>);
 
 impl Unread {
-    /// Reads to the end, if the end is near.
+    /// Reads the rest if it is short.
     pub(in crate::ingress) async fn drain(self) {
         const BYTES: usize = 64 << 10;
         const WAIT: Duration = Duration::from_secs(1);
@@ -83,20 +82,20 @@ impl Unread {
 
 /// The body of a request whose parts count against the budget.
 pub(in crate::ingress) struct Counted {
-    /// `None` only during the drop.
+    /// `None` only while this is dropped.
     inner: Option<Incoming>,
     unread: Unread,
     share: Share,
-    /// Of a call that may stay open: room for the part that came last, until the call wants the
-    /// next one.
+    /// For a call that may stay open: the memory of the last part, until the call asks for the next
+    /// one.
     passing: Option<(Share, usize)>,
-    /// Of gRPC.
+    /// For gRPC only.
     messages: Option<Messages>,
     stop: CancellationToken,
-    /// `None`: the body may take any time, but no message of it.
+    /// `None` if the body may take any time; its messages may not.
     pace: Option<Pace>,
     end: Instant,
-    /// When the message that is not whole began.
+    /// When the message began that is not complete yet.
     message_begun: Option<Instant>,
     /// Set by the first wait.
     waiting: Option<Waiting>,
@@ -105,12 +104,12 @@ pub(in crate::ingress) struct Counted {
     is_cut: bool,
 }
 
-/// The ends of the wait for the next part.
+/// What ends the wait for the next part.
 struct Waiting {
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// `None` until something has an end.
+    /// `None` until there is a deadline.
     alarm: Option<Pin<Box<Sleep>>>,
-    /// When the last part came, or the wait began.
+    /// When the last part arrived, or the wait began.
     heard: Instant,
 }
 
@@ -150,7 +149,7 @@ impl Counted {
         Poll::Ready(Some(Err((self.wrap)(why))))
     }
 
-    /// The reason to stop waiting for the next part.
+    /// Resolves with the reason when the wait for the next part must end.
     fn poll_waiting(&mut self, cx: &mut Context<'_>) -> Poll<Cut> {
         let stop = &self.stop;
         let waiting = self.waiting.get_or_insert_with(|| Waiting {
@@ -210,7 +209,7 @@ impl Counted {
         Poll::Ready(counted)
     }
 
-    /// Waits for the next bytes that gRPC may have.
+    /// Waits for the next bytes to hand on to gRPC.
     fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         loop {
             let Some(messages) = &mut self.messages else {

@@ -1,9 +1,9 @@
-//! One budget for the bytes of all requests in hand, over HTTP and gRPC together: their bodies,
-//! their decoded parts, and their answers until they are written.
+//! One memory budget for all requests in flight, over HTTP and gRPC together: their bodies, their
+//! decoded parts, and their answers until they are written.
 //!
-//! A request has a [`Share`] of the budget. The share grows as the body comes in, and returns when
-//! the answer is written. taskd tells a request that finds no room to try again. No request waits
-//! for room: it would keep what it holds.
+//! A request has a [`Share`] of the budget. The share grows as the body arrives, and is given back
+//! when the answer has been written. A request that does not fit is told to try again. No request
+//! waits for memory, because it would keep what it holds meanwhile.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::model::{self, Access, NoShare, Shares};
 
 /// The bytes of one unit of the budget.
 const UNIT: usize = 1 << 10;
-/// The size up to which requests may use all of the budget.
+/// Requests up to this size may use all of the budget.
 const SMALL: usize = 64 << 10;
-/// The memory of an insert that waits, for each of its tasks, about.
+/// The approximate memory of an insert that waits, for each of its tasks.
 pub(in crate::ingress) const WAITING_TASK: usize = 512;
-/// The part of the budget that larger requests leave: a worker's report gets through beside large
-/// uploads.
+/// Larger requests leave one part in this many of the budget free, so that a worker's report gets
+/// through next to large uploads.
 const KEPT_FOR_SMALL: usize = 8;
-/// The part of the budget that one answer counts as at most.
+/// One answer counts as at most one part in this many of the budget.
 const MOST_OF_ANSWER: usize = 4;
 
-/// A request does not fit beside the others in hand.
+/// A request does not fit next to the others in flight.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum NoRoom {
     #[error(
@@ -52,7 +52,7 @@ impl Budget {
         }
     }
 
-    /// An empty share, for a new request. [`Share::belongs_to`] says whose it is.
+    /// Returns an empty share for a new request. [`Share::belongs_to`] then says whose it is.
     pub(in crate::ingress) fn share(&self) -> Share {
         self.share_of(&Access::Open)
     }
@@ -73,8 +73,8 @@ impl Budget {
         self.bytes / MOST_OF_ANSWER
     }
 
-    /// Room for an answer, until it is written. A very large answer counts as a quarter of the
-    /// budget: otherwise it would never find room.
+    /// Reserves memory for an answer, until it is written. A very large answer counts as a quarter
+    /// of the budget, because otherwise it would never fit.
     pub(in crate::ingress) fn answer(
         &self,
         access: &Access,
@@ -85,8 +85,8 @@ impl Budget {
         Ok(share)
     }
 
-    /// Room for an answer that must get through beside large requests. A part of a large answer
-    /// does not count.
+    /// Reserves memory for an answer that must get through next to large requests. Only the first
+    /// [`SMALL`] bytes count.
     pub(in crate::ingress) fn small_answer(
         &self,
         access: &Access,
@@ -95,13 +95,13 @@ impl Budget {
         self.answer(access, bytes.min(SMALL))
     }
 
-    /// The taken bytes.
+    /// The bytes in use.
     pub(in crate::ingress) fn held(&self) -> usize {
         self.shares.held() * UNIT
     }
 }
 
-/// One request's part of the budget. The drop of the last clone gives it back.
+/// One request's part of the budget. Dropping the last clone gives it back.
 #[derive(Clone, Debug)]
 pub(in crate::ingress) struct Share {
     budget: Budget,
@@ -115,8 +115,8 @@ struct Held {
 }
 
 impl Share {
-    /// Counts the request as one of this caller. The connection makes the share before it knows who
-    /// calls, and nothing is read of a body before that is known.
+    /// Counts the request as one of this caller. The connection makes the share before it is known
+    /// who calls, and nothing is read of the body before that.
     pub(in crate::ingress) fn belongs_to(&self, access: &Access) {
         let mut held = self.held.lock();
         let mut units = self.budget.shares.empty(access);
@@ -125,7 +125,7 @@ impl Share {
         }
     }
 
-    /// Takes room for more bytes.
+    /// Reserves more bytes.
     pub(in crate::ingress) fn grow(&self, bytes: usize) -> Result<(), NoRoom> {
         let mut held = self.held.lock();
         let total = held.bytes + bytes;
@@ -149,14 +149,14 @@ impl Share {
         Ok(())
     }
 
-    /// Changes the share to that of an answer of `bytes` bytes.
+    /// Changes the share to the size of an answer.
     pub(in crate::ingress) fn become_answer(&self, bytes: usize) {
         let held = self.held.lock().bytes;
         self.change(held, bytes);
     }
 
-    /// Holds `to` bytes in place of `from`; answers the bytes that it holds. An answer that finds
-    /// no room goes out all the same: its operation has happened.
+    /// Holds `to` bytes in place of `from`. Returns `from` if there is no memory for more; the
+    /// answer is sent all the same, because its operation has been done.
     pub(in crate::ingress) fn change(&self, from: usize, to: usize) -> usize {
         match to.checked_sub(from) {
             Some(more) if self.grow(more).is_err() => return from,
@@ -166,7 +166,7 @@ impl Share {
         to
     }
 
-    /// The bytes for which this request alone would find room.
+    /// How many bytes this request could still get if it were alone.
     pub(in crate::ingress) fn left(&self) -> usize {
         let held = self.held.lock();
         let units = self.budget.bytes / UNIT;
@@ -174,7 +174,7 @@ impl Share {
         most.saturating_sub(held.bytes)
     }
 
-    /// Moves what it holds into a share of its own. A stream does so for each of its messages.
+    /// Moves what the share holds into a new one. A stream does this for each of its messages.
     pub(in crate::ingress) fn part(&self) -> Self {
         let mut held = self.held.lock();
         let part = Held {
@@ -187,7 +187,7 @@ impl Share {
         }
     }
 
-    /// Gives room back. A request may be answered part by part.
+    /// Gives bytes back. A request may be answered part by part.
     pub(in crate::ingress) fn shrink(&self, bytes: usize) {
         let mut held = self.held.lock();
         held.bytes = held.bytes.saturating_sub(bytes);
@@ -259,7 +259,7 @@ mod tests {
         );
         bodies[1].grow(48 << 10).unwrap();
         assert_eq!(budget.answer(&mine, 200 << 10).err(), Some(half));
-        // What is small gets through beside what is large.
+        // Small answers get through next to large ones.
         let small = budget.answer(&mine, 60 << 10).unwrap();
         assert_eq!(budget.answer(&mine, 60 << 10).err(), Some(half));
         let part = bodies[0].part();

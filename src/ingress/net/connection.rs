@@ -45,19 +45,19 @@ use super::{
 };
 use crate::model::{Client, Protocol};
 
-/// The bytes that HTTP/1 may read ahead of a handler, the head included.
+/// How many bytes HTTP/1 may read ahead of a handler, including the head.
 const READ_BUFFER: usize = 64 << 10;
-/// The calls of one HTTP/2 connection at a time.
+/// The most calls on one HTTP/2 connection at a time.
 const STREAMS: u32 = 1024;
-/// The bytes that a client may send in a call that may stay open.
+/// The most bytes that a client may send in a call that may stay open.
 const MAX_BYTES_OF_STAYING: usize = 64 << 10;
-/// The pings of HTTP/2. A client that does not answer in time has gone; its calls end before the
-/// default lease does.
+/// The pings of HTTP/2. A client that does not answer in time counts as gone; its calls end before
+/// the default lease does.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The bytes of the preface that an HTTP/2 client sends first.
+/// The length of the preface that an HTTP/2 client sends first.
 const PREFACE: usize = 24;
-/// The time for the last bytes to an idle client after a stop.
+/// How long the last bytes to an idle client may take after a stop.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a request may stay open.
@@ -65,11 +65,11 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(in crate::ingress) enum Stay {
     /// Until its answer.
     No,
-    /// As long as its client likes. It may send little in all, and holds room of the budget only
-    /// while a part of a message passes. A stop does not wait for it.
+    /// As long as its client likes. It may send only little in all, and holds memory of the budget
+    /// only while a part of a message passes. A stop does not wait for it.
     Small,
-    /// As long as both sides like. Its handler gives back the room of each message, and ends it at
-    /// a stop.
+    /// As long as both sides like. Its handler gives back the memory of each message, and ends the
+    /// request at a stop.
     Stream,
 }
 
@@ -90,25 +90,25 @@ impl Handlers for Router {
     }
 }
 
-/// A listener's way to answer requests. Cheap to clone.
+/// How a listener answers requests. Cheap to clone.
 #[derive(Clone)]
 pub(in crate::ingress) struct Answering<H> {
     pub(in crate::ingress) protocol: Protocol,
     pub(in crate::ingress) tls: Option<Tls>,
     pub(in crate::ingress) handlers: H,
     pub(in crate::ingress) budget: Budget,
-    /// The pace of a request's body; `None`: any.
+    /// How fast a request's body must arrive; `None` if it may take any time.
     pub(in crate::ingress) pace: fn(&request::Parts) -> Option<Pace>,
     pub(in crate::ingress) stay: fn(&request::Parts) -> Stay,
-    /// The largest message of gRPC; `None`: bodies have no messages.
+    /// The largest message of gRPC; `None` if bodies do not consist of messages.
     pub(in crate::ingress) max_message: Option<usize>,
-    /// Makes the error that a handler finds in a cut body.
+    /// Makes the error that a handler gets from a body that was cut off.
     pub(in crate::ingress) wrap: fn(Cut) -> BoxError,
     pub(in crate::ingress) stop: CancellationToken,
 }
 
-/// Serves a client until it goes, or has been silent for `patience`. After a stop, or if its
-/// standing says that it has to end, it answers the requests in hand.
+/// Serves a client until it leaves, or has been silent for `patience`. After a stop, or if its
+/// standing says that it must end, finishes the requests in flight.
 pub(in crate::ingress) async fn serve(
     stream: TcpStream,
     answering: Answering<impl Handlers>,
@@ -152,7 +152,7 @@ where
     S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     H: Handlers,
 {
-    // The bytes that the client has sent, without those of TLS.
+    // How many bytes the client has sent, without those of TLS.
     let received = Arc::<AtomicUsize>::default();
     let count = Arc::clone(&received);
     let counted = InspectReader::new(stream, move |bytes| {
@@ -199,8 +199,9 @@ where
                 .keep_alive_timeout(PING_TIMEOUT)
                 .max_concurrent_streams(STREAMS);
             let connection = pin!(builder.serve_connection(io, requests));
-            // Pings begin behind the preface. They miss a client that answers pings and reads no
-            // answer: HTTP/2 sends only as much of an answer as the client has made room for.
+            // Pings begin after the preface. They do not notice a client that answers pings but
+            // reads no answers, because HTTP/2 sends only as much of an answer as the client's
+            // window allows.
             let (begun, written) = (Instant::now(), Arc::clone(&record));
             let silence = async move {
                 let is_silent =
@@ -241,7 +242,7 @@ async fn drive<C: Future<Output = hyper::Result<()>>>(
             tokio::select! {
                 served = connection => served,
                 () = silence => return,
-                // The client is in the middle of a head, or idle.
+                // The client is in the middle of a request's head, or idle.
                 () = nothing_left => return,
             }
         }
@@ -312,7 +313,8 @@ impl<H: Handlers> Service<Request<Incoming>> for Requests<H> {
         let (handlers, protocol) = (handlers.clone(), *protocol);
         let request = Request::from_parts(parts, body);
         Box::pin(async move {
-            // A future that is made here has one place in this one. Handed over it would have two.
+            // The future of `answer` is made here, so it is stored once in this one. Passed as an
+            // argument, it would be stored twice.
             let response = ship(handlers.answer(request).await, in_hand, share);
             if protocol == Protocol::Grpc {
                 unread.drain().await;

@@ -1,10 +1,11 @@
-//! The last step of a claim: its answer on the way to the worker.
+//! The last step of a claim: how its answer gets to the worker.
 //!
 //! A handler puts the [`Deliveries`] of its answer into the response's extensions. [`ship`] moves
-//! them into the response's body, which counts its pieces. When the last piece has left for the
-//! socket, the deliveries move on to the [`Record`] of the connection, and the next flush confirms
-//! them. Any break before that drops them, which gives the leases back at no cost. While a
-//! connection carries deliveries, each write first checks that the client is still there.
+//! them into the response's body, which counts its pieces. When the last piece has been written to
+//! the socket, the deliveries move on to the [`Record`] of the connection, and the next flush
+//! confirms them. If anything breaks before that, they are dropped, which gives the leases back at
+//! no cost. While a connection carries deliveries, each write first checks that the client is still
+//! there.
 
 use std::{
     any::Any,
@@ -27,7 +28,7 @@ use tokio::sync::watch;
 use super::budget::Share;
 use crate::queue::Delivery;
 
-/// The leases that a response carries to its worker. A drop on the way gives them back.
+/// The leases that a response carries to its worker. Dropping them gives them back.
 #[derive(Clone, Default)]
 pub(in crate::ingress) struct Deliveries(Arc<Mutex<Vec<Delivery>>>);
 
@@ -47,7 +48,7 @@ impl Deliveries {
     }
 }
 
-/// The leases and the room of one message of a stream.
+/// The leases and the memory of one message of a stream.
 #[derive(Default)]
 pub(in crate::ingress) struct Cargo {
     pub(in crate::ingress) deliveries: Vec<Delivery>,
@@ -60,7 +61,7 @@ impl Cargo {
     }
 }
 
-/// The cargo of the messages that a stream has just given to its encoder. It goes with the next
+/// The cargo of the messages that a stream has just passed to its encoder. It goes with the next
 /// piece of the body.
 #[derive(Clone, Default)]
 pub(in crate::ingress) struct Loading(Arc<Mutex<Cargo>>);
@@ -81,8 +82,8 @@ impl Loading {
     }
 }
 
-/// The state of one connection: deliveries that wait for a flush, answers that wait for their
-/// reader, requests in hand.
+/// The state of one connection: deliveries that wait for a flush, answers that the client has not
+/// read, requests in flight.
 #[derive(Default)]
 pub(in crate::ingress) struct Record {
     written: Mutex<Vec<Delivery>>,
@@ -95,23 +96,24 @@ pub(in crate::ingress) struct Record {
     in_hand: watch::Sender<usize>,
 }
 
-/// The time after which a client that takes nothing of its answer has gone. It is shorter than the
-/// default lease, so the client costs no attempt.
+/// A client that has taken nothing of its answer for this long counts as gone. This is shorter than
+/// the default lease, so the client does not cost an attempt.
 pub(in crate::ingress) const WRITE_TIMEOUT: Duration = Duration::from_secs(20);
-/// The time between two looks at a client: has it begun, and does it take its answers?
+/// How often a client is checked: has it begun to send, and does it read its answers?
 pub(in crate::ingress) const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// The time in which a client should read all that waits of an answer.
+/// How long, at most, a client should take to read what waits of an answer.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
-/// The bytes of a large answer that a client reads between two looks, however much of it is left.
+/// How many bytes of a large answer a client must read between two checks, however much of it is
+/// left.
 const ENOUGH_PER_LOOK: usize = 64 << 10;
 
-/// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client makes
-/// room.
+/// The pieces of one answer that the HTTP library holds. HTTP/2 holds them until the client's
+/// window allows them.
 struct Unread {
     pieces: usize,
     /// The bytes of these pieces that the socket has not taken.
     waiting: usize,
-    /// The bytes that the socket should take within [`WRITE_TIMEOUT`] after `since`.
+    /// The bytes that the socket must take within [`WRITE_TIMEOUT`] after `since`.
     wanted: usize,
     since: Instant,
 }
@@ -142,8 +144,8 @@ impl Unread {
         }
     }
 
-    /// The time begins again. A single byte is not enough: a client that makes room byte by byte
-    /// would hold its tasks, and room of the budget, for ever.
+    /// Begins the next period. A single byte is not enough: a client that reads byte by byte would
+    /// hold its tasks, and memory of the budget, for ever.
     fn ask_for_more(&mut self) {
         self.since = Instant::now();
         let looks = WRITE_TIMEOUT.as_secs() / LOOK_EVERY.as_secs();
@@ -156,7 +158,7 @@ impl Unread {
 }
 
 impl Record {
-    /// Takes the deliveries whose answers went to the socket since the last call.
+    /// Takes the deliveries whose answers were written to the socket since the last call.
     pub(in crate::ingress) fn take_written(&self) -> Vec<Delivery> {
         std::mem::take(&mut *self.written.lock())
     }
@@ -166,7 +168,7 @@ impl Record {
         self.carried.load(Ordering::Acquire) > 0
     }
 
-    /// True when the client takes too little of an answer.
+    /// True if the client reads an answer too slowly.
     pub(in crate::ingress) fn has_unread(&self) -> bool {
         self.unread()
             .values()
@@ -177,8 +179,8 @@ impl Record {
         self.unread.lock()
     }
 
-    /// Counts a request until its answer is written or lost. [`Self::idle`] waits for a request
-    /// that `is_awaited`.
+    /// Counts a request until its answer is written or lost. [`Self::idle`] waits for it if
+    /// `is_awaited`.
     pub(in crate::ingress) fn begin(self: &Arc<Self>, is_awaited: bool) -> InHand {
         let counts = usize::from(is_awaited);
         self.in_hand.send_if_modified(|count| {
@@ -191,14 +193,14 @@ impl Record {
         }
     }
 
-    /// Waits until no awaited request is in hand.
+    /// Waits until no awaited request is in flight.
     pub(in crate::ingress) async fn idle(&self) {
-        // The sender is in `self`, so the wait does not fail.
+        // The sender is in `self`, so the wait cannot fail.
         drop(self.in_hand.subscribe().wait_for(|count| *count == 0).await);
     }
 }
 
-/// A request in hand.
+/// A request in flight.
 pub(in crate::ingress) struct InHand {
     record: Arc<Record>,
     /// 1 for an awaited request, 0 for any other.
@@ -207,7 +209,7 @@ pub(in crate::ingress) struct InHand {
 
 impl Drop for InHand {
     fn drop(&mut self) {
-        // Only the last one is waited for.
+        // Notifies only when the last one ends.
         self.record.in_hand.send_if_modified(|count| {
             *count -= self.counts;
             *count == 0
@@ -215,8 +217,8 @@ impl Drop for InHand {
     }
 }
 
-/// Gives the response a body that notices when it has left. Until then the answer holds the
-/// handler's room, or that of its request.
+/// Gives the response a body that notices when it has been written. Until then the answer holds the
+/// memory that the handler reserved, or that of its request.
 pub(in crate::ingress) fn ship<B: Body<Data = Bytes> + Unpin>(
     mut response: Response<B>,
     in_hand: InHand,
@@ -257,11 +259,11 @@ pub(in crate::ingress) fn ship<B: Body<Data = Bytes> + Unpin>(
     })
 }
 
-/// One answer on its way.
+/// One answer on its way to the client.
 struct Shipment {
     number: u64,
     deliveries: Deliveries,
-    /// The pieces that have not left, and the body itself until its end.
+    /// The number of pieces that are not written yet, plus one for the body until it ends.
     parts: AtomicUsize,
     is_broken: AtomicBool,
     in_hand: InHand,
@@ -285,7 +287,7 @@ impl Shipment {
         }
     }
 
-    /// `lost` are the bytes of the piece that the socket did not take.
+    /// Removes a piece. `lost` is the number of its bytes that the socket did not take.
     fn piece_leaves(&self, lost: usize) {
         let mut unread = self.in_hand.record.unread();
         if let Some(answer) = unread.get_mut(&self.number) {
@@ -310,7 +312,7 @@ impl Shipment {
         drop(self.unload());
     }
 
-    /// Takes the deliveries off the connection.
+    /// Takes the deliveries out, so that the connection no longer carries them.
     fn unload(&self) -> Vec<Delivery> {
         let deliveries = self.deliveries.take();
         if !deliveries.is_empty() {
@@ -324,13 +326,13 @@ impl Shipment {
 pub(in crate::ingress) struct Shipped<B: Body> {
     inner: B,
     shipment: Arc<Shipment>,
-    /// Of a stream.
+    /// For a stream only.
     loading: Option<Loading>,
     ended: bool,
 }
 
 impl<B: Body> Shipped<B> {
-    /// Ends the body, before the last piece goes out: a flush may follow at once.
+    /// Ends the body, before the last piece is handed out, because a flush may follow at once.
     fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
             self.shipment.part_left();
@@ -380,11 +382,11 @@ impl<B: Body> Drop for Shipped<B> {
     }
 }
 
-/// Bytes on the way to the socket. The HTTP library drops them when they are written or lost.
+/// Bytes on the way to the socket. The HTTP library drops them when they have been written or lost.
 pub(in crate::ingress) struct Piece {
     bytes: Bytes,
     shipment: Arc<Shipment>,
-    /// Of the messages of a stream that are in it.
+    /// The cargo of the stream messages in this piece.
     cargo: Cargo,
 }
 
@@ -405,7 +407,8 @@ impl Piece {
         }
     }
 
-    /// Takes the cargo off the connection: it arrived, or goes back.
+    /// Takes the cargo out: it is confirmed by the next flush if the piece was written, and dropped
+    /// otherwise.
     fn unload(&mut self) {
         if self.cargo.is_empty() {
             return;

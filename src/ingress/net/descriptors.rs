@@ -1,16 +1,17 @@
-//! File descriptors: clients' connections leave some for Redis, SQL, the bus and files.
+//! File descriptors: limits the connections of clients, so that some are left for Redis, SQL, the
+//! bus and files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::config::Settings;
 
-/// The descriptors for Redis, Kafka, files and connections beyond the limit.
+/// Descriptors reserved for Redis, Kafka, files and connections beyond the limit.
 const RESERVE: u64 = 200;
 /// The fewest connections of a listener, however few descriptors there are.
 const AT_LEAST: usize = 16;
 
-/// Raises the limit to the highest that this process may set. The usual 1,024 is for programs that
-/// use `select`.
+/// Raises the limit to the highest that this process may set. The usual 1,024 is meant for programs
+/// that use `select`.
 pub fn raise_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(_soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard).map(|()| hard));

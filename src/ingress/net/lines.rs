@@ -1,4 +1,4 @@
-//! A stream of bytes as lines.
+//! Splits a stream of bytes into lines.
 
 use std::{io, sync::Arc};
 
@@ -11,15 +11,15 @@ use tokio_util::{
     io::StreamReader,
 };
 
-/// The bytes after which a batch ends, however few lines it has.
+/// A batch ends after this many bytes, however few lines it has.
 const BATCH_BYTES: usize = 4 << 20;
-/// The bytes that are read at a time.
+/// How many bytes are read at a time.
 const READ_BYTES: usize = 64 << 10;
 
 /// One line without its end.
 #[derive(Debug, PartialEq)]
 pub struct Line {
-    /// From 1. Blank lines count, and are left out.
+    /// Counted from 1. Blank lines count, but are not returned.
     pub number: u64,
     pub text: Result<Bytes, TooLong>,
 }
@@ -31,13 +31,13 @@ pub struct TooLong(pub usize);
 /// The lines of a stream.
 pub struct Lines<S> {
     lines: FramedRead<StreamReader<S, Bytes>, LineDecoder>,
-    /// An error behind a batch; for the next call.
+    /// An error that came after a batch, for the next call.
     failed: Option<io::Error>,
 }
 
 impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
-    /// Splits `stream`, and drops a line longer than `max` while it reads it. `dropped` hears of
-    /// the bytes of such lines, and of blank ones.
+    /// Splits `stream` into lines. A line longer than `max` is dropped while it is read. `dropped`
+    /// gets the number of bytes of such lines, and of blank ones.
     pub fn new(stream: S, max: usize, dropped: impl FnMut(usize) + Send + 'static) -> Self {
         let dropped = Box::new(dropped);
         let begun = Arc::default();
@@ -56,8 +56,8 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
         }
     }
 
-    /// Waits for a line, and takes the lines that are ready behind it: at most `max`. Empty at the
-    /// end. Cancel safe.
+    /// Waits for a line, and returns it with those that are ready after it, at most `max` in all.
+    /// Returns none at the end of the stream. Cancel safe.
     pub async fn next_batch(&mut self, max: usize) -> io::Result<Vec<Line>> {
         if let Some(error) = self.failed.take() {
             return Err(error);
@@ -70,7 +70,8 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
             if batch.len() >= max || bytes >= BATCH_BYTES {
                 break;
             }
-            // A client that sends a line now and then wants its answer now.
+            // Takes only what is ready: a client that sends a line now and then wants its answer at
+            // once.
             next = match self.lines.next().now_or_never().flatten().transpose() {
                 Ok(line) => line,
                 Err(error) => {
@@ -82,19 +83,19 @@ impl<S: Stream<Item = io::Result<Bytes>> + Unpin> Lines<S> {
         Ok(batch)
     }
 
-    /// When the line began whose end has not come.
+    /// When the line began that has not ended yet.
     pub(in crate::ingress) fn begun(&self) -> Arc<Mutex<Option<Instant>>> {
         Arc::clone(&self.lines.decoder().begun)
     }
 
-    /// The bytes of all lines that were returned since the last call.
+    /// The size of all lines that were returned since the last call, in bytes.
     pub fn take_consumed(&mut self) -> usize {
         std::mem::take(&mut self.lines.decoder_mut().consumed)
     }
 }
 
-/// Drops the byte order mark with which some editors begin a file: it is no part of a key, nor of
-/// JSON.
+/// Removes the byte order mark that some editors put at the beginning of a file: it belongs neither
+/// to a key nor to JSON.
 pub(in crate::ingress) fn without_mark(text: &mut Bytes) {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     if text.starts_with(MARK) {
@@ -104,11 +105,11 @@ pub(in crate::ingress) fn without_mark(text: &mut Bytes) {
 
 struct LineDecoder {
     max: usize,
-    /// The lines so far.
+    /// The number of lines so far.
     number: u64,
-    /// The bytes of the buffer without a line end.
+    /// How many bytes of the buffer contain no line end.
     searched: usize,
-    /// The beginning of this line was dropped.
+    /// True if the beginning of this line was dropped.
     is_too_long: bool,
     consumed: usize,
     begun: Arc<Mutex<Option<Instant>>>,
@@ -116,7 +117,8 @@ struct LineDecoder {
 }
 
 impl LineDecoder {
-    /// Takes a line of `length` bytes and the `end` bytes behind it; `None` when it is blank.
+    /// Takes a line of `length` bytes and the `end` bytes after it. Returns `None` if the line is
+    /// blank.
     fn take(&mut self, buffer: &mut BytesMut, length: usize, end: usize) -> Option<Line> {
         self.number += 1;
         self.searched = 0;

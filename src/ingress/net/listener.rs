@@ -22,18 +22,18 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The longest silence of a client, in the head of a request or between two requests.
+/// How long a client may be silent, in the head of a request or between two requests.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest silence of a client beyond the limit of connections.
+/// How long a client beyond the limit of connections may be silent.
 const HASTE: Duration = Duration::from_secs(5);
 /// How long a connection may stay without an accepted call, if calls need a token.
 const STRANGERS_STAY: Duration = Duration::from_secs(30);
-/// The connections beyond the limit that taskd answers at a time. The oldest makes way for the
+/// The most connections beyond the limit that taskd answers at a time. The oldest makes way for the
 /// next.
 const WITHOUT_ROOM: usize = 32;
-/// The pause after a failed accept: other connections have to end first.
+/// The pause after a failed accept, because other connections have to end first.
 const PAUSE: Duration = Duration::from_millis(100);
-/// The time between two log lines about refused connections.
+/// The least time between two log lines about refused connections.
 const TELL_EVERY: Duration = Duration::from_secs(60);
 
 /// taskd cannot listen on its port.
@@ -42,7 +42,7 @@ const TELL_EVERY: Duration = Duration::from_secs(60);
 pub struct CannotListen {
     addr: SocketAddr,
     what: &'static str,
-    /// No source, because the message has its text.
+    /// Not a source, because the message contains its text.
     error: io::Error,
 }
 
@@ -62,26 +62,27 @@ pub async fn bind(addr: SocketAddr, what: &'static str) -> Result<TcpListener, C
         .map_err(|error| CannotListen { addr, what, error })
 }
 
-/// How long a connection may stay without an accepted call; `None`: until it has to make way.
-/// Without tokens there is nothing that a client could show.
+/// How long a connection may stay without an accepted call; `None` if it may stay until it has to
+/// make way. Without tokens there is nothing by which a client could prove itself.
 pub(in crate::ingress) fn strangers_stay(settings: &Settings) -> Option<Duration> {
     (settings.auth == Auth::Tokens).then_some(STRANGERS_STAY)
 }
 
-/// A listener's rules.
+/// How a listener serves its clients.
 pub(in crate::ingress) struct Door<H> {
     /// The listener's name in the log.
     pub(in crate::ingress) name: &'static str,
     pub(in crate::ingress) answering: Answering<H>,
     pub(in crate::ingress) max_connections: usize,
-    /// How long a connection may stay without an accepted call; `None`: until it has to make way.
+    /// How long a connection may stay without an accepted call; `None` if it may stay until it has
+    /// to make way.
     pub(in crate::ingress) strangers_stay: Option<Duration>,
     pub(in crate::ingress) is_valid: IsValid,
-    /// Answers clients beyond the limit; `None`: taskd hangs up on them.
+    /// Answers clients beyond the limit; `None` if taskd hangs up on them.
     pub(in crate::ingress) without_room: Option<H>,
 }
 
-/// Serves until the stop, then answers the requests in hand.
+/// Serves until the stop, then finishes the requests in flight.
 pub(in crate::ingress) async fn serve(listener: TcpListener, door: Door<impl Handlers>) {
     let connections = Connections::new(door.max_connections, door.is_valid.clone());
     let tasks = TaskTracker::new();
@@ -148,7 +149,7 @@ pub(in crate::ingress) async fn serve(listener: TcpListener, door: Door<impl Han
     tasks.wait().await;
 }
 
-/// Waits until a connection has been here for `stay` without an accepted call, and tells it to end.
+/// Waits until a connection has stayed for `stay` without an accepted call, and tells it to end.
 async fn a_stranger_stayed(connections: &Connections, stay: Option<Duration>) {
     let Some((stay, since)) = stay.zip(connections.oldest_stranger()) else {
         return future::pending().await;
@@ -183,7 +184,7 @@ fn brief<H: Handlers>(
     }
 }
 
-/// The time of the last log line.
+/// When the last line was logged.
 #[derive(Default)]
 struct Said(Option<Instant>);
 

@@ -1,25 +1,26 @@
-//! The messages of a gRPC body: their announced lengths, and which of them are whole.
+//! Follows the messages of a gRPC body: their announced lengths, and which of them are complete.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-/// The bytes before each message: a flag, and the length.
+/// The length of what precedes each message: a flag, and the length.
 const PREFIX: usize = 5;
-/// A message up to this length is handed on as it comes.
+/// A message up to this length is handed on as it arrives.
 const SMALL: usize = 64 << 10;
 
-/// Holds back a large message until all of it is here.
+/// Holds back a large message until all of it has arrived.
 ///
-/// The gRPC library allocates the whole message when it has read the length, and the length may
-/// announce bytes that never come.
+/// The gRPC library allocates memory for the whole message as soon as it has read the length, and
+/// the length may announce bytes that never come.
 pub(in crate::ingress) struct Messages {
-    /// The gRPC library refuses a longer message, and allocates nothing for it.
+    /// The longest message that the gRPC library accepts. It refuses a longer one without
+    /// allocating memory for it.
     most: usize,
     prefix: [u8; PREFIX],
-    /// The bytes of the next prefix that are here.
+    /// How many bytes of the next prefix have arrived.
     prefix_bytes: usize,
-    /// The bytes of the message that are not here.
+    /// How many bytes of the message have not arrived.
     missing: usize,
     is_held_back: bool,
     held_back: VecDeque<Bytes>,
@@ -44,8 +45,8 @@ impl Messages {
         self.missing == 0 && self.prefix_bytes == 0
     }
 
-    /// Takes the next bytes of the body. Answers the first ones that may be handed on;
-    /// [`Self::next`] has the others.
+    /// Takes the next bytes of the body. Returns the first ones that may be handed on;
+    /// [`Self::next`] returns the others.
     pub(in crate::ingress) fn take(&mut self, mut bytes: Bytes) -> Option<Bytes> {
         let mut followed = 0;
         let mut ready = 0;
@@ -69,12 +70,12 @@ impl Messages {
         self.next()
     }
 
-    /// The next bytes to hand on.
+    /// Returns the next bytes to hand on.
     pub(in crate::ingress) fn next(&mut self) -> Option<Bytes> {
         self.ready.pop_front()
     }
 
-    /// Hands on what is left at the end of the body: a message that broke off.
+    /// Hands on what is left at the end of the body, which is a message that broke off.
     pub(in crate::ingress) fn end(&mut self) {
         self.ready.append(&mut self.held_back);
     }
@@ -83,7 +84,7 @@ impl Messages {
         self.ready.is_empty() && self.held_back.is_empty()
     }
 
-    /// Counts the bytes up to the end of a prefix or a message.
+    /// Follows the bytes up to the end of a prefix or a message. Returns how many that were.
     fn follow(&mut self, bytes: &[u8]) -> usize {
         if self.missing > 0 {
             let length = bytes.len().min(self.missing);
@@ -95,7 +96,7 @@ impl Messages {
         self.prefix[self.prefix_bytes..self.prefix_bytes + length]
             .copy_from_slice(&bytes[..length]);
         self.prefix_bytes += length;
-        // Also of a small message the prefix waits until it is whole.
+        // A prefix is held back until it is complete, even that of a small message.
         self.is_held_back = self.prefix_bytes < PREFIX;
         if self.prefix_bytes == PREFIX {
             self.prefix_bytes = 0;
@@ -118,7 +119,7 @@ mod tests {
         message
     }
 
-    /// The bytes that are handed on when these have come.
+    /// Returns the bytes that are handed on after these have arrived.
     fn handed_on(messages: &mut Messages, bytes: &[u8]) -> Vec<u8> {
         let mut next = messages.take(Bytes::copy_from_slice(bytes));
         let mut handed_on = Vec::new();

@@ -1,6 +1,7 @@
-//! The network, below all protocols: `listener` accepts clients, `tls` encrypts, `connection` serves
-//! one of them. `standing` knows whose connection it is; `socket` and `delivery` see an answer off.
-//! `body`, `lines`, `messages`, `budget` and `staying` limit what a request may take.
+//! The network layer, below all protocols: `listener` accepts clients, `tls` encrypts, `connection`
+//! serves one of them. `standing` knows whose connection it is; `socket` and `delivery` follow an
+//! answer until it is written. `body`, `lines`, `messages`, `budget` and `staying` limit what a
+//! request may take.
 
 pub(super) mod body;
 pub(super) mod budget;

@@ -19,12 +19,12 @@ use tokio_io_timeout::TimeoutWriter;
 use super::delivery::{Record, WRITE_TIMEOUT};
 use crate::queue::Delivery;
 
-/// The unsent bytes that the system may hold. Without this limit megabytes of an answer would count
-/// as written.
+/// The most unsent bytes that the kernel may hold. Without this limit, megabytes of an answer would
+/// count as written.
 const UNSENT: u32 = 128 << 10;
 
-/// The probes of a silent client: the first after `SILENCE`, then one each `PROBE_EVERY`. A client
-/// that waits for a task may go without a word.
+/// The probes of a silent client: the first after `SILENCE`, then one every `PROBE_EVERY`. A client
+/// that waits for a task may vanish without closing its connection.
 const SILENCE: Duration = Duration::from_secs(10);
 const PROBE_EVERY: Duration = Duration::from_secs(5);
 const PROBES: u32 = 2;
@@ -55,7 +55,7 @@ impl Socket {
         }
     }
 
-    /// Confirms the deliveries whose answers are written.
+    /// Confirms the deliveries whose answers have been written.
     fn confirm(&self) {
         self.record
             .take_written()

@@ -1,9 +1,9 @@
-//! The connections of a listener, and what each has shown so far.
+//! The connections of a listener, and whether a call was accepted on each.
 //!
-//! A connection on which no call was accepted belongs to a stranger: it may not stay for long, and
-//! makes way if the listener has no room. Every other connection belongs to the token of its last
-//! accepted call, and a token that is restricted holds at most half of all connections. So neither
-//! strangers nor one tenant keep out everybody else.
+//! A connection without an accepted call belongs to a stranger: it is closed after a short time, or
+//! earlier if the listener is full and needs its place. Every other connection belongs to the token
+//! of its last accepted call, and a restricted token holds at most half of all connections. So
+//! neither strangers nor a single tenant can keep out everybody else.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::model::{Access, NoShare, Share, Shares};
 
-/// How often a listener without room looks for connections whose token was revoked.
+/// How often a full listener checks for connections whose token was revoked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// True while the token of this access is valid.
@@ -37,14 +37,15 @@ struct Inner {
 #[derive(Default)]
 struct Lists {
     next: u64,
-    /// Strangers that were told to end. They make way first.
+    /// Strangers that were told to end. They are the first to lose their places.
     leaving: BTreeMap<u64, Standing>,
     strangers: BTreeMap<u64, Standing>,
     known: BTreeMap<u64, Standing>,
     looked: Option<Instant>,
 }
 
-/// What a connection has shown so far. Cheap to clone.
+/// The state of one connection: its place, and the access of its last accepted call. Cheap to
+/// clone.
 #[derive(Clone)]
 pub(in crate::ingress) struct Standing(Arc<OfConnection>);
 
@@ -59,14 +60,14 @@ struct OfConnection {
 }
 
 struct State {
-    /// `None`: another connection has the place.
+    /// `None` if another connection has taken the place.
     place: Option<Share>,
     /// The access of the last accepted call.
     access: Option<Access>,
 }
 
-/// The place of a connection. Its drop frees the place, even if a request of the connection is
-/// still in hand.
+/// The place of a connection. Dropping it frees the place, even if a request of the connection is
+/// still in progress.
 pub(in crate::ingress) struct Place(Standing);
 
 impl Connections {
@@ -78,10 +79,9 @@ impl Connections {
         }))
     }
 
-    /// Admits a new connection. Without a free place, the oldest stranger makes way; `None`: there
-    /// is no stranger.
+    /// Admits a new connection. If no place is free, it takes the place of the oldest stranger.
     ///
-    /// Answers whether another connection made way.
+    /// Returns the place, and whether another connection lost it. `None` if there is no stranger.
     pub(in crate::ingress) fn admit(&self) -> Option<(Place, bool)> {
         if let Ok(place) = self.0.places.take(&Access::Open, 1) {
             return Some((self.add(place), false));
@@ -130,8 +130,8 @@ impl Connections {
         }
     }
 
-    /// Makes strangers of the connections whose token is no longer valid; answers whether there are
-    /// any.
+    /// Turns the connections whose token is no longer valid into strangers. Returns whether there
+    /// were any; false without a check if the last one was less than [`LOOK_EVERY`] ago.
     fn forget_invalid(&self) -> bool {
         let known: Vec<Standing> = {
             let mut lists = self.0.lists.lock();
@@ -160,7 +160,7 @@ impl Connections {
         found
     }
 
-    /// When the oldest stranger came that was not told to end.
+    /// When the oldest stranger arrived, without those that were already told to end.
     pub(in crate::ingress) fn oldest_stranger(&self) -> Option<Instant> {
         self.0
             .lists
@@ -171,7 +171,7 @@ impl Connections {
             .map(|standing| standing.0.since)
     }
 
-    /// Tells strangers to end that have been here for `stay`.
+    /// Tells the strangers that have been connected for `stay` to end.
     pub(in crate::ingress) fn end_strangers(&self, stay: Duration) {
         let mut lists = self.0.lists.lock();
         while let Some(oldest) = lists.strangers.first_entry()
@@ -224,14 +224,15 @@ impl Standing {
         Self::new(None, 0, None)
     }
 
-    /// Notes an accepted call. An error says that its token holds half of all connections: the call
-    /// is refused, and a connection without any other accepted call ends.
+    /// Records an accepted call. Returns an error if its token already holds half of all
+    /// connections: the call has to be refused, and the connection ends if it has had no other
+    /// accepted call.
     pub(in crate::ingress) fn called_by(&self, access: &Access) -> Result<(), NoShare> {
         let mut state = self.0.state.lock();
         if let Some(before) = &state.access
             && before.restricted() == access.restricted()
         {
-            // The token may be another one, without restrictions as the last.
+            // It may be another token, if neither is restricted.
             if access.hash() != before.hash() {
                 state.access = Some(access.clone());
             }
@@ -253,12 +254,13 @@ impl Standing {
         Ok(())
     }
 
-    /// Waits until the connection has to end, after the answers to the requests in hand.
+    /// Waits until the connection is told to end, which it does after answering the requests in
+    /// progress.
     pub(in crate::ingress) async fn wait_for_end(&self) {
         self.0.ending.cancelled().await;
     }
 
-    /// Waits until another connection has the place of this one.
+    /// Waits until another connection has taken the place of this one.
     pub(in crate::ingress) async fn makes_way(&self) {
         self.0.make_way.cancelled().await;
     }
@@ -346,7 +348,7 @@ mod tests {
             Err(NoShare::OfToken(2))
         );
         assert!(places[2].standing().0.ending.is_cancelled());
-        // A connection goes with the last token that called on it.
+        // A connection belongs to the token of its last accepted call.
         places[0].standing().called_by(&other).unwrap();
         assert!(
             places[1].standing().called_by(&other).is_ok()

@@ -1,10 +1,10 @@
-//! Bounds of the calls that take no token and may stay open: gRPC's health and reflection.
+//! Limits the calls that need no token and may stay open: gRPC's health and reflection.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The open calls of one connection, and of the process, at most. One takes about 16 KiB.
+/// The most open calls of one connection, and of the process. Each takes about 16 KiB.
 const OF_CONNECTION: usize = 10;
 const OF_PROCESS: usize = 1000;
 
@@ -27,15 +27,15 @@ impl Default for OfProcess {
     }
 }
 
-/// The place of an open call. Its drop frees it.
+/// The place of an open call. Dropping it frees the place.
 pub(in crate::ingress) struct Place {
     _of_connection: OwnedSemaphorePermit,
     _of_process: Option<OwnedSemaphorePermit>,
 }
 
 impl OfProcess {
-    /// Admits a call, or says why not. A probe takes no place of the process: streams must not make
-    /// it fail.
+    /// Admits a call, or returns why not. A probe takes no place of the process, because streams
+    /// must not make it fail.
     pub(in crate::ingress) fn admit(
         &self,
         connection: &OfConnection,

@@ -1,5 +1,5 @@
-//! TLS of both ports. The certificate is read again when its files change, for the connections that
-//! come then.
+//! TLS of both ports. The certificate is read again when its files change, and is then used for new
+//! connections.
 
 use std::{
     fs,
@@ -27,10 +27,10 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How often taskd looks whether the files have changed.
+/// How often taskd checks whether the files have changed.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// The files are of no use. The message names the setting, the file and what to do.
+/// The files cannot be used. The message names the setting, the file and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("{setting} = {file:?} cannot be read: {error}")]
@@ -54,7 +54,7 @@ pub enum TlsError {
     NoAuthority { file: PathBuf, error: String },
 }
 
-/// The way to begin connections. Cheap to clone.
+/// Begins encrypted connections. Cheap to clone.
 #[derive(Clone)]
 pub struct Tls {
     settings: Arc<TlsFiles>,
@@ -69,7 +69,7 @@ struct Loaded {
     expires: Option<i64>,
 }
 
-/// The files have changed, and are of no use now.
+/// The files have changed, and cannot be used now.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; the certificate of before stays in use")]
 struct Kept(#[source] TlsError);
@@ -103,7 +103,7 @@ struct Files {
 }
 
 impl Tls {
-    /// Reads the files. `None`: the settings name none.
+    /// Reads the files. Returns `None` if the settings name none.
     pub fn load(settings: &TlsFiles) -> Result<Option<Self>, TlsError> {
         let Some(files) = Files::read(settings)? else {
             return Ok(None);
@@ -116,8 +116,8 @@ impl Tls {
         }))
     }
 
-    /// Reads the files again whenever they change, until the stop. taskd goes on with the old ones
-    /// while the new ones are of no use: a certificate may be there before its key.
+    /// Reads the files again whenever they change, until the stop. taskd keeps using the old ones
+    /// while the new ones cannot be used: a certificate may arrive before its key.
     pub fn keep_on(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("certificate", self.clone(), |tls, cx| async move {
             cx.every(LOOK_EVERY, || async { tls.look().map_err(Kept) })
@@ -246,12 +246,13 @@ impl Loaded {
     }
 }
 
-/// Refuses a certificate whose time is over: every client would. Answers when it will be.
+/// Refuses a certificate that has expired, as every client would. Returns when it will expire, in
+/// Unix time.
 fn check_time(
     certificate: &CertificateDer<'_>,
     settings: &TlsFiles,
 ) -> Result<Option<i64>, TlsError> {
-    // rustls judges what this does not understand.
+    // A certificate that cannot be parsed here is left to rustls.
     let Ok((_, parsed)) = parse_x509_certificate(certificate) else {
         return Ok(None);
     };

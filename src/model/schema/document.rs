@@ -1,9 +1,11 @@
-//! A payload as its schema reads it: a flat list of values, and a count of the steps of the check.
+//! A payload in the form that the validator reads: a flat list of values, and a count of the steps
+//! that the check takes.
 //!
-//! The crate that checks schemas has no bound of its own: with some schemas its time grows
-//! exponentially with the payload. But it reads a payload through these types only, so each look at
-//! a value takes a step here, and a check that has no steps left ends at once. The list takes 32
-//! bytes a value, where a tree of objects can take a hundred times the size of its text.
+//! The crate `jsonschema` does not limit its work: with some schemas its time grows exponentially
+//! with the size of the payload. But it reads a payload only through the types of this module, so
+//! each access to a value takes a step, and a check that has no steps left ends immediately. The
+//! list takes 32 bytes per value, whereas a tree of objects can take a hundred times the size of
+//! its text.
 
 use std::{
     any::Any,
@@ -22,25 +24,25 @@ use jsonschema_value::LazyInstance;
 use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The bytes of a string that one step reads.
+/// How many bytes of a string one step covers.
 const STEP_BYTES: usize = 16;
-/// The most bytes of stack that a check takes. A thread has twice as much.
+/// The maximum stack size of a check, in bytes. A thread has twice as much.
 const STACK_BYTES: usize = 1 << 20;
-/// The most of a payload that errors show, in bytes of its text, about. Messages are shorter.
+/// Approximately how much of a payload's text errors may copy, in bytes. Messages are shorter.
 const SHOWN_BYTES: usize = 2048;
-/// Names that are compared with each other. More are put into a set.
+/// Up to this many names are compared with each other. More names are put into a set.
 const FEW_NAMES: usize = 8;
 
-/// The representation of payloads for the crate `jsonschema`.
+/// Implements `jsonschema`'s representation of payloads.
 pub(super) struct Payload;
 
-/// A payload that was read.
+/// A parsed payload.
 pub(super) struct Document<'a> {
-    /// Each value is followed by its parts, in order. A member of an object is its name as a
-    /// string, then its value.
+    /// Each value is followed by its parts, in order. A member of an object is stored as its name,
+    /// then its value.
     entries: Vec<Entry<'a>>,
     steps: Cell<u64>,
-    /// Where the stack was when the check began.
+    /// The stack position when the check began.
     stack: Cell<usize>,
     shows: Cell<Shows>,
     shown: Cell<usize>,
@@ -51,8 +53,8 @@ pub(super) struct Document<'a> {
 enum Shows {
     /// Everything.
     All,
-    /// Everything until the first error. The validator then adds the errors of each branch of a
-    /// union, and of each branch in these: their number grows exponentially, and nobody reads them.
+    /// Everything until the first error. After it, the validator would collect the errors of each
+    /// branch of a union, recursively: their number grows exponentially, and nobody reads them.
     UntilError,
     /// Nothing more: each value looks like `null`.
     Nulls,
@@ -63,7 +65,7 @@ enum Entry<'a> {
     Bool(bool),
     Number(Number),
     Text(Cow<'a, str>),
-    /// `end` is the place after its last part.
+    /// `end` is the index after its last part.
     Array {
         len: usize,
         end: usize,
@@ -76,10 +78,10 @@ enum Entry<'a> {
 
 static NULL: Entry<'static> = Entry::Null;
 
-// docs/queues.md says what a payload takes.
+// docs/queues.md says how much memory a payload takes.
 const _: () = assert!(size_of::<Entry<'_>>() <= 32);
 
-/// Why a check gave no answer.
+/// Why a check ended without a result.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stopped {
     OutOfSteps,
@@ -115,7 +117,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns a name that one object has twice.
+    /// Returns a name that occurs twice in one object.
     pub(super) fn repeated_name(&self) -> Option<&str> {
         (0..self.entries.len()).find_map(|at| self.repeated_name_of(at))
     }
@@ -143,8 +145,8 @@ impl<'a> Document<'a> {
         })
     }
 
-    /// Lets the validator read the payload in at most `most` steps. Returns its answer and the
-    /// steps that it took.
+    /// Lets the validator read the payload in at most `most` steps. Returns its result and the
+    /// number of steps taken.
     pub(super) fn check<T>(
         &'a self,
         most: u64,
@@ -154,7 +156,7 @@ impl<'a> Document<'a> {
         self.run(most, check)
     }
 
-    /// Lets the validator look for the first error in at most `most` steps.
+    /// Lets the validator find the first error in at most `most` steps.
     pub(super) fn explain<T>(
         &'a self,
         most: u64,
@@ -172,7 +174,7 @@ impl<'a> Document<'a> {
             document: self,
             at: 0,
         };
-        // Validators keep nothing of a check that ended early.
+        // Unwinding is safe, because validators keep no state of a check.
         let result = panic::catch_unwind(AssertUnwindSafe(|| work(root))).map_err(why);
         (result, most - self.steps.get())
     }
@@ -188,7 +190,7 @@ impl<'a> Document<'a> {
         }
     }
 
-    /// Returns the place after a value and its parts.
+    /// Returns the index after a value and its parts.
     fn after(&self, at: usize) -> usize {
         match self.entries[at] {
             Entry::Array { end, .. } | Entry::Object { end, .. } => end,
@@ -217,8 +219,8 @@ fn why(panic: Box<dyn Any + Send>) -> Stopped {
     }
 }
 
-/// Returns a place of the stack: the validator calls itself for each level of the payload, and each
-/// of the schema.
+/// Returns the present stack position. The validator recurses for each level of the payload and of
+/// the schema.
 #[inline]
 fn stack() -> usize {
     let here = 0_u8;
@@ -264,7 +266,7 @@ impl<'de> Visitor<'de> for Reader<'_, 'de> {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<(), E> {
-        // JSON has no other numbers.
+        // JSON has no other numbers, so NaN and infinity do not occur.
         self.0
             .push(Number::from_f64(value).map_or(Entry::Null, Entry::Number));
         Ok(())
@@ -329,7 +331,7 @@ pub(super) struct Items<'a>(Parts<'a>);
 pub(super) struct Members<'a>(Parts<'a>);
 
 impl<'a> Members<'a> {
-    /// The names, at no cost in steps.
+    /// Iterates over the names without taking steps.
     fn names(self) -> impl Iterator<Item = &'a str> {
         let Parts {
             document,
@@ -345,7 +347,7 @@ impl<'a> Members<'a> {
 }
 
 impl<'a> Place<'a> {
-    /// Returns what the value is, and takes a step.
+    /// Takes a step, and returns the entry.
     fn entry(&self) -> &'a Entry<'a> {
         self.document.take_steps(1);
         match self.document.shows.get() {
@@ -363,8 +365,8 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The value for an error, up to a number of bytes. What is beyond them is left out: no message
-    /// has it.
+    /// A copy of the value for an error, limited to [`SHOWN_BYTES`] for the whole check. The rest
+    /// is left out, because no message shows it.
     fn shown(&self) -> Value {
         let document = self.document;
         let left = &document.shown;
@@ -411,7 +413,7 @@ impl<'a> Place<'a> {
             }
             (Entry::Object { len, end }, Value::Object(others)) => {
                 let mut members = Members(self.parts(*len, *end));
-                // No name is there twice.
+                // Names are unique, so it is enough to look up each of them.
                 *len == others.len()
                     && members.all(|(name, value)| {
                         others.get(name).is_some_and(|other| value.equals(other))
@@ -421,7 +423,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Writes the value so that equal values have equal texts.
+    /// Writes the value such that equal values have equal texts.
     fn write_canonical(&self, text: &mut String) {
         match self.entry() {
             Entry::Null => text.push('n'),
@@ -453,21 +455,21 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A string with its length, so that no string looks like two.
+/// Writes a string with its length, so that one string cannot look like two.
 fn write_string(string: &str, text: &mut String) {
     text.push_str(&string.len().to_string());
     text.push('"');
     text.push_str(string);
 }
 
-/// A number by its value: 1 and 1.0 are equal.
+/// Writes a number by its value: 1 and 1.0 are equal.
 fn write_number(number: &Number, text: &mut String) {
     let float = number.as_f64().unwrap_or_default();
     let integer = number
         .as_i64()
         .map(i128::from)
         .or_else(|| number.as_u64().map(i128::from));
-    // All whole numbers of this size have an integer.
+    // Whole numbers of this size fit into `i128`.
     #[allow(clippy::cast_possible_truncation)]
     let whole = (float.fract() == 0.0 && float.abs() < 1e30).then_some(float as i128);
     match integer.or(whole) {
@@ -491,7 +493,7 @@ impl Json for Payload {
 
     fn with_string_node<T>((): &mut (), string: &str, f: impl FnOnce(Place<'_>) -> T) -> T {
         let document = Document::text(string);
-        // A string has no parts, so nothing is read again and again.
+        // A string has no parts, so the check cannot read them repeatedly.
         document.steps.set(u64::MAX);
         f(Place {
             document: &document,
@@ -570,8 +572,8 @@ impl<'a> Node<'a, Payload> for Place<'a> {
         })
     }
 
-    /// The value for an error. The validator makes the error of a union before those of its
-    /// branches.
+    /// The value for an error. After the first error only nulls are shown: the validator creates
+    /// the error of a union before those of its branches.
     fn lazy_value(&self) -> LazyInstance<'a> {
         let value = self.to_value();
         if self.document.shows.get() == Shows::UntilError {

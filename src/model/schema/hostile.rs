@@ -1,5 +1,5 @@
-//! Schemas and payloads whose check would grow without a bound, and whether the payload is read as
-//! JSON Schema says.
+//! Tests with schemas and payloads whose check would grow without bound, and tests that payloads
+//! are read as JSON Schema specifies.
 
 use proptest::{
     collection::vec,
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{MOST_STEPS, Misfit, PayloadCheck, PayloadSchema, STEPS_PER_BYTE, endless};
 use crate::model::Encoding;
 
-/// A tree of expressions as one writes it: a union of node types that all have children.
+/// The schema of an expression tree: a union of node types that all have children.
 fn tree(union: &str, types: &[&str]) -> Value {
     let node = |name: &&str| {
         json!({
@@ -29,7 +29,8 @@ fn tree(union: &str, types: &[&str]) -> Value {
     json!({"$ref": "#/$defs/node", "$defs": {"node": {union: nodes}}})
 }
 
-/// The same with a name that comes after the children, so that these are looked at first.
+/// The same, but the discriminating name is sorted after the children, so that these are checked
+/// first.
 fn late_tree(union: &str, types: &[&str]) -> Value {
     let text = tree(union, types)
         .to_string()
@@ -37,7 +38,7 @@ fn late_tree(union: &str, types: &[&str]) -> Value {
     serde_json::from_str(&text.replace("[\"type\"]", "[\"zone\"]")).unwrap()
 }
 
-/// A payload of `depth` nodes in each other: all have the type `inner`, and the last one has
+/// A payload of `depth` nested nodes. All have the type `inner`, except the innermost, which has
 /// `leaf`.
 fn nodes(name: &str, depth: usize, inner: &str, leaf: &str, is_list: bool) -> Value {
     let mut node = json!({name: leaf});
@@ -108,8 +109,8 @@ fn a_union_of_nodes_is_checked_whatever_its_depth() {
     }
 }
 
-/// The first union that does not fit is named, also where it would take too long to say why none of
-/// its forms fits.
+/// The error names the first union that does not fit, even if it would take too long to say why
+/// none of its branches fits.
 #[test]
 fn the_place_of_a_union_is_told() {
     let mut schema = tree("anyOf", &["and", "or", "not"]);
@@ -128,7 +129,7 @@ fn the_place_of_a_union_is_told() {
         why.logged,
         "the payload does not fit the queue's payload_schema at /$defs/node/anyOf"
     );
-    // An error beside the union comes first where the validator meets it first.
+    // An error next to the union is reported first if the validator finds it first.
     let payload = json!({"name": 7, "rule": nodes("type", 50, "or", "bad", true)});
     assert!(
         misfit(&schema, &payload)
@@ -138,7 +139,7 @@ fn the_place_of_a_union_is_told() {
     );
 }
 
-/// Ways in which a schema refers to itself twice.
+/// Schemas that refer to themselves twice, in different ways.
 fn doubled() -> Vec<(&'static str, Value)> {
     let below =
         |keyword: &str| json!({"properties": {"child": {keyword: [{"$ref": "#"}, {"$ref": "#"}]}}});
@@ -211,8 +212,8 @@ fn doubled() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A value in values in values, with a schema that follows each in many steps: the stack of a
-/// thread is no bound.
+/// A deeply nested value, and a schema that takes many calls for each level: together they would
+/// overflow the stack of a thread.
 #[test]
 fn a_check_does_not_overflow_the_stack() {
     let reference = |level: usize| json!({"$ref": format!("#/$defs/{level}")});
@@ -238,11 +239,11 @@ fn a_check_does_not_overflow_the_stack() {
     assert_eq!(misfit(&schema, &json!({})), None);
 }
 
-/// Each check ends: with an answer about the payload, or with one that says that it takes too long.
+/// Each check ends, either with a result or with the message that it takes too long.
 #[test]
 fn schemas_that_refer_to_themselves_twice_end() {
     for (name, mut schema) in doubled() {
-        // Something that a payload may miss, at the root of each level.
+        // A requirement that a payload may violate at each level.
         schema["type"] = json!(["object", "string"]);
         let schema = compiled(&schema);
         for (depth, is_list) in [(3, false), (20, false), (50, true), (100, false)] {
@@ -278,8 +279,8 @@ fn schemas_that_refer_to_themselves_twice_end() {
 
 #[test]
 fn a_check_that_takes_too_long_is_given_up() {
-    // Each level has the next one in two forms. No level refers to itself, so the validator
-    // remembers nothing.
+    // Each level refers to the next one in two ways. No level refers to itself, so the validator
+    // does not memoize anything.
     let mut defs = serde_json::Map::new();
     for level in 0..30 {
         let next = json!({"$ref": format!("#/$defs/{}", level + 1)});
@@ -301,7 +302,7 @@ fn a_check_that_takes_too_long_is_given_up() {
         "{why:?}"
     );
 
-    // It takes nothing from the payloads around it.
+    // It does not affect the checks of the payloads around it.
     let mut check = PayloadCheck::default();
     check.add(0, &schema, &"{}".into(), Encoding::Json);
     check.add(1, &schema, &text.into(), Encoding::Json);
@@ -324,7 +325,7 @@ fn leaf() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A schema with references to three definitions.
+/// A schema that may refer to three definitions.
 fn part() -> impl Strategy<Value = Value> {
     leaf().prop_recursive(3, 12, 3, |inner| {
         let two = || vec(inner.clone(), 2..3);
@@ -380,7 +381,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A value in which the same names come again and again.
+/// A nested value that uses the same names at each level.
 fn deep(depth: usize, is_list: bool) -> Value {
     (0..depth).fold(json!("a"), |inner, _| match is_list {
         true => json!({"a": [inner], "b": 1}),
@@ -388,7 +389,7 @@ fn deep(depth: usize, is_list: bool) -> Value {
     })
 }
 
-/// Schemas without references, for all that they may ask of a value.
+/// Schemas without references that together use every way to query a value.
 fn asking() -> Vec<Value> {
     vec![
         json!({"type": "integer"}),
@@ -423,7 +424,7 @@ fn plain(schema: &Value) -> jsonschema::Validator {
 proptest! {
     #![proptest_config(Config { cases: 300, ..Config::default() })]
 
-    /// The steps of a check have a bound, and so has its text.
+    /// Both the number of steps of a check and the length of its message are bounded.
     #[test]
     fn generated_schemas_are_checked_within_their_steps(schema in schema(), depth in 1_usize..55, is_list in any::<bool>()) {
         let Ok(schema) = PayloadSchema::compile(&schema.to_string()) else { return Ok(()) };
@@ -451,11 +452,11 @@ proptest! {
             let why = misfit(&compiled(&schema), &value);
             prop_assert_eq!(why.is_none(), plain(&schema).is_valid(&value), "{} of {}: {:?}", schema, value, why);
             let errors: Vec<_> = plain(&schema).iter_errors(&value).map(|error| error.to_owned()).collect();
-            // Of several, either may come first.
+            // If there are several errors, either may come first.
             if let (Some(why), [error]) = (why, &errors[..]) {
                 let path = error.instance_path().as_str();
                 let text = error.to_string();
-                // Of several names that are not allowed, the check tells of the first.
+                // If several names are not allowed, the check reports the first.
                 let text = text.split_once(" were unexpected").map_or(&text[..], |_| " was unexpected)");
                 prop_assert!(why.says.ends_with(text) && why.says.contains(path), "{:?} should say {} {}", why, path, text);
             }

@@ -10,8 +10,8 @@ use parking_lot::RwLock;
 
 use crate::model::QueueName;
 
-/// How long a database counts as full after it refused an insert. Without inserts nobody learns
-/// that it has room.
+/// How long the database counts as full after it has refused an insert. The time is limited because
+/// only another insert can show that there is space again.
 const FULL_FOR: Duration = Duration::from_secs(10);
 
 /// One gate per queue. Clones share them.
@@ -25,7 +25,7 @@ pub struct Gates(Arc<RwLock<Closed>>);
 /// A Redis with little memory left. It closes all gates, and discovery refuses inserts.
 #[derive(Clone, Debug)]
 pub struct Shortage {
-    /// The reason that refused callers are told.
+    /// The reason given to callers that are refused.
     pub why: String,
     /// Redis has no memory left.
     pub is_full: bool,
@@ -34,7 +34,8 @@ pub struct Shortage {
 #[derive(Default)]
 struct Closed {
     shortage: Option<Shortage>,
-    /// When the database had no room for new tasks, and what it said. It has stored none since.
+    /// When the database last refused new tasks for lack of space, and its message. `None` once it
+    /// has stored a task since.
     full_database: Option<(Instant, String)>,
     queues: HashSet<QueueName>,
 }
@@ -81,21 +82,21 @@ impl Gates {
         self.0.read().shortage.is_some()
     }
 
-    /// Notes that the database has no room for new tasks. It closes no gate: the next insert may
-    /// find room.
+    /// Records that the database has no space for new tasks. Closes no gate, because the next
+    /// insert may succeed.
     pub fn set_database_full(&self, why: String, now: Instant) {
         self.0.write().full_database = Some((now, why));
     }
 
-    /// Notes that the database has stored new tasks.
+    /// Records that the database has stored new tasks.
     pub fn clear_database_full(&self) {
         if self.0.read().full_database.is_some() {
             self.0.write().full_database = None;
         }
     }
 
-    /// The words with which the database refused new tasks in the last ten seconds, if it has
-    /// stored none since.
+    /// Returns the message with which the database refused new tasks, if that was in the last ten
+    /// seconds and it has stored none since.
     pub fn full_database(&self, now: Instant) -> Option<String> {
         let closed = self.0.read();
         let (at, why) = closed.full_database.as_ref()?;

@@ -1,7 +1,7 @@
-//! The one reader of what all processes know about queues: open shards, pauses, unfinished tasks,
-//! full queues.
+//! Reads from SQL, for this process, what all processes must know about queues: open shards,
+//! pauses, unfinished tasks, full queues.
 //!
-//! Its cost grows with the queues that have something, not with the names that ever were.
+//! The cost grows with the queues that have something, not with all names that ever existed.
 
 use std::{
     collections::HashSet,
@@ -22,10 +22,10 @@ use crate::{
 const EVERY: Duration = Duration::from_millis(500);
 /// The age up to which full queues are used.
 const PARKED_EVERY: Duration = Duration::from_secs(1);
-/// The time between two looks at the oldest task.
+/// How often to read the oldest waiting tasks.
 const OLDEST_EVERY: Duration = Duration::from_secs(2);
-/// How often all open shards and all pauses are read. Changes may be missed: of a database that was
-/// set back, or by a taskd that does not number them.
+/// How often to read all open shards and all pauses. Reading only changes may miss some: of a
+/// database that was set back, or of an older taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
 
 /// The reader of one process, and how far it has read.
@@ -44,7 +44,7 @@ pub struct QueueSync {
 #[derive(Clone, Copy)]
 struct PausesRead {
     version: u64,
-    /// The changes of this process before the read.
+    /// The number of pause changes by this process before the read.
     changes: u64,
     at: Instant,
 }
@@ -58,7 +58,7 @@ struct ShardsRead {
 }
 
 impl QueueSync {
-    /// Reads for the first time. From then on it moves `gates` and `occupancy`.
+    /// Reads for the first time. Returns a reader that keeps `gates` and `occupancy` up to date.
     pub async fn start(
         store: Arc<dyn Store>,
         queue: Shards,
@@ -81,7 +81,7 @@ impl QueueSync {
         Ok(sync)
     }
 
-    /// Goes on reading until the stop.
+    /// Keeps reading until the process stops.
     pub fn keep_on(self, supervisor: &Supervisor) {
         supervisor.spawn_loop(
             "queues",
@@ -114,7 +114,8 @@ impl QueueSync {
     }
 
     async fn read_pauses(&mut self) -> store::Result<()> {
-        // The changes and the version first: what happens after them is read again.
+        // Read the number of changes and the version first, so that what happens after them is read
+        // again.
         let now = self.clock.now();
         let changes = self.queue.pause_changes();
         let version = self.store.pauses_version().await?;
@@ -149,7 +150,8 @@ impl QueueSync {
             }
         }
         if known.is_none() {
-            // A shard that was opened meanwhile comes back with the next change.
+            // This also removes a shard that was opened during the read. The next read of changes
+            // adds it.
             let open: HashSet<_> = shards.iter().map(|shard| &shard.id).collect();
             self.queue
                 .shards()

@@ -1,7 +1,7 @@
-//! The end of tasks whose deadline has passed.
+//! Ends tasks whose deadline has passed.
 //!
-//! SQL has kept the deadline since the insert. The queue decides in one script, as about a cancel,
-//! and its report ends the task in SQL, as that of any death.
+//! SQL stores the deadline at the insert. The queue decides in one script, as it does for a cancel,
+//! and its report ends the task in SQL, like that of any other death.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,12 +14,13 @@ use crate::{
     store::Overdue,
 };
 
-/// How long a shard may take. Its tasks come again, and the shards behind it wait no longer.
+/// How long a shard may take. Its tasks are tried again later, and other shards need not wait for
+/// it.
 const WITHIN: Duration = Duration::from_secs(2);
 
 impl Changing {
-    /// Ends tasks. Answers how many died of it, and the first error: the tasks of its shard stay as
-    /// they are.
+    /// Ends tasks. Returns how many died of their deadline, and the first error. The tasks of a
+    /// shard that failed stay as they are.
     pub async fn end_overdue(&self, overdue: Vec<Overdue>) -> (usize, Option<Error>) {
         let mut by_shard: BTreeMap<ShardId, Vec<Overdue>> = BTreeMap::new();
         for one in overdue {

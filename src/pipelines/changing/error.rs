@@ -1,10 +1,10 @@
-//! The reason why a change waits.
+//! Why a change could not be carried out yet.
 
 use std::time::Duration;
 
 use crate::{model::ShardId, queue, store};
 
-/// The reason why a change of live work waits.
+/// Why a change of live work could not be carried out yet.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]

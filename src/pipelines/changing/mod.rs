@@ -1,24 +1,25 @@
-//! Changes of live work: an operator cancels tasks, gives them another priority or NUM, offers them
-//! anew.
+//! Changes of live work: an operator cancels tasks, gives them another priority or NUM, or offers
+//! them again.
 //!
-//! SQL keeps the wish first, then the queue decides in one script against whatever happens there,
-//! then SQL takes over the decision and forgets the wish. So a lost shard and its rebuild, which
-//! read SQL, know the wish.
+//! First SQL stores the pending change (*wish* in code). Then the queue decides in one script,
+//! whatever else happens to the task. Then SQL takes over the decision and deletes the pending
+//! change. A lost shard is rebuilt from SQL, so the rebuild knows the pending changes.
 //!
 //! Crash windows:
 //!
-//! - killed behind the wish: the watchdog carries it out. The caller has no answer.
-//! - killed behind the script: the same. The script answers once more what it has decided.
-//! - the queue has decided, and the wish is gone (a database that was set back): the final record
-//!   says so, and the watchdog tells SQL ([`Changing::adopt`]).
-//! - a requeue has no wish: a rebuilt shard knows no leases. Only the end of a reservation is kept,
-//!   before the script. Of two ends the earlier one is kept, and the queue is asked then; if its
-//!   reservation ends later, the row moves.
-//! - two changes of one task at once: the values of the earlier may reach the queue behind those of
-//!   the later. Each compares what it has sent with what SQL has then. Where the earlier is killed
-//!   in between, the row of the later is still there, for the watchdog.
-//! - Redis loses the shard between script and SQL: SQL refuses a decision of the generation before,
-//!   and the wish stays.
+//! - Killed after the pending change was stored: the watchdog carries it out. The caller gets no
+//!   answer.
+//! - Killed after the script: the same. The script repeats what it has decided.
+//! - The queue has decided, and the pending change is gone (the database was set back): the final
+//!   record shows the decision, and the watchdog tells SQL ([`Changing::adopt`]).
+//! - A requeue has no pending change, because a rebuilt shard has no leases. Only the end of a
+//!   reservation is stored, before the script. Of two ends the earlier one is stored. When it has
+//!   come, the queue is asked, and if its reservation ends later, the row moves to that time.
+//! - Two changes of one task at once: the values of the earlier may reach the queue after those of
+//!   the later. So each compares what it has sent with what SQL has afterwards. If the earlier one
+//!   is killed in between, the row of the later is still there for the watchdog.
+//! - Redis loses the shard between the script and SQL: SQL refuses a decision of an earlier
+//!   generation, and the pending change stays.
 
 mod deadlines;
 mod error;
@@ -49,18 +50,18 @@ use crate::{
 
 /// The most tasks of one call.
 pub const MOST: usize = 1000;
-/// The most tasks whose bodies one script writes anew. A body has up to 1 MiB, unless a setting
-/// says otherwise.
+/// The most tasks whose bodies one script rewrites. A body has up to 1 MiB, unless a setting says
+/// otherwise.
 const MOST_BODIES: usize = 16;
-/// The age at which the process that stored a wish is taken for dead. Two processes that carry it
-/// out do no harm.
+/// The age of a pending change at which the process that stored it is presumed dead. It does no
+/// harm if two processes carry it out.
 pub const STAYED_MS: i64 = 2000;
-/// Shards that are called at a time.
+/// The most shards that are called concurrently.
 const AT_ONCE: usize = 64;
-/// How often a call asks a shard that is about to be opened, and the wait before each time.
+/// How many times a call asks a shard that is just being opened, and the wait before each time.
 const OPENING_LOOKS: u32 = 25;
 const OPENING: Duration = Duration::from_millis(20);
-/// How often a wish is carried out anew, because its shard has another generation since.
+/// How many times to carry out a pending change, if its shard gets another generation each time.
 const ROUNDS: usize = 3;
 
 /// Changes live work. Cheap to clone.
@@ -71,17 +72,17 @@ pub struct Changing {
     filter: Filter,
     bus: Arc<dyn Bus>,
     clock: Clock,
-    /// The longest time between a change and the arrival of a record of before.
+    /// For how long after a change a record that was published before it may still arrive.
     arrives_within_ms: i64,
 }
 
-/// The outcomes of wishes, and the first error of those that wait.
+/// The outcomes of pending changes, and the first error of those that stay pending.
 #[derive(Debug, Default)]
 pub struct CarriedOut {
     pub changed: HashMap<TaskId, Changed>,
-    /// The wishes that are over. The others stay.
+    /// The number of pending changes that are over. The others stay.
     pub over: usize,
-    /// The wishes that stay because their tasks have not arrived in the queue.
+    /// The changes that stay pending because their tasks have not arrived in the queue.
     pub absent: Vec<(TaskId, Turn)>,
     pub error: Option<Error>,
 }
@@ -107,10 +108,10 @@ impl Changing {
         }
     }
 
-    /// Changes at most [`MOST`] tasks, and records the acts. Answers per id, in order.
+    /// Changes at most [`MOST`] tasks, and records the acts. Returns one outcome per id, in order.
     ///
-    /// An error says that SQL keeps no wish. A wish that it keeps, and that could not be carried
-    /// out now, is answered [`Changed::Later`].
+    /// An error means that SQL has stored no pending change. If one is stored but could not be
+    /// carried out now, its outcome is [`Changed::Later`].
     pub async fn change(
         &self,
         ids: &[TaskId],
@@ -141,12 +142,12 @@ impl Changing {
         Ok(ids.iter().zip(wanted).map(answer).collect())
     }
 
-    /// Wishes that stayed, the earliest first.
+    /// Reads pending changes that were left over, the earliest first.
     pub async fn kept(&self, pages: &KeptPages) -> Result<KeptChanges, Error> {
         Ok(self.store.kept_changes(pages).await?)
     }
 
-    /// Carries out wishes of one kind. Those without an outcome stay in SQL.
+    /// Carries out pending changes of one kind. Those without an outcome stay in SQL.
     pub async fn carry_out(&self, wishes: Vec<KeptChange>, change: &Change) -> CarriedOut {
         let mut out = CarriedOut::default();
         let mut rest = wishes;
@@ -159,7 +160,7 @@ impl Changing {
         out
     }
 
-    /// Asks each shard once. Answers the wishes whose shard has another generation since.
+    /// Asks each shard once. Returns the pending changes whose shard has another generation since.
     async fn round(
         &self,
         wishes: Vec<KeptChange>,
@@ -223,8 +224,8 @@ impl Changing {
             if wish.kind == ChangeKind::Update && answer == Arbitrated::Absent && !is_over {
                 out.absent.push((wish.task.id, wish.turn));
             }
-            // A wish that stays is carried out again, and counts at its end. A reservation ends
-            // much later.
+            // A change that stays pending is carried out again, and counted when it ends. A
+            // reservation is counted at once, because it ends much later.
             if is_over
                 || wish.kind == ChangeKind::Reservation && *change != Change::Requeue(Requeue::Free)
             {
@@ -252,7 +253,7 @@ impl Changing {
             Change::Requeue(requeue) => self.queue.requeue(shard, &tasks, requeue).await,
         };
         match answer {
-            // The tasks come from SQL, and have no leases.
+            // Redis has lost the shard. It gets its tasks from SQL, without leases.
             Err(queue::Error::NoGeneration) => Ok(ArbitratedTasks {
                 generation: 0,
                 answers: vec![Arbitrated::Absent; tasks.len()],
@@ -261,8 +262,8 @@ impl Changing {
         }
     }
 
-    /// Asks a shard, whose script keeps final records. Opens one that is new or closed: a task's
-    /// record on the bus may come later.
+    /// Asks a shard, after opening it if it is new or closed: the script stores a final record
+    /// there even if the task's record on the bus comes only later.
     async fn when_open<Asked>(
         &self,
         shard: &ShardId,
@@ -289,7 +290,8 @@ impl Changing {
         Ok(ask().await?)
     }
 
-    /// The end of a wish by the queue's answer. Without a turn the wish stays.
+    /// Returns how a pending change ends, given the queue's answer. Without a turn it stays
+    /// pending.
     fn end_of(
         &self,
         wish: &KeptChange,
@@ -307,8 +309,8 @@ impl Changing {
             priority: task.priority,
         };
         if wish.kind == ChangeKind::Update && wish.is_second {
-            // The caller of the earlier one may give the queue its values behind this, and be
-            // killed before SQL compares them. So the wish stays for the watchdog.
+            // The caller of the earlier change may send its values to the queue after this one, and
+            // be killed before SQL compares them. So this change stays for the watchdog.
             turn = None;
         }
         match (wish.kind, answer) {
@@ -331,8 +333,8 @@ impl Changing {
                 // With a lower NUM, the credits in SQL may be enough: then no queue will ever
                 // report the end.
                 end = updated;
-                // A record of before may be on its way. The fanout asks SQL about those that are
-                // older.
+                // A record that was published before the change may still arrive. Of older records
+                // the fanout asks SQL.
                 if (0..self.arrives_within_ms).contains(&(now - wish.at_unix_ms)) {
                     turn = None;
                 }
@@ -347,7 +349,8 @@ impl Changing {
             {
                 turn = None
             }
-            // The row is only an alarm: the queue knows the end, and whether there is one.
+            // The row is only a reminder: the queue knows whether there is a reservation, and its
+            // end.
             (ChangeKind::Reservation, Arbitrated::Reserved { until_unix_ms })
                 if until_unix_ms < NEVER =>
             {
@@ -362,7 +365,7 @@ impl Changing {
         }
     }
 
-    /// Takes over decisions into SQL. Answers the status of each task.
+    /// Stores decisions in SQL. Returns the status of each task.
     async fn end(&self, ends: &[EndedChange]) -> Result<Vec<Option<StoredStatus>>, Error> {
         if ends.is_empty() {
             return Ok(Vec::new());
@@ -381,7 +384,7 @@ impl Changing {
         Ok(ended.into_iter().map(|end| end.status).collect())
     }
 
-    /// Tells those that watch a task of its end.
+    /// Notifies those that watch a task of its end.
     fn announce_end(&self, shard: &ShardId, id: TaskId, status: Option<StoredStatus>) {
         let announcer = self.queue.announcer();
         let end = status
@@ -390,17 +393,17 @@ impl Changing {
         announcer.announce(&shard.queue, announcer.now_unix_ms(), end.into_iter());
     }
 
-    /// Tells SQL of cancelled tasks that it does not show final, by their records. Answers those
-    /// that were cancelled.
+    /// Tells SQL of tasks that, by their records, were cancelled in the queue, but that SQL does
+    /// not show as final. Returns those that were cancelled.
     ///
-    /// The watchdog would take their reports for lost, and let workers do them again.
+    /// Otherwise the watchdog would consider their reports lost, and workers would do them again.
     pub async fn adopt(
         &self,
         shard: &ShardId,
         ids: &HashSet<TaskId>,
     ) -> Result<HashSet<TaskId>, Error> {
         let ids: Vec<TaskId> = ids.iter().copied().collect();
-        // The generation first: a record of a later one is not taken for one of this.
+        // Read the generation first, so that a record of a later one is not taken for one of this.
         let generation = self.queue.generation(shard).await?;
         let (_, records) = self.queue.inspect(shard, &ids).await?;
         let records = ids
@@ -453,7 +456,7 @@ where
     Err(queue::Error::NoGeneration.into())
 }
 
-/// The tasks of one call of a script.
+/// The most tasks in one call of the script.
 fn at_once(change: &Change) -> usize {
     match change {
         Change::Update(_) => MOST_BODIES,
@@ -461,8 +464,8 @@ fn at_once(change: &Change) -> usize {
     }
 }
 
-/// The outcome of a wish, by the queue's answer and the status in SQL afterwards. `None`: the
-/// decision was void.
+/// Returns the outcome of a pending change, given the queue's answer and the status in SQL
+/// afterwards; `None` if the decision was void.
 fn outcome(
     wish: &KeptChange,
     answer: Arbitrated,
@@ -483,9 +486,9 @@ fn outcome(
         (_, Arbitrated::Completed { .. }) => Changed::AlreadyCompleted,
         (_, Arbitrated::Dead) => Changed::Dead,
         (_, Arbitrated::Cancelled) => Changed::Cancelled,
-        // The wish came before.
+        // The change is older than the task's present epoch, or the bus accepts no reports.
         (_, Arbitrated::SentAgain | Arbitrated::OutboxFull) => Changed::Later,
-        // SQL has the new values, and it arrives with them.
+        // SQL has the new values, and the task will arrive in the queue with them.
         (ChangeKind::Update, Arbitrated::Absent) => Changed::Done,
         (_, Arbitrated::Absent) => Changed::NotQueued,
         (_, Arbitrated::NotDue | Arbitrated::Reserved { .. }) => Changed::NotDue,

@@ -1,4 +1,4 @@
-//! A checker: its means and its pace.
+//! A checker: what it works with, and its pace.
 
 use std::{sync::Arc, time::Instant};
 
@@ -10,7 +10,7 @@ use crate::{
     store::Store,
 };
 
-/// Some 20 MiB.
+/// About 20 MiB.
 const KEPT: usize = 200_000;
 
 /// How fast a checker goes.
@@ -22,7 +22,7 @@ pub struct Pace {
     pub(super) counted: usize,
     /// Records of a shard that a pass over it keeps in memory. A larger shard takes several passes.
     pub(super) kept: usize,
-    /// The rest after a slice, in the time that the slice took.
+    /// The pause after a slice, as a multiple of the time that the slice took.
     rest: u32,
 }
 
@@ -34,7 +34,7 @@ impl Pace {
         kept: KEPT,
         rest: 0,
     };
-    /// Beside everything else, for ever: a hundredth of the time.
+    /// For a check that always runs in the background: takes a hundredth of the time.
     pub const BESIDE: Self = Self {
         entries: 100,
         counted: 2_000,
@@ -68,7 +68,7 @@ impl Checker {
         }
     }
 
-    /// Makes a step, and rests after it.
+    /// Runs a step, and pauses after it.
     pub(super) async fn paced<T, E>(
         &self,
         step: impl Future<Output = Result<T, E>>,

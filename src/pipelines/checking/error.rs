@@ -1,4 +1,4 @@
-//! Why a check has no answer.
+//! Why a check failed.
 
 use crate::{bus, queue, store};
 

@@ -1,22 +1,22 @@
-//! The finds of a check, as far as there is room for them.
+//! The findings (*finds* in code) of a check, up to a limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{Find, FindKind};
 
-/// The finds that a check keeps; beyond it they are only counted.
+/// The most findings that a check keeps. Further ones are only counted.
 const OF_A_CHECK: usize = 5_000;
-/// The finds that several checks together keep.
+/// The most findings that several checks together keep.
 const OF_ALL: usize = 10_000;
 
-/// The finds of a check, and the counts of what it leaves out.
+/// The findings of a check, and the counts of those that it leaves out.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// Without repetitions: a scan may show an entry twice.
     pub finds: BTreeSet<Find>,
-    /// The finds that had no room. They are mended like the others.
+    /// The numbers of findings beyond the limit. They are repaired like the others.
     pub more: BTreeMap<FindKind, u64>,
-    /// Suspected tasks that the check could not look at again.
+    /// The number of suspected tasks that the check could not verify.
     pub unchecked: u64,
 }
 

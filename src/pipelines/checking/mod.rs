@@ -1,8 +1,8 @@
-//! fsck: what SQL, the bus and Redis say of each other, and Redis of itself.
+//! fsck: compares SQL, the bus and Redis with each other, and Redis with itself.
 //!
-//! A check of a slice is one script, so its finds hold at one moment. Pages of different moments
-//! only raise a suspicion, and a script that looks at this one task confirms it. A repair mends in
-//! the step that finds.
+//! A slice is checked in one script, so its findings hold at one moment. Pages that were read at
+//! different moments only raise a suspicion, which a script that checks this one task has to
+//! confirm. A repair is made in the same step as the finding.
 
 mod checker;
 mod error;
@@ -25,15 +25,15 @@ use crate::{
 };
 
 impl Checker {
-    /// Checks a shard against itself and SQL. A shard without a generation is the watchdog's:
-    /// nothing is found there. Beside an error stands what was found, and mended, before it.
+    /// Checks a shard against itself and SQL. Finds nothing in a shard without a generation, which
+    /// is left to the watchdog. An error comes with what was found, and repaired, before it.
     pub async fn shard(&self, shard: &ShardId, mends: bool) -> (Found, Result<(), Error>) {
         shard::Walk::new(self, shard, mends).run().await
     }
 
-    /// Compares a page of the published tasks with Redis. Answers how many there were, and where
-    /// the next page begins. `unchecked` leaves out the tasks of its shards, and of those that come
-    /// to it.
+    /// Compares a page of the published tasks with Redis. Returns how many there were, and where
+    /// the next page begins. Leaves out the tasks of the shards in `unchecked`, and adds the shards
+    /// that Redis cannot serve.
     pub async fn published(
         &self,
         queue: Option<&QueueName>,
@@ -74,14 +74,14 @@ impl Checker {
         Ok((found, page.tasks, page.next))
     }
 
-    /// Counts the unfinished tasks of all queues again, and finds those that nobody would publish
-    /// where a count is too high.
+    /// Counts the unfinished tasks of all queues again. If a stored count is too high, also finds
+    /// tasks that nobody would publish.
     pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
         let mut found = Found::default();
         let mut stranded = BTreeMap::new();
         let mut wrong = self.store.wrong_counts().await?;
         wrong.retain(|wrong| queue.is_none_or(|queue| wrong.queue == *queue));
-        // One of the two is wrong: the count, or a task that is nowhere.
+        // Either the count is wrong, or a task is lost.
         if wrong.iter().any(|wrong| wrong.kept > wrong.counted) {
             stranded = self.stranded(queue, mends, &mut found).await?;
         }
@@ -106,7 +106,7 @@ impl Checker {
         Ok(found)
     }
 
-    /// Goes over all tasks. Answers how many of each queue nobody would publish.
+    /// Goes over all tasks. Returns for each queue how many tasks nobody would publish.
     async fn stranded(
         &self,
         queue: Option<&QueueName>,

@@ -14,7 +14,7 @@ use crate::{
     store::{Outbox, PublishedTask, Stretch, Walked},
 };
 
-/// Tasks of one shard in one call.
+/// The most tasks of one shard in one call.
 const AT_ONCE: usize = 1000;
 
 /// The servers that are compared. Cheap to clone.
@@ -37,11 +37,12 @@ pub struct PublishedPage {
     pub next: Option<Walked>,
 }
 
-/// The shards that fail in a comparison, which leaves out their tasks.
+/// The shards that fail during a comparison, and whose tasks it leaves out.
 pub enum Failed<'a> {
-    /// Those of a loop, which comes back to them.
+    /// Those of a loop, which tries them again later.
     OfLoop(&'a mut Failing<Error>),
-    /// Those of one check that Redis cannot serve, and the reasons. Another error ends the check.
+    /// Those of one check that Redis cannot serve, with the reasons. Any other error ends the
+    /// check.
     OfCheck(&'a mut BTreeMap<ShardId, String>),
 }
 
@@ -53,7 +54,8 @@ impl Failed<'_> {
         }
     }
 
-    /// Notes the outcome of a shard's turn that began at `began`; `None`: the shard has failed.
+    /// Records the outcome of a shard's turn that began at `began`. Returns `None` if the shard has
+    /// failed.
     pub fn note<T>(
         &mut self,
         shard: &ShardId,
@@ -78,7 +80,7 @@ impl Published {
 
     /// Compares a page of a stretch with Redis.
     ///
-    /// Redis has nearly all tasks of a page. SQL and the bus are asked about the others.
+    /// Redis has nearly all tasks of a page. Only for the others are SQL and the bus asked.
     pub async fn page(
         &self,
         stretch: Stretch<'_>,
@@ -105,7 +107,8 @@ impl Published {
         })
     }
 
-    /// The tasks of which Redis has no record, and those of shards that this process does not know.
+    /// Returns the tasks of which Redis has no record, and those of shards that this process does
+    /// not know.
     async fn unknown(
         &self,
         shards: BTreeMap<ShardId, Vec<TaskId>>,
@@ -135,8 +138,8 @@ impl Published {
         Ok(unknown)
     }
 
-    /// The offset that the shard has stored, and the places of the ids of which it has no record:
-    /// none, if it is lost.
+    /// Returns the offset that the shard has stored, and the indices of the ids of which it has no
+    /// record. A lost shard has neither.
     async fn without_record(
         &self,
         shard: &ShardId,
@@ -149,7 +152,7 @@ impl Published {
         }
     }
 
-    /// The tasks of the page that are missing.
+    /// Returns the tasks of the page that are missing.
     async fn compare(
         &self,
         page: Vec<PublishedTask>,
@@ -158,7 +161,7 @@ impl Published {
         // Read before the records: a task that the fanout had dealt with by then has one, or is in
         // the outbox.
         let committed = self.bus.committed(Topic::Pipeline).await?;
-        // Read after the page: a published task stands before the end, unless the bus has lost it.
+        // Read after the page: a published task is before the end, unless the bus has lost it.
         let ends = self.bus.ends(Topic::Pipeline).await?;
         let mut shards: BTreeMap<ShardId, Vec<PublishedTask>> = BTreeMap::new();
         for task in page {
@@ -169,8 +172,9 @@ impl Published {
             .keys()
             .any(|shard| shard.number as usize >= ends.len())
         {
-            // Fails where the partition is younger than this opening of the bus. Otherwise the
-            // topic was made anew with fewer partitions, and nobody reads the tasks of the others.
+            // Fails if the partition is newer than this process's connection to the bus. Otherwise
+            // the topic was recreated with fewer partitions, and nobody reads the tasks of the
+            // others.
             self.bus.check_partitions().await?;
         }
         // Another process may have opened a shard that this one does not know yet. Then its records
@@ -216,10 +220,11 @@ impl Published {
         Ok(missing)
     }
 
-    /// The ids of missing tasks among `tasks`: the queue has no record of them, and none will come.
+    /// Returns the ids of missing tasks among `tasks`: the queue has no record of them, and none
+    /// will come.
     ///
-    /// None comes when the queue or the fanout has read past the task (Redis fell back), or when
-    /// the task lies behind the partition's `end` (the bus fell back). A task that is still on its
+    /// None will come if the queue or the fanout has read past the task (Redis was set back), or if
+    /// the task is beyond the partition's `end` (the bus was set back). A task that is still on its
     /// way is not missing.
     async fn missing(
         &self,
@@ -246,10 +251,11 @@ impl Published {
         Ok(missing.map(|task| task.id).collect())
     }
 
-    /// The tasks that are still unfinished, published and without record, in shards that are not
-    /// being rebuilt.
+    /// Returns the tasks that are still unfinished, published and without record, in shards that
+    /// are not being rebuilt.
     ///
-    /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say where.
+    /// The tasks of a shard that is being rebuilt are on their way, and SQL does not say how far
+    /// they are.
     pub async fn still_missing(
         &self,
         missing: Vec<(ShardId, TaskId)>,
@@ -266,7 +272,7 @@ impl Published {
             .collect();
         let mut still = Vec::new();
         for ids in ids.chunks(AT_ONCE) {
-            // Reads their offsets again, because the tasks may have been republished meanwhile.
+            // Read their offsets again, because the tasks may have been republished since.
             let tasks = self
                 .store
                 .published_among(self.bus.generation(), ids)

@@ -13,8 +13,8 @@ use crate::{
     store::Unpublished,
 };
 
-/// The elements that a walk passes to look at suspected tasks again, at most: some seconds. The
-/// next walk goes on.
+/// The most elements that a walk passes to check suspected tasks again, which takes some seconds.
+/// The rest is left to the next walk.
 const MOST_PASSED: u64 = 200_000_000;
 const LANES: usize = 6;
 
@@ -25,12 +25,12 @@ pub(super) struct Walk<'a> {
     shard: &'a ShardId,
     mends: bool,
     found: Found,
-    /// Elements that looks at suspected tasks have passed.
+    /// Elements that were passed to check suspected tasks again.
     passed: u64,
     pass: Pass,
 }
 
-/// A part of the records, by the end of the id, which is random.
+/// A part of the records, selected by the end of the id, which is random.
 #[derive(Clone, Copy)]
 struct Portion {
     number: u32,
@@ -40,9 +40,9 @@ struct Portion {
 /// The records of a portion, as far as they have to be compared with lanes, lists and SQL.
 #[derive(Default)]
 struct Pass {
-    /// Tasks with a replica to claim: the newest offer, and how many elements had it.
+    /// Tasks with a replica to claim: the newest offer, and how many elements with it were seen.
     open: HashMap<TaskId, (u64, u32)>,
-    /// Live tasks: how many past ends the list has to show.
+    /// Live tasks: how many entries of past ends the list of final records has yet to show.
     live: HashMap<TaskId, u64>,
     /// Final records that the list has not shown yet.
     unlisted: HashSet<TaskId>,
@@ -84,7 +84,7 @@ impl<'a> Walk<'a> {
         }
         let of = self.portions().await?;
         for number in 0..of {
-            // The first pass has mended what a record, or a body without one, shows by itself.
+            // The first pass has repaired what a record, or a body without one, shows by itself.
             for part in [Part::Records, Part::Bodies] {
                 self.slices(part, Portion { number, of }, self.mends && number == 0)
                     .await?;
@@ -101,8 +101,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// In how many passes the records go. Where the counts are wrong, a pass leaves out what has no
-    /// room.
+    /// Returns in how many passes the records are checked. If the counts are wrong, a pass leaves
+    /// out the records for which it has no memory.
     async fn portions(&self) -> Result<u32, Error> {
         let holdings = self
             .checker
@@ -133,7 +133,7 @@ impl<'a> Walk<'a> {
         loop {
             let check = queue.check(self.shard, part, &cursor, pace.entries, mends);
             let slice = self.checker.paced(check).await?;
-            // Every pass sees all tasks.
+            // Every pass sees all tasks: report them only once.
             if portion.number == 0 {
                 self.publish_dropped(&slice.finds).await?;
                 self.add(slice.finds);
@@ -175,8 +175,9 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes over the lanes from the tail on. A place counts from the beginning, so elements that
-    /// leave meanwhile move nothing, and the walk meets those that come.
+    /// Goes over the lanes, starting at the tail, where elements leave. A position counts all
+    /// elements that ever were before it, so elements that leave meanwhile shift nothing, and the
+    /// walk also reaches those that are added.
     async fn lanes(&mut self) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
         for lane in 1..=LANES {
@@ -212,7 +213,7 @@ impl<'a> Walk<'a> {
             .map(drop)
     }
 
-    /// Goes over the list of final records from its end on, where it grows.
+    /// Goes over the list of final records, starting at its end, where it grows.
     async fn finals(&mut self) -> Result<(), Error> {
         let Checker { queue, pace, .. } = self.checker;
         let mut from = Some(0);
@@ -242,7 +243,7 @@ impl<'a> Walk<'a> {
             .map(drop)
     }
 
-    /// Looks at suspected tasks again, each in one step. Answers those that are found.
+    /// Checks suspected tasks again, each in one step. Returns those whose suspicion was confirmed.
     async fn look_again(
         &mut self,
         mut suspects: &[(TaskId, Suspicion)],
@@ -287,7 +288,8 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// The tasks that SQL shows completed or dead. A cancelled task may be on its way out.
+    /// Returns the tasks that SQL shows as completed or dead. Not the cancelled ones, which may
+    /// just be leaving Redis.
     async fn ended(&self, ids: &[TaskId]) -> Result<Vec<(TaskId, Suspicion)>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -298,7 +300,7 @@ impl<'a> Walk<'a> {
         Ok(ended.map(|state| (state.id, Suspicion::Ended)).collect())
     }
 
-    /// Publishes the tasks again that a slice has taken out of Redis, as far as SQL shows them
+    /// Publishes the tasks again that a slice has removed from Redis, if SQL shows them as
     /// unfinished.
     async fn publish_dropped(&self, finds: &[ShardFind]) -> Result<(), Error> {
         const DROPPED: [FindKind; 3] = [
@@ -327,12 +329,12 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The purpose of a look at a suspected task.
+/// The purpose of checking a suspected task again.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SecondLook {
-    /// The find counts, and is mended if asked.
+    /// A confirmed suspicion is a finding, and is repaired if asked for.
     ToMend,
-    /// Another look decides.
+    /// Only selects tasks: another check decides.
     ToTell,
 }
 

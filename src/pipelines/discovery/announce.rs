@@ -1,4 +1,4 @@
-//! Discovery tells those that watch tasks: of new ones, and of ends, which SQL has by then.
+//! Notifies those that watch tasks: of new ones, and of ends that SQL has stored.
 
 use std::iter;
 
@@ -8,7 +8,7 @@ use crate::{
     store::{Settled, Settlement},
 };
 
-/// Tasks are new in SQL.
+/// Notifies watchers of tasks that are new in SQL.
 pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a TaskRow>) {
     let announcer = context.queue.announcer();
     if !announcer.is_wanted() {
@@ -29,8 +29,9 @@ pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a Ta
     }
 }
 
-/// Reports are settled. A repeated one is told again: its announcement may have been lost. A credit
-/// that is no end may have changed the status.
+/// Notifies watchers of settled reports. Repeats the notification of a repeated report, because the
+/// first may have been lost. A credit that does not complete its task may have changed the status,
+/// too.
 pub(super) fn settled(context: &Context, reports: &[Settlement], settled: &[Settled]) {
     let announcer = context.queue.announcer();
     if !announcer.is_wanted() {

@@ -24,22 +24,23 @@ use crate::{
     telemetry::metrics::{self, Dropped, Source},
 };
 
-/// Batches that wait to be published. Beyond that the next batch waits, and so do its callers.
+/// The most batches that wait to be published. Beyond that the insert loop waits, and so do new
+/// callers.
 pub(super) const TO_PUBLISH: usize = 8;
-/// How long it waits. A bus that takes nothing for longer must not hold up inserts: the watchdog
-/// publishes what is stored, some time later.
+/// How long the insert loop waits then. If the bus accepts nothing for longer, inserts go on: the
+/// watchdog publishes what is stored, some time later.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// A transaction takes so many times `discovery_batch_max` tasks when callers pile up: a sixth less
-/// work per task, and one wait for the disk instead of four.
+/// When callers pile up, a transaction takes up to this many times `discovery_batch_max` tasks:
+/// that is a sixth less work per task, and one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
-/// The answer to a row, and its turn if it is new. `None`: it was not stored.
+/// The answer to a row, and its turn; `None` if the row was not stored.
 type Answer = Option<(Inserted, Turn)>;
 
 /// A stored batch: its tasks on their way to the queue, and its keys on their way to the filter.
 pub(super) struct Batch {
-    /// New tasks that go to the bus now, each with the turn in which it waits for that.
+    /// New tasks to be published now, each with its turn in the outbox.
     fresh: Vec<(TaskRow, Turn)>,
     /// The moment before they were stored.
     before: Option<Moment>,
@@ -54,8 +55,8 @@ pub(super) struct Pending {
     pub(super) room: BufferPermit,
 }
 
-/// A caller's room in the buffer, by number and by weight. Its tasks count as waiting until it is
-/// dropped.
+/// A caller's permits for the buffer, by number and by weight. Its tasks count as waiting until
+/// this is dropped.
 pub(super) struct BufferPermit {
     tasks: usize,
     _permits: [OwnedSemaphorePermit; 2],
@@ -77,7 +78,7 @@ impl Drop for BufferPermit {
     }
 }
 
-/// Stores batch after batch until the stop, and then the tasks that are left.
+/// Stores batch after batch until the stop, and then the tasks that still wait.
 pub(super) async fn insert(
     context: Context,
     receiver: &mut mpsc::UnboundedReceiver<Pending>,
@@ -96,13 +97,13 @@ pub(super) async fn insert(
         let batch = gather(&context, first, receiver).await;
         let batch = store(&context, batch, &asking).await;
         if batch.fresh.is_empty() {
-            // Nobody waits for the sake of the filter.
+            // The filter may miss some keys, so do not wait because of it.
             if !batch.learnt.is_empty() && stored.try_send(batch).is_err() {
                 tracing::debug!("the filter does not learn some keys: too many batches wait");
             }
         } else {
             let sent = stored.send_timeout(batch, wait).await;
-            // Behind one that waited in vain none waits, until there is room again.
+            // After a timeout do not wait again, until a batch is taken.
             wait = if sent.is_ok() { WAIT } else { Duration::ZERO };
             if let Err(error) = sent {
                 tracing::debug!("the watchdog publishes some new tasks: {error}");
@@ -186,7 +187,7 @@ async fn gather(
 /// A caller whose tasks are being stored.
 struct Caller {
     answer: oneshot::Sender<Result<Vec<Inserted>, Error>>,
-    /// Per task, its owner if the filter knows its key.
+    /// For each task, the task that has its key, if the filter knows the key.
     seen: Vec<Option<Owner>>,
     /// The caller's other tasks, among the rows of the batch.
     rows: Range<usize>,
@@ -194,7 +195,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// Answers per task, in order. `inserted` are the answers to its own rows.
+    /// Sends the caller one answer per task, in order. `inserted` are the answers to its own rows.
     fn tell(self, inserted: &[Inserted]) {
         let answers = seen::answers(&self.seen, inserted.iter().copied());
         drop(self.room);
@@ -213,7 +214,7 @@ impl Caller {
     }
 }
 
-/// Stores a batch and answers its callers.
+/// Stores a batch and sends its callers their answers.
 async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch {
     let started = Instant::now();
     let before = context.moment();
@@ -228,7 +229,7 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch
             }
             with_turns(&stored, &rows)
         }
-        // One caller's rows are no reason to refuse the others.
+        // Do not let the rows of one caller fail those of the others.
         Err(error) if !error.is_transient() && callers.len() > 1 => {
             tracing::warn!(
                 "could not store {} tasks together, now by caller: {error}",
@@ -284,7 +285,7 @@ async fn unseen(
 ) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
     let mut seen = asking.owners(context, &tasks).await;
-    // The filter knows the key of a task, and not how its first insert was answered.
+    // The filter knows that the key exists, but not how its first insert was answered.
     let repeatable = tasks
         .iter()
         .zip(&mut seen)
@@ -327,7 +328,7 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
     }
     let stored = context.store.insert(rows).await;
     match &stored {
-        // Duplicates need no room.
+        // Only a new task shows that there is space; duplicates need none.
         Ok(stored) if stored.answers.contains(&Inserted::New) => {
             context.gates.clear_database_full()
         }
@@ -339,7 +340,7 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
     stored
 }
 
-/// Stores each caller's rows in a transaction of their own. Answers per row, in order.
+/// Stores each caller's rows in a transaction of their own. Returns one answer per row, in order.
 async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow]) -> Vec<Answer> {
     let mut all = Vec::with_capacity(rows.len());
     for caller in callers {
@@ -360,7 +361,7 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
     all
 }
 
-/// Counts the tasks of a batch; answers how many were duplicates.
+/// Counts the tasks of a batch. Returns how many were duplicates.
 fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> usize {
     let count = |of| inserted.iter().filter(|one| **one == of).count();
     let created = count(Inserted::New);
@@ -373,14 +374,14 @@ fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> u
         taken - created,
         started.elapsed(),
     );
-    // As the books count them.
+    // Counted as in the queue's books.
     metrics::discovery_dropped(Source::Api, Dropped::Rejected, rejected);
     taken - created
 }
 
-/// Answers callers none of whose rows is stored.
+/// Sends the error to callers whose rows could not be stored.
 fn refuse(callers: Vec<Caller>, error: store::Error) {
-    // Callers come again at once, thousands a second.
+    // Callers retry at once, thousands of times a second, so log an error only when it is new.
     static SAID: Mutex<LastSaid> = Mutex::new(LastSaid::nothing());
     let tasks = tasks_of(&callers);
     match SAID.lock().is_news(&error.to_string()) {

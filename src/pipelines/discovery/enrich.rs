@@ -1,7 +1,7 @@
-//! New tasks go to the endpoints of their queues before they are stored.
+//! Sends new tasks to the endpoints of their queues before they are stored.
 //!
-//! Only tasks whose keys neither the filter nor SQL knows: a duplicate costs no call, so an insert
-//! that is repeated is not enriched again.
+//! Only tasks whose keys neither the filter nor SQL knows are sent. So a duplicate costs no call,
+//! and an insert that is repeated is not enriched again.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -25,9 +25,9 @@ use crate::{
     telemetry::metrics::Lettered,
 };
 
-/// Enriches the rows that are new. Answers the rejected ones, by place, each with the reason.
+/// Enriches the rows that are new. Returns the rejected ones by index, each with the reason.
 ///
-/// Takes the time of the calls out of the time that is left for them.
+/// Subtracts the time of the calls from `left`.
 pub(super) async fn enrich(
     context: &Context,
     enrichment: &Enrichment,
@@ -43,7 +43,7 @@ pub(super) async fn enrich(
     if keys.is_empty() {
         return Ok(rejected);
     }
-    // The first of each new key.
+    // Only the first row of each new key.
     let mut known: HashSet<_> = room::known(context, &keys).await?;
     let mut by_queue: BTreeMap<QueueName, Vec<usize>> = BTreeMap::new();
     for place in places.filter(|place| known.insert(rows[*place].key_hash)) {
@@ -76,7 +76,8 @@ pub(super) async fn enrich(
     Ok(rejected)
 }
 
-/// Enriches the discovered tasks that are new. Takes the rejected ones out of the reports.
+/// Enriches the discovered tasks that are new. Removes the rejected ones from the reports and
+/// returns them.
 pub(super) async fn enrich_discovered(
     context: &Context,
     enrichment: &Enrichment,
@@ -112,7 +113,7 @@ pub(super) async fn enrich_discovered(
                         ));
                         false
                     }
-                    // Others discovered the rejected task, too.
+                    // Other reports may have discovered the rejected task, too.
                     None => !gone.contains(&row.task.key_hash),
                 }
             });
@@ -121,8 +122,8 @@ pub(super) async fn enrich_discovered(
     Ok(unstored)
 }
 
-/// The task as the change makes it must be as valid as any other. Returns the schema that its new
-/// payload must fit.
+/// Checks that the task, with the endpoint's change, is as valid as any other. Returns the schema
+/// that its new payload must match.
 fn check(
     context: &Context,
     row: &TaskRow,
@@ -136,7 +137,8 @@ fn check(
         task.payload = payload.clone();
         task.payload_encoding = *encoding;
     }
-    // The endpoint is not at fault for a deadline that passes meanwhile.
+    // The rules for accepted tasks allow a past deadline: if it passes during the call, the
+    // endpoint is not at fault.
     validate::check(
         &task,
         &context.settings.task_rules(queue).for_accepted(),
@@ -151,7 +153,7 @@ fn apply(change: Change, row: &mut TaskRow) {
         priority,
         payload,
     } = change;
-    // A task that was sent again may have it from its first way.
+    // A task that was sent again may still have this header from its first insert.
     row.headers
         .retain(|(name, _)| name != NOT_ENRICHED.0 && !headers.contains_key(name));
     row.headers.extend(headers.drain());
@@ -163,7 +165,7 @@ fn apply(change: Change, row: &mut TaskRow) {
     }
 }
 
-/// Says in the headers that the task was not enriched.
+/// Marks in the headers that the task was not enriched.
 fn mark(row: &mut TaskRow) {
     row.headers.retain(|(name, _)| name != NOT_ENRICHED.0);
     row.headers

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{bus, dedup, pipelines::publishing, runtime::LoopError, store};
 
-/// Why an insert was not answered per task. Nothing of it is promised.
+/// Why an insert failed as a whole. The caller is promised nothing of it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
     /// HTTP 429, gRPC RESOURCE_EXHAUSTED.

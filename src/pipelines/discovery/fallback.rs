@@ -1,4 +1,5 @@
-//! A database that was set back: the filter would call keys duplicates of tasks that are gone.
+//! Detects a database that was set back. The filter still knows the keys of the tasks that are
+//! gone, and would turn new inserts of them away as duplicates.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -11,9 +12,9 @@ use crate::{
     store::Tasks,
 };
 
-/// How often SQL is asked whether it has the tasks that were stored last.
+/// How often to check whether SQL has the tasks that were stored last.
 const EVERY: Duration = Duration::from_secs(2);
-/// The wait before a second question: a proxy may have read from a replica that is behind.
+/// The wait before a second check: the first may have been answered by a replica that lags behind.
 const CONFIRM_AFTER: Duration = Duration::from_secs(1);
 
 pub(super) fn start(context: &Context, supervisor: &Supervisor) {
@@ -35,7 +36,7 @@ pub async fn check(store: &dyn Tasks, filter: &Filter) -> Result<(), Failure> {
         return Ok(());
     }
     tokio::time::sleep(CONFIRM_AFTER).await;
-    // The same tasks: Redis may have forgotten them meanwhile.
+    // Check the same tasks again: Redis may have forgotten them by now.
     let missing = missing(store, &last).await?;
     if missing > 0 && filter.drop_all(&last).await? {
         tracing::warn!(

@@ -1,4 +1,4 @@
-//! Failed attempts go into the histories of their tasks.
+//! Stores failed attempts in the histories of their tasks.
 
 use super::error::Failure;
 use crate::{
@@ -7,13 +7,13 @@ use crate::{
     telemetry::metrics::{self, Ended},
 };
 
-/// Failed attempts in one transaction.
+/// The most failed attempts in one transaction.
 const AT_ONCE: usize = 1000;
 
-/// Keeps failed attempts, before the record that brought them is committed: after a crash in
-/// between they come again, and SQL knows them.
+/// Stores failed attempts, before the record that brought them is committed. After a crash in
+/// between they are delivered again, and SQL recognises them.
 ///
-/// No history is worth the reports behind it: attempts that SQL refuses are left out.
+/// Leaves out attempts that SQL refuses, because a history must not hold up the reports after it.
 pub(super) async fn keep(context: &Context, failures: &[FailedAttempt]) -> Result<(), Failure> {
     if !context.settings.history {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The time of completed tasks, from their insert.
+//! Measures how long completed tasks took, from their insert.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,10 +11,10 @@ use crate::{
 /// The time of a completed task, and its trace if it is sampled.
 type Done = (Duration, Option<TraceId>);
 
-/// Measures the tasks that these reports have completed. A report that was settled before counts no
-/// more.
+/// Measures the tasks that these reports have completed. Leaves out reports that were settled
+/// before.
 ///
-/// The time of the insert is in the id, and both times are Redis's.
+/// The time of the insert is part of the id. Both times come from Redis's clock.
 pub(super) fn completed(
     reports: &[Settlement],
     traces: impl Iterator<Item = Option<TraceContext>>,

@@ -13,8 +13,8 @@ use crate::{
     store::Inserted,
 };
 
-/// A batch is marked so soon or not at all. Later, a replica that lacks it may have taken over, and
-/// of the batches that are marked together only the last are named.
+/// A batch is marked within this time or not at all. Later, a replica that lacks the batch may have
+/// taken over, and of the batches that are marked together only the last are recorded as such.
 const MARKED_WITHIN: Duration = Duration::from_secs(3);
 
 /// Keys that SQL has, each with its task.
@@ -24,14 +24,14 @@ pub(super) struct Learnt {
     /// When the transaction had ended.
     at: Instant,
     new: Vec<dedup::Stored>,
-    /// The filter lacks them: it forgot them, or never had them.
+    /// Keys of older tasks, which the filter forgot or never had.
     known: Vec<dedup::Stored>,
     /// Keys of queues with a bitmap.
     numbers: BTreeMap<QueueName, Vec<u64>>,
 }
 
 impl Learnt {
-    /// The keys of these rows, by the answers to them.
+    /// Collects the keys of these rows, given the answers to them.
     pub(super) fn of<'r>(
         context: &Context,
         era: u64,
@@ -52,8 +52,8 @@ impl Learnt {
         for (row, inserted) in answers {
             let id = match inserted {
                 Inserted::New => row.id,
-                // Of others SQL tells the status. And nobody empties the filter of a queue that is
-                // closed already.
+                // Leave out tasks with another status, which SQL has to tell, and tasks of a closed
+                // queue, whose filter nobody would empty any more.
                 Inserted::Duplicate {
                     id,
                     status: StoredStatus::Unfinished | StoredStatus::Completed,
@@ -87,7 +87,7 @@ impl Learnt {
         learnt
     }
 
-    /// This, and what a later transaction has brought.
+    /// Joins this with what a later transaction has brought.
     pub(super) fn and(mut self, other: Self) -> Self {
         self.era = self.era.min(other.era);
         self.at = self.at.min(other.at);

@@ -1,8 +1,8 @@
-//! Marks: SQL learns a little later what is on the bus, in one transaction for all batches of that
+//! Tells SQL a little later which tasks are on the bus, in one transaction for all batches of that
 //! time.
 //!
-//! Nobody waits for a mark, and each would make SQL wait for the disk. The crash window: killed
-//! before the mark, the watchdog publishes the batches again.
+//! Nobody waits for these marks, and a transaction for each batch would make SQL wait for the disk.
+//! Crash window: if the process is killed before a mark, the watchdog publishes the batches again.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,11 +17,11 @@ use crate::{
     store::{self, Outbox, Published},
 };
 
-/// Tasks that are marked at once, about.
+/// About how many tasks are marked at once.
 const MARKED_AT_ONCE: usize = 10_000;
-/// Batches that wait. Beyond that the publisher waits.
+/// The most batches that wait. Beyond that the publisher waits.
 const WAITING: usize = 64;
-/// At a stop, how long the last publisher may take.
+/// At a stop, how long to wait for the last publisher.
 const LAST_WITHIN: Duration = Duration::from_secs(2);
 
 /// Batches on their way to [`mark`].
@@ -85,7 +85,7 @@ fn tasks_of(published: &[Published]) -> usize {
 async fn mark_all(store: &dyn Outbox, generation: &str, batches: Vec<Vec<Published>>) {
     let mut marked = store.mark_published(generation, &batches.concat()).await;
     if marked.as_ref().is_err_and(store::Error::is_refusal) {
-        // One task is no reason to publish the others again.
+        // One refused task is no reason to publish all the others again.
         marked = Ok(());
         for batch in batches {
             marked = marked.and(store.mark_published(generation, &batch).await);

@@ -1,16 +1,17 @@
 //! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
 //!
 //! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark the
-//! filter → commit the input. A loop of its own marks the published tasks in SQL, a little later.
+//! filter → commit the input. A separate loop marks the published tasks in SQL, a little later.
 //! Each effect may be repeated. An insert's caller is answered after the SQL commit. Crash windows:
 //!
-//! - before the SQL commit: nothing happened. The caller has no answer, or the report comes again.
-//! - after the SQL commit, before the publish or its mark: the watchdog publishes the batch
+//! - Before the SQL commit: nothing has happened. The caller has no answer, or the report is
+//!   delivered again.
+//! - After the SQL commit, before the publish or its mark: the watchdog publishes the batch
 //!   (again).
-//! - before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of
+//! - Before the filter's mark, which comes up to 20 ms later: SQL answers "duplicate" instead of
 //!   the filter.
-//! - before the input's commit: the report comes again and is known (`Settled::repeated`). Its
-//!   letters to `dead-letters` are sent again. Failed attempts are in SQL, which keeps each once.
+//! - Before the input's commit: the report is delivered again and recognised (`Settled::repeated`).
+//!   Its letters to `dead-letters` are sent again. SQL keeps each failed attempt only once.
 
 mod announce;
 mod batch;

@@ -39,16 +39,16 @@ use crate::{
     },
 };
 
-/// Records of `task-results` that are read at once. Each has up to a thousand reports.
+/// The most records of `task-results` that are read at once. Each has up to a thousand reports.
 const RECORDS: usize = 32;
-/// Reads whose reports are under way: while SQL settles those of one, the next are read and
+/// How many reads may be in flight: while SQL settles the reports of one, the next is read and
 /// decoded.
 const AT_ONCE: usize = 2;
-/// Reports in one transaction. A retry after a statement timeout would be as large.
+/// The most reports in one transaction. A retry after a statement timeout would be as large.
 const SETTLED_AT_ONCE: usize = 4000;
-/// Dead tasks whose rows are read at once. Each may have 8 MiB.
+/// The most dead tasks whose rows are read at once. Each may have 8 MiB.
 const LETTERS_AT_ONCE: usize = 8;
-/// Discovered tasks in one transaction, unless a single report has more.
+/// The most discovered tasks in one transaction, unless a single report has more.
 const DISCOVERED_AT_ONCE: usize = 5000;
 
 pub(super) fn start(
@@ -84,8 +84,8 @@ struct Results {
     tally: Tally,
     asking: Asking,
     patience: Patience,
-    /// Reports with discovered tasks are settled alone: the room that they find is known only once
-    /// those before them are stored.
+    /// Reads that bring discovered tasks are settled one at a time, because whether their queues
+    /// have capacity left is known only after the tasks before them are stored.
     turn: RwLock<()>,
 }
 
@@ -98,7 +98,7 @@ impl Results {
             .await?;
         let mut done = Uncommitted::default();
         let ended = self.read_on(&mut *subscription, &mut done, &cx).await;
-        // Otherwise they come again.
+        // What is not committed is delivered again.
         if let Err(error) = done.commit(&mut *subscription).await {
             tracing::debug!("the last reports come again: {error}");
         }
@@ -111,11 +111,11 @@ impl Results {
         done: &mut Uncommitted,
         cx: &Loop,
     ) -> Result<(), Failure> {
-        // In order: on Kafka, the commit of a record is one of all records before it.
+        // In order, because on Kafka the commit of a record commits all records before it.
         let mut under_way = FuturesOrdered::new();
         let mut handled = Vec::new();
-        // At the end, also after an error, nothing more is read, and the batches under way are
-        // finished. If one were dropped behind its commit, its metrics, its spans and the
+        // At the end, also after an error, nothing more is read, and the batches in flight are
+        // finished. If one were dropped after its SQL commit, its metrics, its spans and the
         // publishing of its new tasks would be missing.
         let mut end = None;
         let mut is_gap = false;
@@ -143,7 +143,8 @@ impl Results {
                 loop {
                     tokio::select! {
                         committed = &mut commit => break committed,
-                        // A transaction of MySQL holds locks, and must not stand still meanwhile.
+                        // Go on with the batches in flight: a transaction of MySQL holds locks, and
+                        // must not stand still during the commit.
                         Some(one) = under_way.next() => handled.push(one),
                     }
                 }
@@ -167,10 +168,10 @@ impl Results {
         end.unwrap_or(Ok(()))
     }
 
-    /// Deals with the reports of some records, and answers the records.
+    /// Handles the reports of some records. Returns the records, which may then be committed.
     async fn handle(&self, messages: Vec<Message>) -> Result<Vec<Message>, Failure> {
         let reports = Reports::read(&self.context, &messages);
-        // The turns are those of the reads, so nothing is awaited before.
+        // The lock must be requested in the order of the reads, so nothing may be awaited before.
         if reports.have_discovered() {
             let _alone = self.turn.write().await;
             self.store(reports).await?;
@@ -205,8 +206,8 @@ impl Results {
         self.settle(&settlements, &origins, &mut discoveries).await
     }
 
-    /// Settles the reports piece by piece. After a crash in between, the pieces before it are
-    /// `repeated`.
+    /// Settles the reports piece by piece. After a crash in between, those of the earlier pieces
+    /// are `repeated`.
     async fn settle(
         &self,
         settlements: &[Settlement],
@@ -247,7 +248,7 @@ impl Results {
                             .bury(Topic::TaskResults, &[letter])
                             .await?;
                     }
-                    // Halves, the first one first, until the refused report is alone.
+                    // Try both halves, the first one first, until the refused report is alone.
                     _ => {
                         let half = piece.start + piece.len() / 2;
                         rest.extend([half..piece.end, piece.start..half]);
@@ -311,7 +312,7 @@ impl Results {
 
     /// Sends the letters of tasks that are dead, with their rows from SQL.
     ///
-    /// A repeated report counts too: perhaps its letter was not sent.
+    /// Includes repeated reports, because their letters may not have been sent.
     async fn send_letters(
         &self,
         reports: &[Settlement],
@@ -372,7 +373,7 @@ impl Results {
     }
 }
 
-/// The reports that one transaction settles, in order.
+/// Splits the reports into the ranges that one transaction each settles, in order.
 fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
     let mut pieces = Vec::new();
     let mut start = 0;

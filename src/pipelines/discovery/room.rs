@@ -1,8 +1,10 @@
-//! Discovered tasks that have no room, or that are not valid any more.
+//! Discovered tasks that cannot be stored, because their queues are full or because they are not
+//! valid any more.
 //!
 //! taskd answered the worker's completion long ago, so it cannot ask anybody to try later. It sends
-//! the new ones of these tasks to `dead-letters`, with all that inserts them again, and the crawl
-//! goes on. Letters go before the report is settled. After a crash in between the report comes
+//! those of these tasks that are new to `dead-letters`, with everything that is needed to insert
+//! them again, and the crawl goes on. Letters are sent before the report is settled. After a crash
+//! in between, the report is delivered again, and its letters are sent again.
 //! again, and so do its letters.
 
 use std::{
@@ -31,7 +33,7 @@ pub(super) struct Unstored {
     pub(super) key: Option<(QueueName, KeyHash)>,
     pub(super) why: Lettered,
     pub(super) reason: String,
-    /// The reason in the log, if that one has parts of the payload.
+    /// The reason for the log, if `reason` contains parts of the payload.
     pub(super) logged: Option<String>,
 }
 
@@ -51,8 +53,8 @@ impl Unstored {
     }
 }
 
-/// Takes the new tasks that have no room out of the reports. Their queues have `max_unfinished`
-/// tasks, or are beyond `max_queues`.
+/// Removes the new tasks that cannot be stored from the reports and returns them: their queues have
+/// `max_unfinished` tasks, or are beyond `max_queues`.
 pub(super) async fn make_room(
     context: &Context,
     reports: &mut [Settlement],
@@ -109,8 +111,8 @@ pub(super) async fn make_room(
 
 type FullQueues = HashMap<QueueName, (Lettered, String)>;
 
-/// The queues that have no room for all their tasks, each with the reason. Takes the room of the
-/// other queues, and the place of new names in their order.
+/// Returns the queues that cannot take all their tasks, each with the reason. Reserves capacity in
+/// the other queues, and admits new names in the order in which they come.
 fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
     let mut counts: Vec<(&QueueName, u64)> = Vec::new();
     let mut places: HashMap<&QueueName, usize> = HashMap::new();
@@ -135,7 +137,8 @@ fn full_queues(context: &Context, reports: &[Settlement]) -> FullQueues {
     full
 }
 
-/// The room of each full queue by SQL's present count. A queue beyond `max_queues` has none.
+/// Returns how many tasks each full queue can take by SQL's present count. Leaves out queues beyond
+/// `max_queues`.
 async fn room_left(
     context: &Context,
     full: &FullQueues,
@@ -157,8 +160,8 @@ async fn room_left(
 /// Parent, queue and key.
 type Letter = (TaskId, String, Bytes);
 
-/// The letters of reports that are not settled yet. While SQL is full, the same reports are tried
-/// again and again.
+/// The letters that were sent for reports that are not settled yet. While SQL is full, the same
+/// reports are retried again and again, and their letters must not be sent each time.
 #[derive(Clone, Default)]
 pub(super) struct Sent(Arc<Mutex<HashSet<Letter>>>);
 

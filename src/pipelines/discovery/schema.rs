@@ -1,4 +1,4 @@
-//! Payloads that do not fit the schemas of their queues.
+//! Finds payloads that do not match the schema of their queue.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use crate::{
     telemetry::metrics::Lettered,
 };
 
-/// The tasks whose payloads do not fit, by place, each with the reason.
+/// Returns the tasks whose payloads do not match, by index, each with the reason.
 pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<usize, Misfit> {
     let mut check = PayloadCheck::default();
     for (place, task) in tasks.iter().enumerate() {
-        // One that is too large is refused for that.
+        // A payload that is too large is rejected for its size elsewhere.
         let fits_limit = task.payload.len() <= settings.limits.max_payload_bytes;
         if let Some(schema) = settings.payload_schema(&task.queue).filter(|_| fits_limit) {
             check.add(place, schema, &task.payload, task.payload_encoding);
@@ -26,7 +26,7 @@ pub(super) async fn misfits(settings: &Settings, tasks: &[NewTask]) -> HashMap<u
         .misfits()
 }
 
-/// Takes the discovered tasks whose payloads do not fit out of the reports.
+/// Removes the discovered tasks whose payloads do not match from the reports, and returns them.
 ///
 /// The tasks service checked them before it answered OK, but the schema may have changed since.
 pub(super) async fn take_misfits(settings: &Settings, reports: &mut [Settlement]) -> Vec<Unstored> {

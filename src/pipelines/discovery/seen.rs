@@ -15,23 +15,23 @@ use crate::{
     store::{Inserted, Settled, Settlement, Tasks},
 };
 
-/// So few tasks do not ask the filter while keys are new: SQL decides about them as fast.
+/// Up to this many tasks skip the filter while keys are new: SQL decides about them as fast.
 const SMALL: usize = 4;
-/// The transactions that ask the filter after a duplicate.
+/// The number of transactions that ask the filter after a duplicate was seen.
 const ASK_AFTER_DUPLICATE: u32 = 100;
 
 /// The task that has a key.
 pub(super) type Owner = (TaskId, StoredStatus);
 
-/// Decides when few tasks ask the filter: it saves SQL work where keys come again and again.
+/// Decides when few tasks ask the filter: that saves SQL work if keys are often repeated.
 #[derive(Default)]
 pub(super) struct Asking {
     transactions_left: AtomicU32,
 }
 
 impl Asking {
-    /// Per row, the task that has its key, where a filter knows the key. SQL decides about the
-    /// others.
+    /// Returns for each row the task that has its key, if a filter knows the key. SQL decides about
+    /// the others.
     pub(super) async fn owners(&self, context: &Context, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
         match self.is_about(rows.len()) {
             true => {
@@ -51,7 +51,7 @@ impl Asking {
         self.transactions_left.load(Ordering::Relaxed) > 0 || rows > SMALL
     }
 
-    /// Notes how many tasks of a transaction were duplicates.
+    /// Records how many tasks of a transaction were duplicates.
     pub(super) fn note(&self, duplicates: usize) {
         let left = match duplicates {
             0 => self
@@ -64,7 +64,8 @@ impl Asking {
     }
 }
 
-/// The answers to some rows, in order: `inserted` are those to the rows whose keys no filter knows.
+/// Returns the answers to some rows, in order. `inserted` are those to the rows whose keys no
+/// filter knows.
 pub(super) fn answers(
     seen: &[Option<Owner>],
     inserted: impl IntoIterator<Item = Inserted>,
@@ -80,8 +81,8 @@ pub(super) fn answers(
     seen.iter().filter_map(answer).collect()
 }
 
-/// The reports without the discovered tasks whose keys the filter knows. `seen` has an entry for
-/// each of the tasks.
+/// Returns the reports without the discovered tasks whose keys the filter knows. `seen` has an
+/// entry for each of the tasks.
 pub(super) fn without<'r>(
     reports: &'r [Settlement],
     seen: &[Option<Owner>],
@@ -99,7 +100,7 @@ pub(super) fn without<'r>(
     Cow::Owned(reports)
 }
 
-/// Adds the answers to the tasks that were left out. A report that changed nothing has none.
+/// Adds the answers to the tasks that were left out, except for a report that changed nothing.
 pub(super) fn add_answers(
     reports: &[Settlement],
     mut seen: &[Option<Owner>],
@@ -133,7 +134,8 @@ async fn owners(
             vec![None; keys.len()]
         });
         for (place, id) in hashes.into_iter().zip(seen) {
-            // The keys of dead tasks leave this filter.
+            // Treated as unfinished: the filter does not know the status, but it forgets the keys
+            // of dead tasks.
             owners[place] = id.map(|id| (id, StoredStatus::Unfinished));
         }
     }
@@ -144,14 +146,15 @@ async fn owners(
             .for_each(|place| owners[place] = known.get(&rows[place].key_hash).copied());
     }
     for (owner, row) in owners.iter_mut().zip(rows) {
-        // A report that comes again brings the tasks of its first time. They are no duplicates, and
-        // SQL may lack them.
+        // A report that is delivered again brings the same tasks as before. They are not
+        // duplicates, and SQL may not have them yet.
         owner.take_if(|(id, _)| *id == row.id);
     }
     owners
 }
 
-/// SQL's answer about the numbers whose bits are set. A bit may be wrong, and names no task.
+/// Asks SQL about the numbers whose bits are set, because a bit may be wrong and does not say which
+/// task has the number.
 async fn owners_of_numbers(
     filter: &Filter,
     store: &dyn Tasks,
@@ -195,7 +198,7 @@ pub(super) fn has_bitmap(queues: &Queues, queue: &QueueName) -> bool {
     queues.get(queue).dedup == Dedup::Bitmap
 }
 
-/// The rows whose keys are numbers.
+/// Groups the rows whose keys are numbers by queue.
 fn by_queue<'r>(
     rows: impl Iterator<Item = &'r TaskRow>,
 ) -> BTreeMap<&'r QueueName, Vec<(u64, KeyHash)>> {

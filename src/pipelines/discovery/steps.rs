@@ -21,16 +21,16 @@ use crate::{
     telemetry::metrics,
 };
 
-/// When a step began that stores tasks, and the moment before.
+/// When a step that stores tasks began, and the moment before.
 pub(super) type Began = (Instant, Option<Moment>);
 
-/// How long reports wait until their new tasks are published. All reports wait behind these, and
-/// must not be held up by a bus that takes nothing: the watchdog publishes what is stored.
+/// How long reports wait until their new tasks are published. All later reports wait for these, and
+/// a bus that accepts nothing must not hold them up: the watchdog publishes what is stored.
 const PUBLISH_WITHIN: Duration = Duration::from_secs(5);
-/// How long new tasks are left to the watchdog after such a wait in vain.
+/// For how long new tasks are left to the watchdog after this wait has timed out.
 const LEAVE_FOR: Duration = Duration::from_secs(30);
 
-/// The publishing of tasks that reports discovered.
+/// Publishes tasks that reports discovered, unless that has just timed out.
 #[derive(Default)]
 pub(super) struct Patience {
     waited_in_vain: Mutex<Option<Instant>>,
@@ -81,8 +81,8 @@ fn no_name(queue: &QueueName, max: usize, why: NoName) -> String {
 }
 
 impl Context {
-    /// Lets in tasks of a queue. A new queue needs room among the names, and among those of a scope
-    /// if there is one.
+    /// Admits tasks of a queue. The name of a new queue must fit into the limit on names, and into
+    /// that of the caller's scope, if there is one.
     pub(super) fn let_in(&self, queue: &QueueName, scope: Option<&Scope>) -> Result<(), String> {
         let max = self.settings.discovery.max_queues;
         self.occupancy
@@ -90,7 +90,7 @@ impl Context {
             .map_err(|why| no_name(queue, max, why))
     }
 
-    /// Lets in discovered tasks of a queue.
+    /// Admits discovered tasks of a queue.
     pub(super) fn let_in_discovered(&self, queue: &QueueName) -> Result<(), String> {
         let max = self.settings.discovery.max_queues;
         self.occupancy
@@ -103,10 +103,10 @@ impl Context {
         self.shortcut.as_ref().map(Shortcut::moment)
     }
 
-    /// Enqueues tasks that were stored behind a moment, publishes the others, and hands them on to
+    /// Enqueues tasks that were stored after a moment, publishes the others, and passes them on to
     /// be marked.
     ///
-    /// Answers an error only when every later publish will fail too; after any other error the
+    /// Returns an error only if every later publish will fail, too. After any other error the
     /// watchdog publishes the rows.
     pub(super) async fn publish(
         &self,

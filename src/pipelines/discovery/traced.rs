@@ -9,13 +9,13 @@ use crate::{
     telemetry::traces::{self, Begun, Hop},
 };
 
-/// The inserts of one call that are traced, each with its place. Most calls have none.
+/// The traced inserts of one call, each with its task's index. Most calls have none.
 #[derive(Default)]
 pub(super) struct Inserts(Vec<(usize, TaskId, QueueName, Begun)>);
 
 impl Inserts {
-    /// Makes the insert a child of the task's context, and the context of the task that of the
-    /// insert.
+    /// Makes the insert a child of the task's context, and then the insert's context that of the
+    /// task.
     pub(super) fn begin(
         &mut self,
         place: usize,
@@ -36,7 +36,7 @@ impl Inserts {
         }
     }
 
-    /// Ends them with the answers of the call.
+    /// Ends the inserts with the answers of the call.
     pub(super) fn end(mut self, answers: &[InsertAnswer]) {
         for (place, id, queue, begun) in self.0.drain(..) {
             let answer = &answers[place];
@@ -45,7 +45,7 @@ impl Inserts {
                 InsertStatus::Duplicate => "duplicate",
                 InsertStatus::Rejected | InsertStatus::TryLater => "refused",
             };
-            // A duplicate is another task, and no error.
+            // A duplicate shows the id of the other task, and is no error.
             begun.end(
                 Hop::Insert,
                 answer.id.unwrap_or(id),
@@ -56,7 +56,7 @@ impl Inserts {
         }
     }
 
-    /// Ends them where no task was stored.
+    /// Ends the inserts of a call that stored no task.
     pub(super) fn fail(mut self, error: &impl ToString) {
         for (_, id, queue, begun) in self.0.drain(..) {
             begun.end(Hop::Insert, id, &queue, "refused", error.to_string());
@@ -64,8 +64,8 @@ impl Inserts {
     }
 }
 
-/// The caller of the others went away. Their tasks may be stored all the same, with this span as
-/// their parent.
+/// Ends the inserts that are left, because their caller went away. Their tasks may be stored all
+/// the same, with these spans as their parents.
 impl Drop for Inserts {
     fn drop(&mut self) {
         for (_, id, queue, begun) in self.0.drain(..) {
@@ -74,13 +74,13 @@ impl Drop for Inserts {
     }
 }
 
-/// The discovered tasks of some reports that are traced.
+/// The traced inserts of the tasks that some reports discovered.
 #[derive(Default)]
 pub(super) struct Discoveries(HashMap<TaskId, Begun>);
 
 impl Discoveries {
-    /// Makes the insert of a discovered task a child of the context that its worker gave, or of the
-    /// work of its parent.
+    /// Makes the insert of a discovered task a child of the context that its worker gave, or else
+    /// of the work on its parent task.
     pub(super) fn begin(
         &mut self,
         id: TaskId,
@@ -102,7 +102,7 @@ impl Discoveries {
         }
     }
 
-    /// Ends the inserts of the discovered tasks of a report that were answered.
+    /// Ends the inserts of a report's discovered tasks that were answered.
     fn end(&mut self, rows: &[NewRow], inserted: &[Inserted]) {
         if self.0.is_empty() {
             return;
@@ -122,7 +122,7 @@ impl Discoveries {
     }
 }
 
-/// Records that reports were settled: of those with a trace, and of the tasks that they discovered.
+/// Records the spans of settled reports that have a trace, and of the tasks that they discovered.
 pub(super) fn settled(
     reports: &[Settlement],
     traces: impl Iterator<Item = Option<TraceContext>>,
@@ -171,8 +171,8 @@ pub(super) fn settled(
     }
 }
 
-/// Records the death of a task, under the span that inserted it: its last lease may have ended
-/// without a report.
+/// Records the death of a task as a child of the span that inserted it, because its last lease may
+/// have ended without a report.
 pub(super) fn died(row: &TaskRow, reason: &str, since: SystemTime) {
     if let Some(begun) = Begun::child_of(&row.traceparent) {
         begun

@@ -1,8 +1,8 @@
-//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, off the
-//! way of inserts.
+//! Counts tasks that came in and were not stored, and adds the counts to SQL once a second, so that
+//! inserts need not wait for it.
 //!
-//! A process that is killed loses the counts of its last second, and a commit without an answer may
-//! count twice. The balance of stored tasks does not depend on them.
+//! A process that is killed loses the counts of its last second, and a commit whose answer is lost
+//! may count twice. The balance of stored tasks does not depend on these counts.
 
 use std::{mem, sync::Arc, time::Duration};
 
@@ -15,10 +15,10 @@ use crate::{
     store::{self, Operators, TurnedAway, TurnedAwayCounts},
 };
 
-/// How often the counts go to SQL.
+/// How often the counts are added to SQL.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The counts of this process that SQL does not have. Clones share them.
+/// The counts of this process that SQL does not have yet. Clones share them.
 #[derive(Clone)]
 pub(super) struct Tally {
     counts: Arc<Mutex<TurnedAwayCounts>>,
@@ -33,8 +33,8 @@ impl Tally {
         }
     }
 
-    /// A queue that nobody knows has no count of its own: senders could make up any number of
-    /// names.
+    /// Counts a rejected task. An unknown queue gets no count of its own, because senders could
+    /// make up any number of names.
     pub(super) fn rejected(&self, queue: &str) {
         let known = QueueName::new(queue)
             .ok()

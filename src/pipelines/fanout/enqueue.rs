@@ -1,4 +1,4 @@
-//! Groups into their shards.
+//! Enqueues groups of records into their shards.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ pub(super) enum Enqueuing {
         repeated: usize,
         parked: usize,
     },
-    /// Redis fell back behind the last record that was enqueued.
+    /// Redis was set back to before the last record that was enqueued.
     Behind,
     /// The shard has no generation: it is closed, or lost.
     Gone,
@@ -36,14 +36,14 @@ pub(super) enum Enqueuing {
 
 /// The outcome of many groups.
 pub(super) struct Outcome {
-    /// Partitions with a shard that fell back.
+    /// Partitions with a shard that was set back.
     pub(super) behind: BTreeSet<u32>,
     pub(super) gone: Groups,
     /// Shards whose call failed.
     pub(super) refused: Vec<(ShardId, queue::Error)>,
-    /// A shard took its group.
+    /// At least one shard took its group.
     pub(super) has_done: bool,
-    /// The first error that is not of one shard.
+    /// The first error that concerns more than one shard.
     pub(super) failed: Result<(), Error>,
 }
 
@@ -76,7 +76,7 @@ impl Outcome {
 }
 
 impl Fanout {
-    /// Enqueues the groups, many at once. A shard that fails does not hold up the others.
+    /// Enqueues the groups, many concurrently. A shard that fails does not hold up the others.
     pub(super) async fn enqueue_all(
         &self,
         groups: Groups,
@@ -120,7 +120,7 @@ impl Fanout {
         outcome
     }
 
-    /// Enqueues records of one shard that were read before.
+    /// Enqueues held records of one shard.
     pub(super) async fn enqueue_again(
         &self,
         shard: &ShardId,
@@ -185,7 +185,7 @@ impl Fanout {
         };
         let (dealt_with, added) = match answer {
             Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
-            // Redis says the latter only of tasks that were never on the bus.
+            // `Moved` is only returned for tasks that were never on the bus.
             Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
             Err(queue::Error::NoGeneration) => return Ok(Enqueuing::Gone),
@@ -229,11 +229,11 @@ impl Fanout {
         })
     }
 
-    /// Opens shards that this process does not know, or that have no keys. Takes out the groups
-    /// whose shard Redis does not open, and answers why.
+    /// Opens the shards that this process does not know, or that have no keys. Removes the groups
+    /// whose shard Redis does not open, and returns the reasons.
     ///
-    /// One transaction and one exchange with Redis open all of them. SQL remembers a shard before
-    /// Redis does, so that a shard that Redis lost is not taken for a new one. After a crash in
+    /// One transaction and one exchange with Redis open all of them. SQL records a shard before
+    /// Redis has it, so that a shard that Redis lost is not taken for a new one. After a crash in
     /// between, the shard looks lost.
     pub(super) async fn open(
         &self,
@@ -273,9 +273,10 @@ impl Fanout {
     }
 }
 
-/// True if one shard alone may be the cause: it is damaged, or its master is away.
+/// Returns whether this shard alone may be the cause: it is damaged, or its master is away.
 ///
-/// A write that was not copied is none: it is made, and the same call again waits for the copy.
+/// A write that was not copied to replicas is not: it was made, and the same call, repeated, waits
+/// for the copy.
 pub(super) fn is_of_shard(error: &queue::Error) -> bool {
     matches!(error, queue::Error::Redis(_) | queue::Error::Answer(_)) && !error.is_out_of_memory()
 }

@@ -4,7 +4,7 @@ use crate::{
     bus, coordination, model::ShardId, pipelines::publishing, queue, runtime::LoopError, store,
 };
 
-/// Why a reader ended. The next one joins anew, and begins at the committed offsets.
+/// Why a reader ended. The next one joins the group again, and begins at the committed offsets.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]

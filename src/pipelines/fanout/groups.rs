@@ -1,4 +1,4 @@
-//! The records of a batch by shard.
+//! Groups the records of a batch by shard.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct Group {
     pub(super) tasks: Vec<EnqueueTask>,
     pub(super) upto: Offset,
-    /// SQL was asked about one of them.
+    /// SQL was asked about at least one of the tasks.
     pub(super) again: bool,
     pub(super) traced: Enqueues,
 }
@@ -29,20 +29,20 @@ pub(super) struct Group {
 pub(super) type Groups = BTreeMap<ShardId, Group>;
 
 impl Fanout {
-    /// Sorts the batch by shard. Leaves out tasks that SQL shows final, and buries records that
-    /// nobody can enqueue.
+    /// Groups the batch by shard. Leaves out tasks that SQL shows as final, and sends records that
+    /// cannot be enqueued to `dead-letters`.
     pub(super) async fn groups(
         &self,
         messages: &[Message],
         done: &mut FanoutBatch,
     ) -> Result<Groups, Error> {
-        // A fresh record is published up to `republish_after` behind its insert. A task that was
+        // A fresh record is published up to `republish_after` after its insert. A task that was
         // cancelled in between has a final record only for the grace time.
         let kept = &self.0.settings.watchdog;
         let grace = kept.grace.saturating_sub(kept.republish_after);
         let grace_ms = millis(grace);
         let now = self.0.clock.now_unix_ms();
-        // A record from the future was published before the clock stepped back.
+        // A record with a time in the future was published before the clock was set back.
         let recent = now.saturating_sub(grace_ms)..=now.saturating_add(grace_ms);
         let mut records = Vec::with_capacity(messages.len());
         let mut poison = Vec::new();
@@ -109,8 +109,8 @@ impl Fanout {
                             body = wire::with_body_values(&body, replicas, state.priority);
                         }
                     }
-                    // The task is final or removed, stands twice in this batch, or belongs to a
-                    // replaced store.
+                    // The task is final or removed, is twice in this batch, or belongs to a store
+                    // that was replaced.
                     _ => {
                         done.again_final += 1;
                         continue;

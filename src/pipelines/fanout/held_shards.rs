@@ -1,16 +1,19 @@
-//! Shards whose calls fail. Their records wait here, so that the other shards of the partition go
-//! on.
+//! Shards whose calls fail. Their records wait here, so that the other shards of the partition can
+//! go on.
 //!
-//! A shard is held from its first failed call until it has taken all its records. Later ones join
-//! them, so the order stays. One task for each shard tries the first of them from time to time. It
-//! reads them as if they had just come: their tasks may be cancelled since.
+//! A shard is held from its first failed call until it has taken all its waiting records. Records
+//! that are read in the meantime join the end, so the order is kept. For each shard one task
+//! retries the first records from time to time. It handles them as if they had just been read,
+//! because their tasks may have been cancelled since.
 //!
-//! Nothing of such a partition is committed meanwhile. So whatever ends the reader or takes the
-//! partition from it, the records come again, and the shards know those that they have. A try of
-//! before may still reach Redis then. It has the epoch of before, and begins with the same record.
+//! While a partition has held shards, nothing of it is committed. If the reader ends or loses the
+//! partition, the records are therefore delivered again, and the shards recognise those that they
+//! already have. A retry of the earlier reader may still reach Redis then. It does no harm, because
+//! it carries the earlier epoch and begins with the same record.
 //!
-//! A reader that would leave too much uncommitted reads no more until it may commit, and shows no
-//! progress. It stays in its group: other readers would fill up with the same records.
+//! A reader that would leave too much uncommitted stops reading until it may commit again, and
+//! reports no progress. It stays in its group, because any other reader would fill up with the same
+//! records.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -40,15 +43,16 @@ use crate::{
     wire,
 };
 
-/// The most that a reader leaves uncommitted because of held shards, also of the other shards of
-/// their partitions. Redis Streams keep it in memory, and a new reader gets it again.
+/// The most records and bytes that a reader leaves uncommitted because of held shards, including
+/// those of the other shards in their partitions. Redis Streams keep them in memory, and a new
+/// reader gets them again.
 const RECORDS: usize = 100_000;
 const BYTES: usize = 64 << 20;
-/// Tries that call Redis at a time.
+/// The most retries that call Redis at a time.
 const AT_ONCE: usize = 64;
-/// Roughly the most bytes of a try.
+/// Roughly the most bytes of a retry.
 const CALL_BYTES: usize = 4 << 20;
-/// The pauses before the tries of a shard double within these bounds.
+/// The pause before the next retry of a shard doubles each time, within these bounds.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
@@ -57,10 +61,10 @@ pub(super) struct HeldShards {
     partitions: BTreeMap<u32, Partition>,
     tries: JoinSet<Tried>,
     slots: Arc<Semaphore>,
-    /// Tries that have ended, and when they are dealt with.
+    /// Retries that have ended, and when to handle them.
     ended: Vec<Tried>,
     due: Instant,
-    /// Shards that were ever held.
+    /// How often a shard was held so far. Numbers the holds.
     count: u64,
 }
 
@@ -70,7 +74,7 @@ struct Partition {
     first: Offset,
     /// The last record that was read, of any shard.
     last: Offset,
-    /// Records since the first, without those that held shards have taken since.
+    /// The number of records from `first` on, minus those that held shards have taken since.
     records: usize,
     bytes: usize,
     shards: BTreeMap<ShardId, Waiting>,
@@ -80,12 +84,12 @@ struct Waiting {
     number: u64,
     messages: VecDeque<Message>,
     cause: queue::Error,
-    /// Before the next try; none behind one that Redis took.
+    /// The pause before the next retry; zero after one that succeeded.
     pause: Duration,
     _held_back: Option<HeldBack>,
 }
 
-/// The end of a try.
+/// The result of a retry.
 pub(super) struct Tried {
     shard: ShardId,
     number: u64,
@@ -115,7 +119,7 @@ impl HeldShards {
         self.partitions.contains_key(&partition)
     }
 
-    /// Holds the batch's records of held shards.
+    /// Adds the records of a batch to the held shards that they belong to.
     fn join(&mut self, messages: &[Message]) {
         for message in messages {
             let Some(partition) = self.partitions.get_mut(&message.partition) else {
@@ -136,9 +140,9 @@ impl HeldShards {
         }
     }
 
-    /// False while the reader has no room, or a shard takes its records again. Later ones would
-    /// join those, so that the hold would not end, and nothing would be committed, for as long as
-    /// records come.
+    /// False while the reader is full, or while a shard that works again catches up. New records
+    /// would join the waiting ones, so as long as records arrive the hold would not end and nothing
+    /// would be committed.
     pub(super) fn may_read(&self) -> bool {
         let mut shards = self
             .partitions
@@ -153,25 +157,26 @@ impl HeldShards {
         sum(|partition| partition.records) > RECORDS || sum(|partition| partition.bytes) > BYTES
     }
 
-    /// Forgets what is held of a partition. Answers the record from which on all have to come
-    /// again.
+    /// Forgets what is held of a partition. Returns the offset from which its records have to be
+    /// read again.
     pub(super) fn forget(&mut self, partition: u32) -> Option<Offset> {
         self.partitions
             .remove(&partition)
             .map(|partition| partition.first)
     }
 
-    /// Forgets partitions that this reader has lost, even if it has got them again: their records
-    /// come again.
+    /// Forgets partitions that this reader has lost, even if it has been assigned them again: their
+    /// records are delivered again.
     pub(super) fn forget_lost(&mut self, subscription: &dyn Subscription) {
         self.partitions
             .retain(|number, partition| subscription.tenure(*number) == partition.tenure);
     }
 
-    /// The tries that have ended at a [tick](crate::runtime::tick); never where nothing is held.
+    /// Waits until a retry ends, and returns all that have ended by the next
+    /// [tick](crate::runtime::tick). Never returns if nothing is held.
     ///
-    /// Each end interrupts the reader's read, and thousands of shards may be held: one by one they
-    /// would leave it no time. Cancel safe.
+    /// Each return interrupts the reader's read. Thousands of shards may be held, so returning the
+    /// retries one by one would leave no time for reading. Cancel safe.
     pub(super) async fn tried(&mut self) -> Vec<Tried> {
         if self.ended.is_empty() {
             match self.tries.join_next().await {
@@ -187,13 +192,14 @@ impl HeldShards {
         std::mem::take(&mut self.ended)
     }
 
-    /// Ends the tries.
+    /// Aborts the retries, and waits until they have ended.
     pub(super) async fn end(mut self) {
         self.tries.shutdown().await;
     }
 }
 
-/// The end of a try. The runtime cancels tries when the process ends.
+/// Returns the result of a retry; `None` if the runtime has cancelled it, as it does when the
+/// process ends. Passes a panic on.
 fn end(joined: Result<Tried, JoinError>) -> Option<Tried> {
     match joined.map_err(JoinError::try_into_panic) {
         Ok(tried) => Some(tried),
@@ -202,17 +208,18 @@ fn end(joined: Result<Tried, JoinError>) -> Option<Tried> {
     }
 }
 
-/// The log's lines about a partition. Readers come and go while its shards refuse calls.
+/// What the log has said about a partition. This outlives the readers, which come and go while the
+/// shards refuse calls.
 struct Said {
     refusal: LastSaid,
-    /// The log named a refusal, and not its end.
+    /// The log has reported a refusal, but not its end yet.
     is_open: bool,
 }
 
 static SAID: Mutex<BTreeMap<u32, Said>> = Mutex::new(BTreeMap::new());
 
 impl HeldShards {
-    /// Says once a minute which shards of the partition are held. Another cause is news.
+    /// Logs once a minute that shards of the partition are held, and at once if the cause changes.
     fn say_held(&self, number: u32) {
         let shards = self
             .partitions
@@ -234,7 +241,7 @@ impl HeldShards {
         }
     }
 
-    /// Says once a minute that the reader reads no more.
+    /// Logs once a minute that the reader has stopped reading.
     fn say_full(&self) {
         static SAID: Mutex<LastSaid> = Mutex::new(LastSaid::nothing());
         let shard = self
@@ -252,7 +259,7 @@ impl HeldShards {
     }
 }
 
-/// Says that a partition has no held shard any more.
+/// Logs that a partition has no held shards any more.
 fn say_taken(number: u32) {
     let is_open = SAID
         .lock()
@@ -267,11 +274,12 @@ fn say_taken(number: u32) {
 }
 
 impl Fanout {
-    /// Begins to hold shards that have refused their records of this batch, and holds those of all
-    /// held shards.
+    /// Starts to hold the shards that refused their records of this batch, and keeps the batch's
+    /// records of all held shards.
     ///
-    /// `has_done`: Redis took other groups of the batch. If it takes no write at all, the shards
-    /// are not the cause.
+    /// `has_done`: Redis took other groups of the batch. If it took none, first checks that Redis
+    /// accepts writes and this reader still owns the partition: otherwise the shards are not the
+    /// cause.
     pub(super) async fn hold(
         &self,
         (refused, has_done): (Vec<(ShardId, queue::Error)>, bool),
@@ -341,7 +349,7 @@ impl Fanout {
         Ok(())
     }
 
-    /// Begins a try of a held shard.
+    /// Starts a retry of a held shard.
     fn try_again(&self, shard: &ShardId, owned: &Owned, held: &mut HeldShards) {
         let partition = held.partitions.get(&shard.number);
         let Some(waiting) = partition.and_then(|partition| partition.shards.get(shard)) else {
@@ -380,7 +388,8 @@ impl Fanout {
         });
     }
 
-    /// Goes on behind a try. Ends the reader with an error that is not of this shard alone.
+    /// Handles the result of a retry. Returns an error, which ends the reader, if the cause is not
+    /// this shard alone.
     pub(super) async fn tried(
         &self,
         Tried {
@@ -398,7 +407,7 @@ impl Fanout {
             return Ok(());
         };
         let waiting = partition.shards.get_mut(&shard);
-        // Of a partition that was forgotten since.
+        // There is none if the partition was forgotten since.
         let Some(waiting) = waiting.filter(|waiting| waiting.number == number) else {
             return Ok(());
         };
@@ -413,7 +422,7 @@ impl Fanout {
                 if waiting.messages.is_empty() {
                     tracing::debug!(%shard, "{shard} takes tasks again");
                     partition.shards.remove(&shard);
-                    // The end of the hold took this back.
+                    // The end of the hold has reset the shortcut's progress in this partition.
                     if let Some(shortcut) = &self.0.shortcut {
                         shortcut.note_read(shard.number, partition.last);
                     }

@@ -1,18 +1,18 @@
-//! Fanout: topic `pipeline` into the queue, each partition in order, exactly once by the offset
-//! that the enqueue script stores.
+//! Fanout: moves records of topic `pipeline` into the queue, each partition in order. Each record
+//! is enqueued exactly once, because the enqueue script stores its offset.
 //!
 //! Crash windows:
 //!
-//! - before the script: nothing happened.
-//! - after the script, before the commit, which comes a little later: the records come again, and
-//!   their offsets are known.
-//! - a reader lost its partition and does not know it yet: the script refuses its epoch, and it
-//!   joins anew.
-//! - the fanout parks a record of a full queue in SQL *before* the offset passes it. Killed in
-//!   between, the record is parked and enqueued; the parked copy finds the task's record in the
-//!   queue.
-//! - while a shard is held ([`held`]), nothing of its partition is committed: its records come
-//!   again, as after the script.
+//! - Before the script: nothing has happened.
+//! - After the script, before the commit, which comes a little later: the records are delivered
+//!   again, and the shards know their offsets.
+//! - A reader has lost its partition and does not know it yet: the script refuses its epoch, and
+//!   the reader joins the group again.
+//! - The fanout parks a record of a full queue in SQL *before* the shard's offset passes it. If it
+//!   is killed in between, the record is both parked and enqueued. When the parked copy arrives,
+//!   the queue has a record of the task.
+//! - While a shard is held ([`held_shards`]), nothing of its partition is committed: its records
+//!   are delivered again, as after the script.
 
 mod enqueue;
 mod error;
@@ -53,12 +53,12 @@ impl Fanout {
             .await;
         held.end().await;
         if let Err(Error::MadeAnew { partition }) = &ended {
-            // Their offsets belong to the bus of before. Committed, they would pass over records of
-            // the new one.
+            // Their offsets belong to the bus as it was before it was set back. Committing them
+            // would skip records of the new one.
             done.retain(|message| message.partition != *partition);
         }
-        // Otherwise the next reader gets them again, and a shard in its next life would take them
-        // for new.
+        // What is not committed is delivered again to the next reader, and a shard that was closed
+        // and opened again would take it for new.
         if let Err(error) = done.commit(&mut *subscription).await {
             tracing::debug!("the last records come again: {error}");
         }
@@ -92,7 +92,7 @@ impl Fanout {
                     .await?;
             }
             done.commit_if_due(subscription, max).await?;
-            // A reader that is full makes no progress.
+            // A full reader does not count as making progress.
             if !held.is_full() {
                 cx.beat();
             }
@@ -123,7 +123,7 @@ impl Fanout {
                 .await?;
         }
         groups.retain(|shard, _| !held.has(shard));
-        // New queues must not hold up the known ones.
+        // Opening new queues must not hold up the known ones.
         let (known, new): (Groups, Groups) = groups
             .into_iter()
             .partition(|(shard, _)| queue.knows(shard));
@@ -152,7 +152,7 @@ impl Fanout {
         }
         messages.retain(|message| !held.has_of(message.partition));
         uncommitted.add(messages);
-        // Records that are read again must stay on the bus.
+        // Records that are to be read again must not be committed: they have to stay on the bus.
         uncommitted.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
             self.seek_back(*partition, subscription, owned, held)
@@ -162,9 +162,10 @@ impl Fanout {
         Ok(())
     }
 
-    /// The error that ends the reader of a lost shard.
+    /// Returns the error that ends the reader of a lost shard, after making sure that the loss is
+    /// noticed.
     async fn lost(&self, shard: ShardId) -> Error {
-        // The shard was empty, so its watchdog may not look at it for a while.
+        // The shard was empty, so its watchdog might not check it for a while.
         match self.0.queue.wake_everywhere(&shard.queue).await {
             Ok(()) => Error::ShardLost(shard),
             Err(error) => error.into(),
@@ -172,7 +173,7 @@ impl Fanout {
     }
 }
 
-/// The next records, or none while the reader only stays in its group.
+/// Returns the next records, or none if the reader is only to stay in its group.
 async fn read_on(
     subscription: &mut dyn Subscription,
     may_read: bool,

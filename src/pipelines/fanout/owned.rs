@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use super::{error::Error, reader::Fanout};
 use crate::model::{Offset, ShardId};
 
-/// A reader's knowledge of its partitions.
+/// What a reader knows about its partitions.
 #[derive(Default)]
 pub(super) struct Owned {
-    /// Per partition, its tenure and the epoch that was taken for it.
+    /// For each partition, its tenure and the epoch that was taken for that.
     epochs: HashMap<u32, (u64, u64)>,
-    /// The last record that was enqueued per shard. Where Redis has fallen back behind it, the
+    /// The last record that was enqueued, for each shard. If Redis was set back to before it, the
     /// reader seeks back.
     pub(super) last: HashMap<ShardId, Offset>,
 }
@@ -27,8 +27,8 @@ impl Owned {
 }
 
 impl Fanout {
-    /// Takes an epoch at the first record of a tenure. From then on Redis refuses the owner before,
-    /// wherever it was held up.
+    /// Takes an epoch at the first record of a tenure. From then on Redis refuses the previous
+    /// owner, however long that was held up.
     pub(super) async fn take_epoch(
         &self,
         partition: u32,
@@ -48,8 +48,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// The error that ends a fenced reader. It joins the group anew, and takes a higher epoch if it
-    /// gets the partition again.
+    /// Returns the error that ends a fenced reader. The next one joins the group again, and takes a
+    /// higher epoch if it gets the partition.
     pub(super) async fn fenced(&self, partition: u32, epoch: u64, by: u64) -> Error {
         match self.0.coordination.epoch_is_at_least(partition, by).await {
             Ok(()) => Error::Fenced {

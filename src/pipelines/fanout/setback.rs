@@ -1,4 +1,4 @@
-//! A bus or a Redis that was set back: the reader begins where both agree.
+//! Handles a bus or a Redis that was set back: the reader continues from where both agree.
 
 use futures::{StreamExt, TryStreamExt, stream};
 
@@ -16,8 +16,8 @@ use crate::{
 };
 
 impl Fanout {
-    /// Whether the shard's stored offset lies beyond the end of its partition. Such a shard takes
-    /// new records for known ones.
+    /// Returns whether the shard's stored offset is beyond the end of its partition. Such a shard
+    /// would take new records for known ones.
     pub(super) async fn has_read_beyond(&self, shard: &ShardId) -> Result<bool, Error> {
         let (stored, _) = self.0.queue.inspect(shard, &[]).await?;
         match stored.filter(|(topic, _)| topic == self.0.bus.generation()) {
@@ -30,7 +30,7 @@ impl Fanout {
         }
     }
 
-    /// Rewinds the partition's shards, because the bus gives its offsets a second time.
+    /// Rewinds the partition's shards, because the bus is assigning the same offsets a second time.
     ///
     /// The error ends this reader. The next one begins at the committed offset and reads the same
     /// records again.
@@ -56,7 +56,7 @@ impl Fanout {
         Ok(())
     }
 
-    /// Reads the partition again from where Redis fell back to.
+    /// Reads the partition again from the point to which Redis was set back.
     pub(super) async fn seek_back(
         &self,
         partition: u32,
@@ -76,8 +76,8 @@ impl Fanout {
         Ok(())
     }
 
-    /// The lowest stored offset of the partition's shards that fell back. All of them read the
-    /// records behind it again.
+    /// Returns the lowest stored offset of the partition's shards that were set back. All of them
+    /// read the records after it again.
     async fn fell_back_to(
         &self,
         partition: u32,
@@ -95,7 +95,7 @@ impl Fanout {
             let stored = match self.0.queue.inspect(&shard, &[]).await {
                 // The watchdog brings the shard back.
                 Err(queue::Error::NoGeneration) => return Ok(None),
-                // It refuses its next records, too, once it answers.
+                // The shard will refuse its next records, too, once it answers.
                 Err(cause) if is_of_shard(&cause) => return Ok(None),
                 other => other?.0,
             };
@@ -115,8 +115,8 @@ impl Fanout {
                 None => drop(owned.last.remove(shard)),
             }
         }
-        // Perhaps the refused shards were the only ones. The next reader then goes on from the
-        // committed offset, as after a start.
+        // There may be no such shards besides those that are refused. Then the next reader
+        // continues from the committed offset, as after a start.
         fell_back
             .into_iter()
             .map(|(_, stored)| stored)
@@ -125,7 +125,7 @@ impl Fanout {
     }
 }
 
-/// The last offset before this one; `None`: it is the first.
+/// Returns the last offset before this one, or `None` if this is the first.
 fn before(Offset { major, minor }: Offset) -> Option<Offset> {
     match minor.checked_sub(1) {
         Some(minor) => Some(Offset { major, minor }),

@@ -1,4 +1,5 @@
-//! Dead letters: records and tasks that taskd gives up, in SQL and on a topic for people.
+//! Dead letters: records and tasks that taskd gives up. They are kept in SQL and sent to a topic
+//! for people to read.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,10 +15,10 @@ use crate::{
     wire,
 };
 
-/// A part that a letter may leave out, and how.
+/// A part that a letter may leave out, and how to remove it.
 type Shorten = (&'static str, fn(&mut DeadLetter));
 
-/// The parts that a letter leaves out, one after the other, until the bus takes it.
+/// The parts that a letter leaves out, one after the other, until it is small enough for the bus.
 const SHORTER: [Shorten; 3] = [
     ("without its payload", |letter| {
         letter.value.clear();
@@ -33,10 +34,11 @@ const SHORTER: [Shorten; 3] = [
     }),
 ];
 
-/// How long a caller waits for the topic with letters that SQL has.
+/// How long a caller waits for the topic if SQL has its letters.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Keeps letters in SQL and sends them to `dead-letters`, with all that inserts a task again.
+/// Keeps letters in SQL and sends them to `dead-letters`, with everything that is needed to insert
+/// a task again.
 #[derive(Clone)]
 pub struct DeadLetters {
     store: Arc<dyn Operators>,
@@ -55,9 +57,9 @@ impl DeadLetters {
         }
     }
 
-    /// Keeps and sends letters. A process that is killed in between sends some of them again; SQL
-    /// has each once. An error means: send them again. Those that SQL has are left out where the
-    /// topic has refused for long.
+    /// Keeps and sends letters. If the process is killed in between, some are sent again; SQL keeps
+    /// each once. After an error, send them again. If the topic has refused for long, letters that
+    /// SQL has are not sent.
     pub async fn send(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
         match self.keep_new(&letters).await? {
             true => {
@@ -70,8 +72,8 @@ impl DeadLetters {
         Ok(())
     }
 
-    /// The same for a caller that waits, and sends no letter again which SQL has: there it does not
-    /// matter what the topic says, or whether it says anything soon.
+    /// Does the same for a caller that waits, and that does not send letters again which SQL has.
+    /// For these it does not matter whether the topic accepts them, or answers soon.
     pub async fn send_once(&self, letters: Vec<DeadLetter>) -> Result<(), Error> {
         if !self.keep_new(&letters).await? {
             return Ok(self.publish(letters).await?);
@@ -96,14 +98,14 @@ impl DeadLetters {
         Ok(())
     }
 
-    /// Keeps in SQL those that it does not have; whether it has all of them then.
+    /// Keeps the letters that SQL may not have. Returns whether it has all of them then.
     async fn keep_new(&self, letters: &[DeadLetter]) -> store::Result<bool> {
-        // A task that died has got its letter in the transaction in which it died.
+        // A task that died got its letter in the transaction in which it died.
         let others = letters.iter().filter(|letter| letter.task_id.is_none());
         self.keep(others.cloned().collect()).await
     }
 
-    /// Keeps letters in SQL; whether it has all of them.
+    /// Keeps letters in SQL. Returns whether it has all of them.
     async fn keep(&self, letters: Vec<DeadLetter>) -> store::Result<bool> {
         if letters.is_empty() {
             return Ok(true);
@@ -115,7 +117,7 @@ impl DeadLetters {
         let mut has_all = true;
         for letter in letters {
             match self.store.keep_letters(std::slice::from_ref(&letter)).await {
-                // Only the topic has it.
+                // Only the topic will have this letter.
                 Err(error) if error.is_refusal() => {
                     tracing::warn!("SQL does not keep a dead letter: {error}");
                     has_all = false;
@@ -144,7 +146,7 @@ impl DeadLetters {
             }
             match self.bus.publish(Topic::DeadLetters, &records).await {
                 Ok(_) => {}
-                // One letter is too large: each goes alone, whole or shortened.
+                // One letter is too large: send each by itself, shortened if necessary.
                 Err(bus::Error::TooLarge { .. }) => {
                     for letter in std::mem::take(&mut some) {
                         self.send_one(letter).await?;
@@ -159,7 +161,7 @@ impl DeadLetters {
         Ok(())
     }
 
-    /// Sends one letter. A letter that the bus does not take names the task instead of carrying it.
+    /// Sends one letter, shortened as far as the bus requires.
     async fn send_one(&self, mut letter: DeadLetter) -> bus::Result<()> {
         let mut shorter = SHORTER.iter();
         let reason = letter.reason.clone();
@@ -184,7 +186,8 @@ impl DeadLetters {
         }
     }
 
-    /// Sends records that nobody can handle, so that the records behind them flow on.
+    /// Sends records that cannot be handled as dead letters, so that they do not hold up the
+    /// records after them.
     pub async fn bury(&self, topic: Topic, poison: &[(bus::Message, String)]) -> Result<(), Error> {
         let letter = |(message, reason): &(bus::Message, String)| {
             tracing::warn!(%topic, partition = message.partition, offset = %message.offset, "poison: {reason}");

@@ -1,5 +1,5 @@
-//! From SQL to the bus: the step that discovery takes after an insert, and the watchdog for rows
-//! that stayed.
+//! Publishes tasks from SQL to the bus: discovery does so after an insert, and the watchdog for
+//! rows that were left.
 
 mod letters;
 mod reporting;
@@ -34,12 +34,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the bus has to be opened anew: see [`bus::Error::is_lost`].
+    /// Returns whether the bus has to be opened again: see [`bus::Error::is_lost`].
     pub fn is_lost(&self) -> bool {
         matches!(self, Self::Bus(error) if error.is_lost())
     }
 
-    /// Whether a row is at fault, not the bus or the database.
+    /// Returns whether a row is at fault, and not the bus or the database.
     fn is_refusal(&self) -> bool {
         match self {
             Self::Store(error) => error.is_refusal(),
@@ -54,7 +54,7 @@ impl LoopError for Error {
     }
 }
 
-/// Bytes of records that are published at once, about.
+/// About how many bytes of records to publish at once.
 const PUBLISH_BYTES: usize = 8 << 20;
 
 /// The last offset that was published, per partition.
@@ -67,7 +67,7 @@ pub struct Outcome {
     pub last: Last,
     /// Rows that the bus will never take, each with the reason.
     pub too_large: Vec<(TaskId, String)>,
-    /// Rows that SQL refuses to mark. They stay in the outbox or in their batch.
+    /// Rows that SQL refuses to mark as published. They stay in the outbox or in their batch.
     pub stay: Vec<TaskId>,
 }
 
@@ -95,8 +95,8 @@ impl Publisher {
         }
     }
 
-    /// Answers true if a watchdog may have published some of the rows: they were to go out some
-    /// time ago, or the clock made a step. Workers may have done these tasks, and Redis may have
+    /// Returns whether a watchdog may have published some of the rows: they were due some time ago,
+    /// or the clock has jumped. Workers may have done these tasks by now, and Redis may have
     /// forgotten them.
     pub fn are_late(&self, rows: &[(&TaskRow, Turn)]) -> bool {
         let now = self.clock.now_unix_ms();
@@ -106,11 +106,11 @@ impl Publisher {
             .any(|(row, _)| !(-late..=late).contains(&now.saturating_sub(was_due(row))))
     }
 
-    /// Publishes rows to `pipeline`, then marks them all at once. Answers the last offset per
+    /// Publishes rows to `pipeline`, then marks them all at once. Returns the last offset per
     /// partition.
     ///
-    /// A process that is killed in between leaves the rows to be published again. The queue ignores
-    /// a task that it knows, and `again` makes the fanout ask SQL about the others.
+    /// If the process is killed in between, the rows are published again. The queue ignores a task
+    /// that it knows, and `again` makes the fanout ask SQL about the others.
     pub async fn publish(&self, rows: &[(&TaskRow, Turn)], again: bool) -> Result<Last, Error> {
         let (published, all) = self.publish_unmarked(rows, again).await;
         // Marks what was published even if a part failed: then only the rest of the rows waits.
@@ -119,8 +119,8 @@ impl Publisher {
         marked
     }
 
-    /// Publishes tasks to `pipeline` once more, flagged `again`, without a mark. Answers the last
-    /// offset per partition.
+    /// Publishes tasks to `pipeline` once more, flagged `again`, without marking them. Returns the
+    /// last offset per partition.
     pub async fn publish_again(&self, tasks: &[TaskRow]) -> Result<Last, Error> {
         let rows: Vec<(&TaskRow, Turn)> = tasks.iter().map(|task| (task, Turn::FIRST)).collect();
         let (published, all) = self.publish_unmarked(&rows, true).await;
@@ -131,8 +131,8 @@ impl Publisher {
             .collect())
     }
 
-    /// Publishes rows to `pipeline`, those of a part that is late as `again`. Answers what the
-    /// caller has to mark, also when a part failed.
+    /// Publishes rows to `pipeline`. Flags a part as `again` if it is late by the time it is
+    /// published. Returns what the caller has to mark, even if a part failed.
     pub async fn publish_unmarked(
         &self,
         rows: &[(&TaskRow, Turn)],
@@ -158,7 +158,7 @@ impl Publisher {
                 bytes <= PUBLISH_BYTES
             });
             let (now, later) = rest.split_at(fits.count().max(1));
-            // Each part may have waited for the bus.
+            // Check again for each part, because the parts before it may have waited for the bus.
             self.publish_some(now, again || self.are_late(now), published)
                 .await?;
             rest = later;
@@ -196,7 +196,8 @@ impl Publisher {
         let mut outcome = Outcome::default();
         for row in rows {
             let id = row.0.id;
-            // The first try may have published a part of the batch, so all of it goes as `again`.
+            // The first attempt may have published a part of the batch, so all of it is flagged
+            // `again`.
             match self.publish(std::slice::from_ref(row), true).await {
                 Err(Error::Bus(error @ bus::Error::TooLarge { .. })) => {
                     outcome.too_large.push((id, error.to_string()))
@@ -221,9 +222,9 @@ impl Publisher {
         let now = self.clock.now_unix_ms();
         let partitions = self.bus.partitions(Topic::Pipeline).max(1);
         if rows.iter().any(|(row, _)| row.partition >= partitions) {
-            // Another process knows more partitions and may have published the task to its own one.
-            // In a second partition it would be handed out twice. Only on a bus that began anew are
-            // there really fewer.
+            // Another process may know of more partitions, and may have published the task to its
+            // real one. In a second partition it would be delivered twice. There really are fewer
+            // only if the bus was created again.
             self.bus.check_partitions().await?;
         }
         let traced = Publishes::begin(rows);
@@ -241,7 +242,7 @@ impl Publisher {
             .await;
         traced.end(rows, &offsets);
         let offsets = offsets?;
-        // One offset per partition is enough, the last: every task stands at or before it.
+        // One offset per partition is enough, the last: every task is at or before it.
         for (((row, turn), record), offset) in rows.iter().zip(&records).zip(offsets) {
             let entry = published
                 .entry(record.partition)

@@ -1,4 +1,5 @@
-//! Topics that only report. One that takes nothing must not stop the work that it reports.
+//! Topics that only report. If such a topic accepts nothing, that must not stop the work that it
+//! reports.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,12 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How long a topic may refuse before its reports are left out, and how often it is tried from then
+/// How long a topic may refuse reports before they are left out, and how often to try it from then
 /// on.
 const PATIENCE: Duration = Duration::from_secs(30);
 const TRY_AGAIN: Duration = Duration::from_secs(300);
 
-/// A topic that only reports, and whether it takes what it gets.
+/// A topic that only reports, and since when it has refused records.
 pub struct Reporting {
     topic: Topic,
     refuses: Mutex<Option<Refuses>>,
@@ -40,15 +41,15 @@ impl Reporting {
         }
     }
 
-    /// Publishes `count` reports by `publish`. Where the topic has refused for [`PATIENCE`], it
-    /// leaves them out; an error before that means: try again.
+    /// Publishes `count` reports with `publish`. Leaves them out if the topic has refused for
+    /// [`PATIENCE`]. Returns an error if it has not refused for that long: try again.
     pub async fn publish(
         &self,
         count: usize,
         publish: impl Future<Output = bus::Result<()>>,
     ) -> bus::Result<()> {
         if count == 0 {
-            // It would say that the topic takes what it refuses.
+            // Publishing nothing would succeed, as if the topic accepted records again.
             return Ok(());
         }
         if self.rests() {
@@ -70,8 +71,8 @@ impl Reporting {
         Ok(())
     }
 
-    /// True if a report is left out now. When it is time to try the topic, one caller tries it for
-    /// all.
+    /// Returns whether a report is left out now. When it is time to try the topic again, one caller
+    /// does so for all.
     fn rests(&self) -> bool {
         let mut refuses = self.refuses.lock();
         let Some(known) = refuses.as_mut().filter(|known| known.is_given_up()) else {
@@ -84,10 +85,11 @@ impl Reporting {
         rests
     }
 
-    /// Notes that it has refused; whether for long enough.
+    /// Records that the topic has refused. Returns whether it has done so for long enough.
     fn note(&self, now: Instant) -> bool {
         let mut refuses = self.refuses.lock();
-        // One that refused long ago may have taken something since, if somebody had tried.
+        // If the last refusal is long ago, the topic might have accepted something since: start
+        // counting again.
         let known =
             refuses.filter(|known| now.saturating_duration_since(known.last) < 2 * TRY_AGAIN);
         let since = known.map_or(now, |known| known.since);
@@ -126,7 +128,7 @@ mod tests {
             .publish(1, async { panic!("it rests") })
             .await
             .unwrap();
-        // A time later.
+        // As if the time until the next try were over.
         *reporting.refuses.lock() = Some(Refuses {
             since: began - TRY_AGAIN - PATIENCE,
             last: began - TRY_AGAIN,

@@ -1,4 +1,4 @@
-//! New tasks: who publishes them, and when.
+//! Decides who publishes a new task, and when.
 
 use crate::{
     config::Settings,
@@ -7,7 +7,7 @@ use crate::{
     store::{NewRow, Unpublished},
 };
 
-/// A row as it goes into the store, with the reason why it is not on the bus yet.
+/// Makes the row to store, with the reason why the task is not on the bus yet.
 pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
     let publish_at = publish_at(&task, settings);
     let (unpublished, due_unix_ms) = if publish_at > task.created_unix_ms {
@@ -27,16 +27,16 @@ pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
     }
 }
 
-/// Whether the process that stored the row publishes it at once.
+/// Returns whether the process that stored the row publishes it at once.
 ///
-/// The gate may have moved since [`new_row`] asked it. The watchdog finds a row that nobody
-/// publishes.
+/// The gate may have moved since [`new_row`] checked it. If then nobody publishes the row, the
+/// watchdog does.
 pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool {
     publish_at(task, settings) <= task.created_unix_ms && !gates.is_closed(&task.queue)
 }
 
-/// From when on the task may go to the bus. A task that is due beyond the horizon stays in SQL
-/// until then.
+/// Returns from when on the task may go to the bus. A task that is due beyond the horizon stays in
+/// SQL until then.
 pub(super) fn publish_at(task: &TaskRow, settings: &Settings) -> i64 {
     task.not_before_unix_ms - millis(settings.watchdog.horizon)
 }

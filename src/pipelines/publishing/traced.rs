@@ -1,4 +1,4 @@
-//! The span `publish`: a stored task onto the bus.
+//! The span `publish`: a stored task goes onto the bus.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::{
     telemetry::traces::{Begun, Hop},
 };
 
-/// The rows of a batch that are sampled, by their places. Most batches have none.
+/// The sampled rows of a batch, by index. Most batches have none.
 pub(super) struct Publishes(BTreeMap<usize, Publish>);
 
-/// One row on its way.
+/// One row that is being published.
 struct Publish {
-    /// `None`: this process exports no spans, and only hands the context on.
+    /// `None` if this process exports no spans and only passes the context on.
     begun: Option<Begun>,
     context: TraceContext,
 }
@@ -35,12 +35,12 @@ impl Publishes {
         Self(rows.iter().enumerate().filter_map(publish).collect())
     }
 
-    /// The parent of what follows for the row at this place, if it has a span.
+    /// Returns the parent context for what follows, if the row at this index is sampled.
     pub(super) fn context(&self, place: usize) -> Option<TraceContext> {
         self.0.get(&place).map(|publish| publish.context)
     }
 
-    /// For a bus whose records have headers.
+    /// Returns the contexts as headers, for a bus whose records have them.
     pub(super) fn headers(&self) -> BTreeMap<usize, String> {
         self.0
             .iter()

@@ -1,20 +1,21 @@
-//! The shortcut: tasks that this process has just stored go straight into the queue, past the bus.
+//! The shortcut: tasks that this process has just stored go straight into the queue, without the
+//! bus.
 //!
-//! Where the fanout runs in the same process, and nobody else reads `pipeline`, a record there only
+//! If the fanout runs in the same process and nobody else reads `pipeline`, a record there only
 //! costs a write, a read and a wait for the disk: the batch in SQL already says what is not in the
 //! queue yet. See ADR 48.
 //!
 //! Crash windows:
 //!
-//! - before the script: the watchdog publishes the batch, as any that nobody published.
-//! - after the script, before the batch is marked: the watchdog publishes it, and the queue knows
+//! - Before the script: the watchdog publishes the batch, like any batch that nobody published.
+//! - After the script, before the batch is marked: the watchdog publishes it, and the queue knows
 //!   the tasks.
-//! - the process is held up before the script, for longer than the watchdog waits: by then the
+//! - The process is held up before the script, for longer than the watchdog waits: by then the
 //!   tasks may be done and forgotten. The fence has moved, and the script refuses them.
-//! - the answer is lost: the tasks go to the bus, flagged `again`.
+//! - The answer is lost: the tasks go to the bus, flagged `again`.
 //!
-//! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will,
-//! and asks Redis once the fanout has read those tasks.
+//! A record flagged `again` moves the fence. So the process forgets a fence that has moved or will
+//! move, and asks Redis for it again after the fanout has read those tasks.
 
 mod release;
 mod traced;
@@ -43,24 +44,24 @@ use crate::{
     wire,
 };
 
-/// Shards that are called at a time.
+/// The most shards that are called concurrently.
 const AT_ONCE: usize = 256;
-/// Bytes of tasks in one call, about.
+/// About how many bytes of tasks go in one call.
 const CALL_BYTES: usize = 4 << 20;
-/// How long tasks wait for the fanout to read on, if others before them went by the bus.
+/// How long tasks wait for the fanout to make progress, if earlier tasks went by the bus.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The longest that tasks wait while the fanout reads on.
+/// The longest that tasks wait while the fanout makes progress.
 const WAIT_AT_MOST: Duration = Duration::from_secs(1);
-/// How long all tasks go by the bus after such a wait in vain, or after a call that was refused or
-/// failed.
+/// For how long all tasks go by the bus after such a wait has timed out, or after a call was
+/// refused or failed.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The pause doubles so often where the fanout of another process reads the partition, or calls
-/// fail one after another.
+/// How many times the pause may double, if the fanout of another process reads the partition, or if
+/// calls fail one after another.
 const DOUBLED: u32 = 6;
-/// Shards that are known before those that are closed by now are forgotten.
+/// The fewest known shards at which closed ones are forgotten.
 const FEW: usize = 1024;
 
-/// The way from SQL into the queue. Clones are the same.
+/// The way from SQL into the queue. Clones share their state.
 #[derive(Clone)]
 pub struct Shortcut(Arc<Inner>);
 
@@ -69,7 +70,7 @@ struct Inner {
     gates: Gates,
     settings: Arc<Settings>,
     known: Mutex<QueueProgress>,
-    /// The fanout has read on.
+    /// Notified when the fanout has read more.
     read_on: Notify,
 }
 
@@ -81,29 +82,29 @@ pub struct Moment(u64);
 struct QueueProgress {
     learned: u64,
     shards: HashMap<ShardId, ShardFence>,
-    /// The number of shards at which closed ones are forgotten.
+    /// The number of shards at which closed ones are next forgotten.
     many: usize,
     partitions: HashMap<u32, Progress>,
-    /// Shards whose tasks wait in the fanout. Later ones must not overtake them.
+    /// Shards with tasks that the fanout holds. Later ones must not overtake them.
     held_back: HashSet<ShardId>,
 }
 
 #[derive(Default)]
 struct ShardFence {
-    /// With the moment since which it is known.
+    /// The fence, and the moment since which it is known.
     fence: Option<(Fence, Moment)>,
-    /// Calls that failed one after another.
+    /// How many calls have failed one after another.
     failed: u32,
     paused_until: Option<Instant>,
 }
 
-/// How far tasks of this process are on their way through a partition.
+/// How far the tasks that went by the bus have come in a partition.
 #[derive(Default)]
 struct Progress {
     published: Offset,
-    /// By the fanout of this process.
+    /// What the fanout of this process has read.
     read: Offset,
-    /// How often tasks waited for it in vain.
+    /// How many waits for the fanout have timed out.
     waits: u32,
     paused_until: Option<Instant>,
 }
@@ -138,13 +139,13 @@ impl Shortcut {
         }))
     }
 
-    /// The present moment. Tasks that are stored from now on may pass by the fences that are known
-    /// now.
+    /// Returns the present moment. Tasks that are stored from now on may be enqueued by the fences
+    /// that are known now.
     pub fn moment(&self) -> Moment {
         Moment(self.0.known.lock().learned)
     }
 
-    /// Enqueues tasks that were stored behind a moment, as far as possible.
+    /// Enqueues tasks that were stored after a moment, as far as possible.
     pub async fn send<'a>(&self, rows: &[(&'a TaskRow, Turn)], stored_behind: Moment) -> Sent<'a> {
         let mut groups: BTreeMap<ShardId, Vec<(&'a TaskRow, Turn)>> = BTreeMap::new();
         for row in rows {
@@ -169,7 +170,7 @@ impl Shortcut {
             .extend(rows.split_off(count));
             if count > 0 {
                 let tasks = rows.into_iter().map(|(row, turn)| (row.id, turn)).collect();
-                // Before all records: if the queue has no record of such a task, none will come.
+                // The lowest offset: if the queue has no record of such a task, none will come.
                 sent.published.push(Published {
                     partition,
                     offset: Offset::default(),
@@ -180,7 +181,7 @@ impl Shortcut {
         sent
     }
 
-    /// Notes tasks that went by the bus. Later ones must not overtake them.
+    /// Records that tasks went by the bus, so that later ones do not overtake them.
     pub fn went_by_bus(&self, published: &[Published]) {
         let mut known = self.0.known.lock();
         for Published {
@@ -192,13 +193,13 @@ impl Shortcut {
         }
     }
 
-    /// Sends all tasks of the shard by the bus while the answer lives.
+    /// Sends all tasks of the shard by the bus until the returned value is dropped.
     pub fn hold_back(&self, shard: &ShardId) -> HeldBack {
         self.0.known.lock().held_back.insert(shard.clone());
         HeldBack(self.clone(), shard.clone())
     }
 
-    /// Notes that the tasks up to this record are in the queue, unless their shard is held back.
+    /// Records that the tasks up to this offset are in the queue, unless their shard is held back.
     pub fn note_read(&self, partition: u32, offset: Offset) {
         let mut known = self.0.known.lock();
         let progress = known.partitions.entry(partition).or_default();
@@ -242,7 +243,7 @@ impl Shortcut {
         };
         let (count, refused) = self.put(shard, rows, Source::Store(&fence)).await;
         taken.count = count;
-        // Where the queue is full, the fanout parks the rest.
+        // Without a refusal the queue is full: the rest goes to the fanout, which parks it.
         if let Some(outcome) = refused {
             tracing::debug!(
                 "{} new tasks of {shard} go by the bus: {outcome:?}",
@@ -254,9 +255,9 @@ impl Shortcut {
         taken
     }
 
-    /// Enqueues rows of one shard. Answers how many the queue has dealt with, counted from the
-    /// first, and the outcome of a call that was refused or failed. Without one the queue is full
-    /// for the next row.
+    /// Enqueues rows of one shard. Returns how many the queue has taken, counted from the first,
+    /// and the outcome of a call that was refused or failed. If there is none but rows are left,
+    /// the queue is full.
     async fn put(
         &self,
         shard: &ShardId,
@@ -292,7 +293,7 @@ impl Shortcut {
         (count, None)
     }
 
-    /// The first rows, as many as go in one call.
+    /// Returns the first rows, as many as fit into one call.
     fn call<'r, 'a>(&self, rows: &'r [(&'a TaskRow, Turn)]) -> &'r [(&'a TaskRow, Turn)] {
         let mut bytes = 0;
         let fits = rows
@@ -321,9 +322,9 @@ impl Shortcut {
         }
     }
 
-    /// The shard's fence, if it was known at the moment.
+    /// Returns the shard's fence, if it was known at the moment.
     ///
-    /// Where none is known, Redis is asked, for later tasks.
+    /// If none is known, asks Redis for it, for the sake of later tasks.
     async fn fence(&self, shard: &ShardId, at: Moment) -> Option<Fence> {
         if let Some((fence, since)) = self
             .0
@@ -378,7 +379,7 @@ impl Shortcut {
         }
     }
 
-    /// Forgets the fence, because it has moved or will, and sends nothing to this shard for a
+    /// Forgets the fence, because it has moved or will move, and sends nothing to this shard for a
     /// while. The pause doubles with each failure, because all tasks that are published together
     /// wait for a call that fails.
     fn pause(&self, shard: &ShardId, has_moved: bool) {
@@ -402,8 +403,8 @@ impl Shortcut {
             .is_some_and(|until| Instant::now() < until)
     }
 
-    /// Waits until the fanout has read what went by the bus before, for a moment. Answers whether
-    /// the shard has it.
+    /// Waits for a short time until the fanout has read what went by the bus before. Returns
+    /// whether the shard has it.
     async fn wait_until_read(&self, shard: &ShardId) -> bool {
         self.wait_until_partition_read(shard.number).await
             && !self.0.known.lock().held_back.contains(shard)
@@ -442,7 +443,7 @@ impl Shortcut {
                     return false;
                 }
             }
-            // Either way the look comes again.
+            // Check again, whether notified or not.
             drop(tokio::time::timeout_at(until, read_on).await);
         }
     }
@@ -455,7 +456,7 @@ impl Drop for HeldBack {
     fn drop(&mut self) {
         let mut known = self.0.0.known.lock();
         known.held_back.remove(&self.1);
-        // Perhaps the fanout has let go of the tasks, and reads them again.
+        // The fanout may have dropped the tasks and be reading them again.
         if let Some(progress) = known.partitions.get_mut(&self.1.number) {
             progress.read = Offset::default();
         }

@@ -1,13 +1,13 @@
-//! Tasks that waited in SQL for room, straight into the queue.
+//! Moves tasks that waited in SQL for a full queue straight into it, when it is not full any more.
 //!
-//! Unlike new tasks, these may be there already: by a process that was killed before it marked
-//! them, or by the watchdog of another one. The queue ignores a task that it knows, until it
-//! forgets a finished one. So the fence of such tasks also counts how often it has forgotten: what
-//! SQL showed unfinished behind a look at the fence is known while it stands. A release moves the
-//! fence as a record does that is flagged `again`: the process that stored the task may be held up
-//! still.
+//! Unlike new tasks, these may be in the queue already: enqueued by a process that was killed
+//! before it marked them, or by the watchdog of another process. The queue ignores a task that it
+//! knows, but only until it forgets a finished one. So the fence for such tasks also counts how
+//! often the shard has forgotten tasks. If SQL shows a task as unfinished after the fence was read,
+//! and the fence has not moved since, the queue has not forgotten it. A release moves the fence, as
+//! a record flagged `again` does, because the process that stored the task may still be held up.
 //!
-//! Crash windows: before the script and before the mark the tasks still wait in SQL, and are
+//! Crash windows: before the script, and before the mark, the tasks still wait in SQL, and are
 //! released again.
 
 use std::collections::HashMap;
@@ -30,22 +30,22 @@ impl Fences {
     }
 }
 
-/// The outcome of [`Shortcut::release`]. Tasks that are not published wait on.
+/// The outcome of [`Shortcut::release`]. Tasks that are not published keep waiting.
 #[derive(Default)]
 pub struct Released {
     /// The tasks that are in the queue.
     pub published: Vec<Published>,
-    /// A shard has no room for the next one.
+    /// A shard is full for its next task.
     pub is_full: bool,
-    /// A fence has moved. A task is enqueued behind another look at it, and another look into SQL.
+    /// A fence has moved. To enqueue the task, read the fence again, and then the task from SQL.
     pub has_moved: bool,
     /// The call of this shard failed. Its tasks may be in the queue.
     pub error: Option<(ShardId, queue::Error)>,
 }
 
 impl Shortcut {
-    /// The fences of shards into which tasks may be released that are read from SQL behind this
-    /// call. Tasks of the others go by the bus.
+    /// Returns the fences of the shards into which tasks may be released, if they are read from SQL
+    /// after this call. Tasks of the other shards go by the bus.
     pub async fn fences(&self, shards: Vec<ShardId>) -> Fences {
         let looks = shards.into_iter().map(|shard| async move {
             if !self.wait_until_read(&shard).await {
@@ -62,8 +62,8 @@ impl Shortcut {
         Fences(join_all(looks).await.into_iter().flatten().collect())
     }
 
-    /// Enqueues tasks of shards whose fences are known, in their order: of each shard as many as go
-    /// in one call, which moves the fence.
+    /// Enqueues tasks of the shards whose fences are known, in their order. Takes as many of each
+    /// shard as fit into one call, because the call moves the fence.
     pub async fn release(&self, rows: &[(&TaskRow, Turn)], fences: &Fences) -> Released {
         let mut calls = Vec::new();
         for (shard, fence) in fences.0.values() {
@@ -88,7 +88,7 @@ impl Shortcut {
         for (shard, tasks, is_over, refused) in join_all(calls).await {
             match refused {
                 Some(Ok(_)) => released.has_moved = true,
-                // The shard was lost or closed meanwhile.
+                // The shard was lost or closed since.
                 Some(Err(queue::Error::NoGeneration)) => released.is_full = true,
                 Some(Err(error)) => released.error = Some((shard.clone(), error)),
                 None => released.is_full |= is_over,

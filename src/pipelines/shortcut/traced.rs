@@ -1,4 +1,4 @@
-//! The span `enqueue`: a task into the queue.
+//! The span `enqueue`: a task goes into the queue.
 
 use std::time::SystemTime;
 
@@ -8,22 +8,22 @@ use crate::{
     telemetry::traces::{self, Begun, Hop},
 };
 
-/// The sampled tasks of a group, by their places. Most groups have none.
+/// The sampled tasks of a group, by index. Most groups have none.
 #[derive(Default)]
 pub struct Enqueues(Vec<(usize, TraceContext)>);
 
 impl Enqueues {
-    /// Adds the task that comes to this place. `traceparent` is empty, unless the task is sampled.
+    /// Adds the task at this index. `traceparent` is empty unless the task is sampled.
     pub fn add(&mut self, place: usize, traceparent: &str) {
         if let Some(context) = TraceContext::sampled(traceparent).filter(|_| traces::is_on()) {
             self.0.push((place, context));
         }
     }
 
-    /// Records that the first tasks of the group were dealt with, and the others are parked.
+    /// Records that the first tasks of the group were handled, and that the others are parked.
     ///
-    /// The queue counts the tasks that it knew, and does not name them: they are repeats of the
-    /// bus, and rare.
+    /// The queue counts the tasks that it knew already, but does not name them: they were delivered
+    /// again by the bus, and are rare.
     pub fn end(
         &self,
         shard: &ShardId,

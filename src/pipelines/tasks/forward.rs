@@ -1,7 +1,7 @@
-//! The forwarder: from the shards' outboxes to the bus, then removed.
+//! The forwarder: moves reports from the shards' outboxes to the bus.
 //!
-//! Crash window: killed between publish and removal, the bus has a report twice. SQL credits it
-//! once. The removal of a few reports lags up to 20 ms: it goes with the next read.
+//! Crash window: if the process is killed between publish and removal, a report is on the bus
+//! twice. SQL credits it once. A few reports are removed only by the next read, up to 20 ms later.
 
 mod groups;
 mod records;
@@ -30,20 +30,20 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The entries read from a shard in one turn, about.
+/// About how many entries to read from a shard in one turn.
 const ENTRIES: usize = 1000;
-/// The turns at once.
+/// The most turns at the same time.
 const AT_ONCE: usize = 8;
-/// Fewer entries and bytes than these are removed by the next read. With more, claims may have
-/// paused, and wait for the removal.
+/// Fewer entries and bytes than these are left to the next read to remove. With more, claims may
+/// have paused until they are removed.
 const FEW_ENTRIES: usize = 100;
 const FEW_BYTES: usize = 64 << 10;
-/// How often the forwarder looks for the entries of a process that died.
+/// How often the forwarder checks for the entries of a process that died.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How often the forwarder renews its hold on an outbox while it publishes.
+/// How often the forwarder extends its ownership of an outbox while it publishes.
 const KEEP_EVERY: Duration = Duration::from_secs(1);
 
-/// The shards in whose outboxes this process has put something.
+/// The shards to whose outboxes this process has added something.
 #[derive(Default)]
 pub(super) struct Reported {
     shards: Mutex<Due>,
@@ -71,7 +71,7 @@ struct Read {
     entries: Vec<OutboxEntry>,
 }
 
-/// The reason why reports stay in their outbox.
+/// Why reports stay in their outbox.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     /// The shard is at fault.
@@ -79,10 +79,10 @@ enum Error {
     Queue(#[from] queue::Error),
     #[error("cannot forward reports of {0}: {1}")]
     Bus(ShardId, #[source] bus::Error),
-    /// The partition of both takes nothing now.
+    /// The partition that it shares with another shard of its turn accepts nothing now.
     #[error("reports of {0}, which has its turn with it, cannot be forwarded")]
     Beside(ShardId),
-    /// No shard's turn went well.
+    /// No shard's turn succeeded.
     #[error("cannot {step} {shard}: {cause}")]
     AllShards {
         step: &'static str,
@@ -115,7 +115,7 @@ pub(super) fn start(
     settings: &Settings,
     supervisor: &Supervisor,
 ) {
-    // Where leases are tended, too, their looks will do.
+    // If this process also tends leases, the snapshots of that are recent enough.
     let max_age = 2 * LOOK_EVERY;
     let look_for = LookFor {
         max_age,
@@ -141,15 +141,15 @@ struct Forwarder {
     expirations: Arc<Reporting>,
     reported: Arc<Reported>,
     look_for: LookFor,
-    /// The entries that are on the bus and still in their outboxes, without their events.
+    /// The entries that are on the bus and still in their outboxes. Their contents are dropped.
     published: Arc<Mutex<BTreeMap<ShardId, Vec<OutboxEntry>>>>,
 }
 
 impl Forwarder {
     /// Forwards in rounds. A round gives one turn to every shard that has something, so no busy
-    /// shard holds up others. Many shards with a few reports have a turn together.
+    /// shard holds up others. Many shards with a few reports share a turn.
     ///
-    /// Rounds are a tick apart while each forwards everything. So reports that come one by one
+    /// Rounds are a tick apart as long as each forwards everything. So reports that come one by one
     /// share a record of the bus, a transaction and their fsyncs.
     async fn run(self, cx: Loop) -> Result<(), Error> {
         let mut due = Due::new();
@@ -193,8 +193,8 @@ impl Forwarder {
         }
     }
 
-    /// The shards that have something in their outbox, whoever put it there. The last look is at
-    /// Redis.
+    /// Returns the shards that have something in their outbox, whichever process put it there. The
+    /// last time, asks Redis and accepts no older snapshot.
     async fn look(&self, is_last: bool) -> impl Iterator<Item = ShardId> {
         let max_age = if is_last {
             Duration::ZERO
@@ -214,7 +214,7 @@ impl Forwarder {
         due.map(|(shard, _)| shard)
     }
 
-    /// Gives each shard one turn; answers the shards that have more.
+    /// Gives each shard one turn. Returns the shards that have more.
     async fn round(
         &self,
         mut due: Due,
@@ -223,7 +223,7 @@ impl Forwarder {
     ) -> Result<Due, Error> {
         due.retain(|shard, _| !failing.leaves_out(shard));
         let partitions = self.bus.partitions(Topic::TaskResults);
-        // On a cluster a node that does not answer must not hold up shards of others.
+        // In a cluster, a node that does not answer must not hold up the shards of other nodes.
         let most = if self.queue.is_cluster() { 1 } else { TOGETHER };
         let turns = groups(due, partitions, most)
             .into_iter()
@@ -242,14 +242,14 @@ impl Forwarder {
                     }
                     // Redis lost the shard: the watchdog brings it back.
                     Err(Error::Queue(queue::Error::NoGeneration)) => {}
-                    // No process will ever forward anything over this bus.
+                    // Nothing can be forwarded over this bus any more.
                     Err(error) if error.ends_round() => return Err(error),
-                    // The report stays until the bound of the topic is raised. Each try publishes
-                    // the earlier ones.
+                    // The report stays until the topic's limit is raised. Each retry publishes the
+                    // reports before it again.
                     Err(error @ Error::Bus(_, bus::Error::TooLarge { .. })) => {
                         failing.needs_help(&shard, error)
                     }
-                    // A shard that is damaged, or whose partition takes nothing, does not hold up
+                    // A shard that is damaged, or whose partition accepts nothing, must not hold up
                     // the others.
                     Err(error) => _ = failing.note::<()>(&shard, began, Err(error)),
                 }
@@ -259,8 +259,8 @@ impl Forwarder {
         Ok(more)
     }
 
-    /// Forwards some reports of each shard. Answers when the turn began, and whether each shard has
-    /// more.
+    /// Forwards some reports of each shard. Returns when the turn began, and for each shard whether
+    /// it has more.
     async fn turn(
         &self,
         Group { partition, shards }: Group,
@@ -290,7 +290,7 @@ impl Forwarder {
         let mut reads = Vec::new();
         for ((shard, published), found) in asked.into_iter().zip(found) {
             match found {
-                // The shard has too much: it has the next turn alone.
+                // The shard has too much for a shared turn: its next turn is its own.
                 Ok(None) => outcomes.push((shard, Ok(true))),
                 Ok(Some(entries)) if entries.is_empty() => outcomes.push((shard, Ok(false))),
                 Ok(Some(entries)) => reads.push(Read { shard, entries }),
@@ -307,7 +307,8 @@ impl Forwarder {
                 tokio::time::sleep(KEEP_EVERY).await;
                 let kept =
                     join_all(reads.iter().map(|read| self.queue.keep_outbox(&read.shard))).await;
-                // Otherwise another process publishes the same, and it counts once.
+                // If this fails, another process may publish the same entries, which then count
+                // once.
                 kept.into_iter()
                     .filter_map(Result::err)
                     .for_each(|e| tracing::debug!("could not keep an outbox: {e}"));
@@ -331,7 +332,7 @@ impl Forwarder {
         (started, outcomes)
     }
 
-    /// Publishes what the shards had, however long the bus takes. Answers for each shard.
+    /// Publishes what was read, however long the bus takes. Returns an outcome for each shard.
     async fn publish_reads(
         &self,
         reads: &[Read],
@@ -344,7 +345,7 @@ impl Forwarder {
             .await
         {
             Ok(()) => return reads.iter().map(|_| Ok(())).collect(),
-            // In smaller records, they may fit.
+            // They may fit into smaller records.
             Err(bus::Error::TooLarge { .. }) => {}
             Err(error) => return refused(reads, error),
         }
@@ -373,8 +374,8 @@ impl Forwarder {
         published
     }
 
-    /// Removes what is on the bus from the outbox, or leaves it to the next read; whether the
-    /// outbox has more.
+    /// Removes what is on the bus from the outbox, or leaves that to the next read. Returns whether
+    /// the outbox has more.
     async fn conclude(
         &self,
         Read { shard, mut entries }: Read,
@@ -422,8 +423,8 @@ impl Forwarder {
             }
         }
         for (topic, records) in records.finish() {
-            // A client of the bus may put several records into one request, which the topic refuses
-            // as one.
+            // A client of the bus may put several records into one request, which the topic may
+            // refuse as too large.
             let together = match packed {
                 Packed::Densely => records.len(),
                 Packed::Loosely => 1,
@@ -444,7 +445,7 @@ impl Forwarder {
     }
 }
 
-/// The outcomes of shards whose partition takes nothing now: the first one tells why.
+/// The outcomes of shards whose partition accepts nothing now. The first one carries the cause.
 fn refused(reads: &[Read], error: bus::Error) -> Vec<Result<(), Error>> {
     let Some((first, others)) = reads.split_first() else {
         return Vec::new();

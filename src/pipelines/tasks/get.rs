@@ -1,5 +1,5 @@
-//! Workers get tasks: a look at all shards of the named queues, then claims, the most urgent first.
-//! Finding nothing, the call waits.
+//! Workers get tasks: one pass over all shards of the named queues, then claims, the most urgent
+//! first. If there is nothing, the call waits.
 
 use std::{
     collections::HashSet,
@@ -23,20 +23,21 @@ use crate::{
     wire,
 };
 
-/// The bytes of tasks in one answer, unless the worker asks for another number. gRPC clients take 4
-/// MiB by default; ids, tokens and names of 1,000 tasks need the rest. A single task may be larger.
+/// The most bytes of tasks in one answer, unless the worker asks for another limit. gRPC clients
+/// accept 4 MiB by default; the ids, tokens and names of 1,000 tasks need the rest. A single task
+/// may be larger.
 const ANSWER_BYTES: usize = (3 << 20) + (512 << 10);
 /// The most bytes that a worker may ask for.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// The most queues that one call may name.
 const MAX_QUEUES: usize = 100;
-/// How long a call waits at most after a look behind which no wake comes: claims were refused
-/// because Redis or an outbox was full, or its worker rests from a task.
+/// The longest wait after a pass that no wake will follow: claims were refused because Redis or an
+/// outbox was full, or the worker rests from a task.
 const AGAIN_SOON: Duration = Duration::from_secs(1);
-/// The tasks whose deadline has passed that one look puts off. There are more only while nobody
+/// How many tasks whose deadline has passed one pass may put off. There are more only while nobody
 /// ends them.
 const MOST_OVERDUE: usize = 1000;
-/// The shards that one call asks at once.
+/// The most shards that one call asks concurrently.
 const PEEKS_AT_ONCE: usize = 64;
 
 /// Leased tasks, and their delivery to the worker.
@@ -50,20 +51,20 @@ pub struct Leases {
 }
 
 impl Leases {
-    /// The tasks, taken as delivered.
+    /// Marks the tasks as delivered and returns them.
     pub fn deliver(self) -> Vec<LeasedTask> {
         self.deliveries.into_iter().for_each(Delivery::delivered);
         self.tasks
     }
 }
 
-/// A request for tasks that are there.
+/// A checked request for tasks that are available now.
 pub struct QueueRequest {
     queues: Vec<QueueName>,
     claim: Claim,
 }
 
-/// The finds of one look so far.
+/// What one pass has found so far.
 struct Found {
     claim: Claim,
     granted: Vec<Granted>,
@@ -71,11 +72,11 @@ struct Found {
     bytes: usize,
     /// The error of the last shard that did not answer.
     error: Option<Error>,
-    /// At least one shard answered.
+    /// At least one shard has answered.
     any_asked: bool,
     /// Tasks that were left out because their deadline has passed.
     overdue: usize,
-    /// Nothing wakes the call when a shard has something for it.
+    /// Try again soon: no wake will come when a shard has something for this call.
     again_soon: bool,
 }
 
@@ -118,7 +119,7 @@ impl Found {
 }
 
 impl Handle {
-    /// Leases tasks, and waits only when there is none. Dropping the future gives back what it
+    /// Leases tasks, and waits only if there are none. Dropping the future gives back what it has
     /// leased.
     pub async fn get(&self, request: GetTasks) -> Result<Leases, Error> {
         let queues = queues(&request.queues)?;
@@ -126,7 +127,7 @@ impl Handle {
         self.wait_for(&queues, || claim.clone(), wait).await
     }
 
-    /// Checks a request for tasks that are there. It may not wait.
+    /// Checks a request for tasks that are available now, so it must not have a wait.
     pub fn queue_request(&self, request: &GetTasks) -> Result<QueueRequest, Error> {
         if !request.wait.is_zero() {
             return Err(Error::Invalid(
@@ -139,7 +140,8 @@ impl Handle {
         })
     }
 
-    /// Leases tasks that are there, as far as this process knows. None, if it stops.
+    /// Leases tasks that are available, as far as this process knows; none if the process is
+    /// stopping.
     pub async fn get_now(&self, wish: QueueRequest) -> Result<Leases, Error> {
         if self.stop.is_cancelled() {
             return Ok(Leases::default());
@@ -156,7 +158,7 @@ impl Handle {
         }
     }
 
-    /// Claims as `claim` says at each look, and waits only when there is nothing.
+    /// Asks `claim` for the claim to make in each pass, and waits only if there is nothing.
     pub(super) async fn wait_for(
         &self,
         queues: &[QueueName],
@@ -173,11 +175,12 @@ impl Handle {
             let left = deadline.saturating_duration_since(Instant::now());
             let is_last = left.is_zero() || self.stop.is_cancelled();
             let claim = claim();
-            // In a box: a call that waits, and ten thousand may, need not keep room for a look.
+            // Boxed, so that a waiting call, of which there may be ten thousand, need not have
+            // space for a pass.
             let look = Box::pin(async {
                 let before = self.queue.offers(batons.queues());
                 let found = self.look(&look_at, &claim, is_last).await;
-                // The resumption of a paused queue wakes all.
+                // A paused queue counts as empty, because its resumption wakes all.
                 let is_empty =
                     |queue: &QueueName| self.queue.is_paused(queue) || before.are_taken(queue);
                 batons.pass_on(!found.granted.is_empty(), is_empty);
@@ -203,7 +206,7 @@ impl Handle {
                 }) if granted.is_empty() => return Err(error),
                 Ok(found) => return Ok(leases(found.granted, &claim.worker, since)),
                 // Only woken queues have something new. When the time is over, the call asks all
-                // once more.
+                // queues once more.
                 Err(woken) if woken.is_empty() => queues.clone_into(&mut look_at),
                 Err(woken) => {
                     batons = waiter.take_batons(&woken);
@@ -233,7 +236,7 @@ impl Handle {
             0 => ANSWER_BYTES,
             bytes => usize::try_from(bytes).unwrap_or(ANSWER_BYTES),
         };
-        // The budget counts an answer as at most this part of it.
+        // The memory budget counts an answer as at most this part of itself.
         let max_bytes = max_bytes.min(limits.request_budget / 4);
         Ok((
             Claim {
@@ -248,7 +251,7 @@ impl Handle {
         ))
     }
 
-    /// A stop ends long polls. The leases of a look that it cuts off go back.
+    /// Returns when a stop ends long polls. The leases of a pass that it interrupts are given back.
     async fn stopped_while_waiting(&self, is_last: bool) {
         if is_last {
             future::pending::<()>().await;
@@ -256,10 +259,10 @@ impl Handle {
         self.stop.cancelled().await;
     }
 
-    /// One look at all shards of the queues, until there is enough.
+    /// Makes one pass over all shards of the queues, until there is enough.
     ///
     /// A call that can wait leaves out the shards that are known to be empty, and trusts the last
-    /// peeks and claims: it waits for a wake of what has come since.
+    /// peeks and claims: a wake tells it of what has come since.
     async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
         // A paused queue counts as empty. Its resumption is a wake.
         let queues = queues.iter().filter(|queue| !self.queue.is_paused(queue));
@@ -278,7 +281,7 @@ impl Handle {
             return found;
         }
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        // No shard is always the last of its priority.
+        // Rotate the shards, so that none is always the last of its priority.
         let first = (turn + turn / TURNS) % shards.len().max(1);
         shards.rotate_left(first);
         let peeks = shards
@@ -291,7 +294,7 @@ impl Handle {
         for priority in order(turn) {
             for (peeked, shard) in &peeks {
                 match peeked {
-                    // Another call may have emptied it meanwhile.
+                    // Another call may have emptied it since.
                     Ok(priorities)
                         if priorities.contains(&priority) && (is_last || !shard.is_drained()) =>
                     {
@@ -338,12 +341,12 @@ impl Handle {
     }
 }
 
-/// The calls after which the start of the next look moves on by one more.
+/// After this many calls the start of the next pass moves on by one more.
 const TURNS: usize = 20;
 
-/// The order of priorities: strict, but of ten calls about one tries a lower one first, so that
-/// none starves. Calls for some queues may come in a rhythm. The hash of their turns has none, so
-/// all queues have such calls. Within one shard, `claim.lua` decides.
+/// Returns the order of priorities. It is strict, except that about one call in ten tries a lower
+/// priority first, so that none starves. Calls for one queue may come in a fixed rhythm. Hashing
+/// the turn breaks it, so every queue gets such calls. Within one shard, `claim.lua` decides.
 fn order(turn: usize) -> [Priority; 3] {
     let [high, medium, low] = Priority::ALL;
     match BuildHasherDefault::<DefaultHasher>::default().hash_one(turn) % 20 {
@@ -399,7 +402,7 @@ fn leased_task(leased: Leased) -> Option<LeasedTask> {
             body,
         }),
         Err(error) => {
-            // Another program wrote the record. The lease runs out, and at last the task is dead.
+            // Another program wrote this body. The lease runs out, and the task ends up dead.
             tracing::error!(%id, "task {id} has a body that cannot be read: {error}");
             None
         }

@@ -12,7 +12,7 @@ use crate::{
     store::Store,
 };
 
-/// The service's entry for its callers. Cheap to clone.
+/// The entry point of the service. Cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) queue: WorkerQueue,
@@ -20,7 +20,7 @@ pub struct Handle {
     pub(super) settings: Arc<Settings>,
     /// Tells the forwarder which outboxes have something.
     pub(super) reported: Arc<Reported>,
-    /// The start of the next look, so that no shard is always the last.
+    /// The turn of the next pass, which moves its start, so that no shard is always the last.
     pub(super) turn: Arc<AtomicUsize>,
     pub(super) sessions: Arc<Sessions>,
     /// The sessions with streams, by their tokens.

@@ -1,4 +1,4 @@
-//! Payloads of discovered tasks that do not fit the schemas of their queues.
+//! Payloads of discovered tasks that do not match the schemas of their queues.
 
 use std::collections::HashSet;
 
@@ -8,14 +8,14 @@ use crate::{
     runtime::compute,
 };
 
-/// The place of a discovered task: that of its completion in the call, and its own in the
-/// completion.
+/// The place of a discovered task: the index of its completion in the call, and its own index in
+/// the completion.
 pub(super) type Place = (usize, usize);
 
-/// Notes the discovered tasks whose payload does not fit. They cost their completions nothing: the
-/// pipeline that stores the others sends them to dead-letters.
+/// Records in their reports the discovered tasks whose payload does not match. Their completions
+/// count nevertheless: the pipeline that stores the other tasks sends these to dead-letters.
 ///
-/// Tasks of `known` are wrong for another reason, and are noted already.
+/// The tasks in `known` are invalid for another reason, and are recorded already.
 pub(super) async fn note_misfits(
     settings: &Settings,
     items: &mut [Item<Completion>],

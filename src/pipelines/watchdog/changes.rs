@@ -1,5 +1,5 @@
-//! Changes of live work that somebody wanted and did not carry out: the process was killed, or a
-//! server was away.
+//! Carries out pending changes of live work that were left over, because the process was killed or
+//! a server was away.
 
 use std::{
     collections::HashMap,
@@ -18,17 +18,17 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// How often the watchdog looks for wishes.
+/// How often the watchdog checks for pending changes.
 const EVERY: Duration = Duration::from_secs(1);
-/// The wishes of one page.
+/// The most pending changes of one page.
 const PAGE: u32 = 500;
-/// How soon the queue is asked again about a task that has not arrived there. Its wish stays for a
-/// minute, and each question costs a transaction and moves the fence of the shard.
+/// How soon to ask the queue again about a task that has not arrived there. Its change stays
+/// pending for a minute, and each question costs a transaction and moves the fence of the shard.
 const ABSENT_AGAIN: Duration = Duration::from_secs(10);
-/// The wishes of such tasks that are remembered. The queue is asked about others every second.
+/// The most such changes to remember. For any others the queue is asked every second.
 const MOST_ABSENT: usize = 100_000;
 
-/// The wishes whose tasks had not arrived in their queue, and when that was asked.
+/// The pending changes whose tasks had not arrived in their queue, and when that was asked.
 #[derive(Default)]
 struct Absent(HashMap<(TaskId, Turn), Instant>);
 
@@ -73,7 +73,7 @@ impl Changes {
             let mut failed = Ok(());
             for kind in ChangeKind::KEPT {
                 let carried_out = self.carry_out(kind, &mut absent, &cx).await;
-                // SQL does not answer, and each call to it takes long to fail.
+                // If SQL does not answer, each call to it takes long to fail.
                 let is_sql_away = carried_out.as_ref().is_err_and(Error::is_of_store);
                 failed = failed.and(carried_out);
                 if is_sql_away || cx.stop.is_cancelled() {
@@ -89,8 +89,8 @@ impl Changes {
         Ok(())
     }
 
-    /// Carries out all wishes of a kind. A shard that does not answer holds up no other; the first
-    /// error is told.
+    /// Carries out all pending changes of a kind. A shard that does not answer does not hold up
+    /// others. Returns the first error.
     async fn carry_out(
         &self,
         kind: ChangeKind,
@@ -121,7 +121,7 @@ impl Changes {
         loop {
             let page = self.changing.kept(&pages).await?;
             let now = self.clock.now_unix_ms();
-            // A wish of the future was stored before the clock stepped back.
+            // A change with a time in the future was stored before the clock was set back.
             let mut due = page.changes;
             due.retain(|wish| {
                 is_timed || !(now - STAYED_MS..=now).contains(&wish.at_unix_ms) && !absent.has(wish)

@@ -1,16 +1,15 @@
-//! Queues that were empty for long give back what they cost: their shards are closed, their filters
-//! forgotten.
+//! Frees what queues cost that have been empty for a long time: closes their shards and forgets
+//! their filters.
 //!
-//! First `close.lua` removes all keys of the shard, then SQL notes that it is closed. SQL keeps its
-//! row, so that no generation comes twice. Other processes drop the shard half a second later.
-//! Crash windows:
+//! First `close.lua` removes all keys of the shard, then SQL records that it is closed. SQL keeps
+//! its row, so that no generation is used twice. Other processes drop the shard half a second
+//! later. Crash windows:
 //!
-//! - between the two steps the shard looks lost: it is brought back, with nothing in it, and closed
-//!   another time.
-//! - a fanout that knows the shard, or reads a task of it between the steps, meets no generation.
-//!   It asks SQL: it opens a closed shard in the next generation, and leaves a lost one to the
+//! - Between the two steps the shard looks lost: it is brought back empty, and closed another time.
+//! - A fanout that knows the shard, or reads a task of it between the steps, finds no generation.
+//!   It asks SQL, opens a closed shard in the next generation, and leaves a lost one to the
 //!   watchdog.
-//! - two watchdogs: the second finds no generation, or SQL in another one, and changes nothing.
+//! - Two watchdogs: the second finds no generation, or another one in SQL, and changes nothing.
 
 use std::{
     sync::Arc,
@@ -27,7 +26,8 @@ use crate::{
     store::Outbox,
 };
 
-/// Looks at a shard in the time after which it is closed, within the bounds below.
+/// How many times a shard is checked within the time after which it is closed; the interval is kept
+/// within the bounds below.
 const LOOKS: u32 = 24;
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(3600);
@@ -89,7 +89,7 @@ impl Closing {
             Err(error) => return Err(error.into()),
         };
         if !self.store.close_shard(shard, generation).await? {
-            // Another process has brought the shard back, and SQL is ahead.
+            // Another process has brought the shard back, and SQL has a later generation.
             return Ok(());
         }
         self.queue.remove_shard(shard);

@@ -1,12 +1,12 @@
-//! Tasks whose deadline has passed.
+//! Ends tasks whose deadline has passed.
 //!
 //! Crash windows:
 //!
-//! - killed behind the page of SQL: the page comes again after [`AGAIN`];
-//! - killed behind the script: the report is in the outbox of the shard, and the forwarder finds
-//!   it. When the deadline comes again, SQL has the end, or the script says that the task is dead;
-//! - Redis or the bus loses the report: the task lives again, and the deadline comes again;
-//! - SQL is set back: it has the deadline, or has not the task.
+//! - Killed after SQL has returned the page: the page is returned again after [`AGAIN`].
+//! - Killed after the script: the report is in the outbox of the shard, and the forwarder finds it.
+//!   When the deadline is due again, SQL has the end, or the script says that the task is dead.
+//! - Redis or the bus loses the report: the task is live again, and the deadline is due again.
+//! - SQL is set back: it has the deadline, or does not have the task.
 
 use std::{
     sync::Arc,
@@ -22,11 +22,11 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// How often the watchdog looks.
+/// How often the watchdog checks for deadlines.
 const EVERY: Duration = Duration::from_millis(500);
-/// When a deadline comes again, unless SQL shows the end of its task by then.
+/// After this time a deadline is due again, unless SQL shows the end of its task by then.
 const AGAIN: Duration = Duration::from_secs(10);
-/// The deadlines of one page.
+/// The most deadlines of one page.
 const PAGE: u32 = 500;
 
 #[derive(Clone)]
@@ -56,8 +56,8 @@ impl Deadlines {
             let started = Instant::now();
             let page = self.page(&mut said).await;
             metrics::watchdog_step("deadlines", started.elapsed());
-            // Shards that do not answer are no reason for another process to take over all work of
-            // the watchdog.
+            // If shards do not answer, that is no reason for another process to take over the
+            // watchdog's work.
             cx.beat();
             if !cx.idle(cx.pause(page?)).await {
                 break;
@@ -66,11 +66,11 @@ impl Deadlines {
         Ok(())
     }
 
-    /// Ends the tasks of a page. Answers the pause behind it, short where there may be more: those
-    /// of this page come again later.
+    /// Ends the tasks of a page. Returns the pause after it, which is short if there may be more:
+    /// those of this page are due again later.
     ///
-    /// A shard that does not answer holds up no other, also where the page is full of its tasks. An
-    /// error says that no task of a last page died.
+    /// A shard that does not answer does not hold up others, even if the page is full of its tasks.
+    /// Returns an error only if no task of a page that was not full died.
     async fn page(&self, said: &mut LastSaid) -> Result<Duration, Error> {
         let began = Instant::now();
         let now = self.clock.now_unix_ms();
@@ -87,7 +87,7 @@ impl Deadlines {
         }
         Ok(match (page.is_full, dead) {
             (false, _) => EVERY,
-            // Half of the time is for those who use the database.
+            // Leave half of the time to others who use the database.
             (true, 0) => began.elapsed(),
             (true, _) => Duration::ZERO,
         })

@@ -1,4 +1,4 @@
-//! Gauges: what stands in queues, in outboxes and on the bus.
+//! Gauges: what is in queues, in outboxes and on the bus.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -85,8 +85,8 @@ impl Depths {
         }
     }
 
-    /// Zeros for the queues that may have become empty since they were shown, from time to time for
-    /// all.
+    /// Returns zeros for the queues that may have become empty since they were shown, and from time
+    /// to time for all.
     fn to_show(&self, shown: &mut Shown) -> QueueDepths {
         let show_all_every = (self.settings.forget_queues_after / 3).clamp(EVERY, SHOW_ALL_EVERY);
         let mut queues = std::mem::take(&mut shown.queues);
@@ -118,8 +118,8 @@ impl Depths {
         }
     }
 
-    /// Moves the tasks that Redis has from pending to their place there. Answers the entries of all
-    /// outboxes.
+    /// Moves the tasks that Redis has from pending to their state there. Returns the number of
+    /// entries in all outboxes.
     async fn add_queued(
         &self,
         depths: &mut QueueDepths,
@@ -140,7 +140,7 @@ impl Depths {
                 Err(queue::Error::NoGeneration) => continue,
                 other => failing.note(shard, began, other),
             };
-            // A shard that fails does not hide the others.
+            // If a shard fails, the others are shown nevertheless.
             let Some(stats) = stats else { continue };
             let depth = depths.entry(shard.queue.clone()).or_default();
             to_forward += stats.outbox;

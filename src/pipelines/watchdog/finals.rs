@@ -1,5 +1,6 @@
-//! Final records that are older than the grace time and that SQL shows final, or whose report is
-//! lost. SQL takes over from a record that its task is cancelled: no report says so.
+//! Forgets final records that are older than the grace time and that SQL shows as final, or whose
+//! report is lost. If a record says that its task is cancelled, tells SQL so, because there is no
+//! report of that.
 
 use std::{
     collections::HashSet,
@@ -23,7 +24,7 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// The age up to which a look may leave out a shard.
+/// The age up to which a snapshot may show that a shard has nothing to settle.
 const LOOK_AGE: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -65,7 +66,7 @@ impl Finals {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             let mut busy = false;
-            // Where leases are tended, too, their looks will do.
+            // If this process also tends leases, the snapshots of that are recent enough.
             for (shard, look) in self
                 .queue
                 .look(look_for(&self.settings.watchdog, 2 * pause))
@@ -102,7 +103,7 @@ impl Finals {
         Ok(())
     }
 
-    /// Forgets some final records. Answers whether it was a full page.
+    /// Forgets some final records. Returns whether it was a full page.
     async fn settle(&mut self, shard: &ShardId) -> Result<bool, Error> {
         let most = self.settings.watchdog.batch_max;
         let queue::Finals { past_ends, ids } = self
@@ -112,7 +113,7 @@ impl Finals {
         if ids.is_empty() {
             return Ok(past_ends > 0);
         }
-        // A task that SQL does not have was final for so long that it was removed.
+        // If SQL does not have a task, it was final for so long that it was removed.
         let mut open: HashSet<TaskId> = self
             .store
             .unfinished_among(&ids)
@@ -125,7 +126,7 @@ impl Finals {
         }
         let lost = self.lost_reports.among(shard, &ids, &open).await?;
         if !lost.is_empty() {
-            // Without a record these tasks are missing, and go out again.
+            // Without a record these tasks count as missing, and are published again.
             tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
         }
         let settled: Vec<_> = ids

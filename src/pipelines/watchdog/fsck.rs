@@ -1,4 +1,4 @@
-//! fsck beside everything else: all shards in turn, in small slices, a hundredth of the time.
+//! fsck in the background: checks all shards in turn, in small slices, in a hundredth of the time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,13 +19,13 @@ use crate::{
 
 /// The pause between two rounds.
 const EVERY: Duration = Duration::from_secs(10);
-/// How often SQL counts the unfinished tasks again, at most; and the pause behind it, in the time
-/// that it took.
+/// How often SQL counts the unfinished tasks again, at most; and the pause after that, as a
+/// multiple of the time that it took.
 const COUNTS_EVERY: Duration = Duration::from_secs(60);
 const COUNTS_SHARE: u32 = 999;
-/// The same while there is something to mend.
+/// The same while there is something to repair.
 const COUNTS_SHARE_OF_FINDS: u32 = 20;
-/// Finds of a round that are logged one by one.
+/// The most findings of a round that are logged one by one.
 const LOGGED: usize = 100;
 
 #[derive(Clone)]
@@ -57,15 +57,15 @@ impl Fsck {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let mut known = BTreeSet::new();
         let mut failing = Failing::default();
-        // The finds of the last count.
+        // The findings of the last count.
         let mut counted = Found::default();
         let mut counts_at = cx.clock().now();
-        // The loops that serve begin first.
+        // Let the loops that serve requests start first.
         while cx.idle(cx.pause(EVERY)).await && self.lead.wait(&cx).await {
             let mut all = Found::default();
             for shard in self.in_use(&mut failing).await? {
-                // The check rests most of the time, and a large shard takes long. Each step of it
-                // is whole.
+                // The check pauses most of the time, and a large shard takes long. It may be
+                // stopped after any step.
                 let began = Instant::now();
                 let check = cx.idle(self.checker.shard(&shard, self.mends));
                 let Some((found, ended)) = cx.stop.run_until_cancelled(check).await else {
@@ -82,7 +82,7 @@ impl Fsck {
             }
             let failed: Vec<ShardId> = failing.failed().cloned().collect();
             failing.end_round("check")?;
-            // The finds of a shard stay until the next check of it.
+            // The findings of a shard stay until it is checked again.
             let stay = |find: &&Find| failed.iter().any(|shard| is_in(find, shard));
             let finds = known.iter().filter(stay).cloned().collect();
             all.absorb(Found {
@@ -97,8 +97,8 @@ impl Fsck {
                 };
                 match counts {
                     Ok(found) => counted = found,
-                    // One statement goes over all unfinished tasks. A database that cannot do that
-                    // is no reason to leave out the shards.
+                    // The count is one statement over all unfinished tasks. If the database cannot
+                    // do that, the shards are checked nevertheless.
                     Err(error) => {
                         tracing::warn!("fsck: cannot count the unfinished tasks again: {error}")
                     }
@@ -112,13 +112,13 @@ impl Fsck {
             }
             all.absorb(counted.clone());
             if self.mends {
-                // They are mended, and shown once.
+                // They have been repaired, so show them only once.
                 counted = Found::default();
             }
             if self.lead.is_held(&cx) {
                 known = report(all, failed.len(), &known);
             } else {
-                // Another process leads, and shows its own finds.
+                // Another process leads, and shows its own findings.
                 known = BTreeSet::new();
                 counted = Found::default();
                 counts_at = cx.clock().now();
@@ -151,7 +151,8 @@ fn is_in(find: &Find, shard: &ShardId) -> bool {
     find.queue == shard.queue.as_str() && find.shard == Some(shard.number)
 }
 
-/// Shows the finds of a round, and logs those that the round before did not have. Answers them.
+/// Shows the findings of a round, and logs those that the previous round did not have. Returns
+/// them.
 fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find> {
     let Found {
         finds,

@@ -1,4 +1,4 @@
-//! Idempotency keys whose window is over leave SQL.
+//! Removes idempotency keys whose window is over from SQL.
 
 use std::{
     sync::Arc,
@@ -10,7 +10,7 @@ use crate::{
     config::Queues, pipelines::context::Context, runtime::Loop, store::Tasks, telemetry::metrics,
 };
 
-/// Keys that one transaction removes: few, so that nobody waits long for it.
+/// The most keys that one transaction removes: few, so that nobody waits long for it.
 const REMOVED_AT_ONCE: u32 = 256;
 /// The shortest pause, and the longest after a full and after any other page.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -47,8 +47,8 @@ impl Idempotency {
                 .await?;
             metrics::watchdog_step("idempotency", started.elapsed());
             cx.beat();
-            // The loop works at most half of the time, so that others reach the database, however
-            // much is due.
+            // Work at most half of the time, so that others can use the database however much is
+            // due.
             let wait = match removed == u64::from(REMOVED_AT_ONCE) {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
                 false => self.pause,

@@ -1,11 +1,11 @@
 //! Leadership: one watchdog at a time does the periodic work, under a lease in Redis.
 //!
-//! The lease saves work, and does not have to be exact. A holder that was stopped for a while may
-//! end a step beside the next holder. The data keeps both from doing harm: a task's turn in the
-//! outbox, a shard's generation, a lease's grant.
+//! The lease saves work; it does not have to be exact. A holder that was stopped for a while may
+//! finish a step while the next holder is at work. The data keeps both from doing harm: a task's
+//! turn in the outbox, a shard's generation, a lease's grant.
 //!
-//! A holder may reach Redis but not the database or Kafka. When one of its loops makes no progress
-//! for `stall_after`, it stands back for a moment, so that another process can take the lease.
+//! A holder may reach Redis but not the database or Kafka. If one of its loops makes no progress
+//! for `stall_after`, it steps back for a moment, so that another process can take the lease.
 
 use std::{
     sync::Arc,
@@ -23,17 +23,17 @@ use crate::{
 
 /// The work that the lease is for.
 const WORK: &str = "watchdog";
-/// How long a holder that stopped asking keeps the lease.
+/// How long a holder that has stopped renewing keeps the lease.
 const LEASE: Duration = Duration::from_secs(4);
 const RENEW: Duration = Duration::from_secs(1);
-/// How long a stalled holder stands back. Others ask every [`RENEW`]; without others, nothing waits
-/// longer.
+/// How long a stalled holder steps back. Other processes try every [`RENEW`]; if there are none,
+/// nothing is delayed for longer.
 const STAND_BACK: Duration = Duration::from_secs(3);
 
 /// Whether this process leads. Clones share it.
 #[derive(Clone)]
 pub(super) struct Lead {
-    /// The end of the lease by this process's clock, counted from before the question. So it ends
+    /// When the lease ends by this process's clock, counted from before the request. So it ends
     /// here before it ends in Redis.
     until: Arc<watch::Sender<Option<Instant>>>,
 }
@@ -47,7 +47,7 @@ impl Default for Lead {
 }
 
 impl Lead {
-    /// Keeps asking for the lease until the stop, and gives it back then. Stands back when one of
+    /// Keeps requesting the lease until the stop, and then gives it back. Steps back if one of
     /// `loops` stalls.
     pub(super) fn keep(
         self,
@@ -69,8 +69,8 @@ impl Lead {
         supervisor.spawn_loop("watchdog/lead", candidate, Candidate::run);
     }
 
-    /// Waits until this process leads. False at the stop, even while it leads: otherwise a loop
-    /// without pauses would starve the loop that gives the lease back.
+    /// Waits until this process leads. Returns false at the stop, even while it leads: otherwise a
+    /// loop without pauses would starve the loop that gives the lease back.
     pub(super) async fn wait(&self, cx: &Loop) -> bool {
         let mut until = self.until.subscribe();
         loop {
@@ -107,7 +107,7 @@ struct Stalls {
 }
 
 impl Stalls {
-    /// The first of the loops that makes no progress.
+    /// Returns the first of the loops that makes no progress.
     fn first(&self) -> Option<String> {
         let mut stalled = self.progress.stalled(self.after).into_iter();
         stalled.find_map(|(name, _)| self.loops.contains(&name.as_str()).then_some(name))
@@ -149,7 +149,7 @@ impl Candidate {
             }
             cx.beat();
             let mut pause = RENEW;
-            // The loops of a new holder have had no time for a round.
+            // The loops of a new holder have not had time for a round yet.
             if leads
                 && cx.clock().now() - since > self.stalls.after
                 && let Some(stalled) = self.stalls.first()
@@ -174,7 +174,7 @@ impl Candidate {
     }
 }
 
-/// Shows no differences any more: the process that leads now looks for them.
+/// Resets the metrics of findings, because the process that leads now checks for them.
 fn forget_finds() {
     FindKind::ALL
         .iter()

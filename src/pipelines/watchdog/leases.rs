@@ -1,4 +1,4 @@
-//! Expired leases, due delays and spent elements: in each shard, when its next one is due.
+//! Handles expired leases, due delays and spent elements, in each shard when its next one is due.
 
 use std::{
     sync::Arc,
@@ -22,12 +22,13 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// How often a shard is asked in which nothing is due, as far as this process knows. Another one
+/// How often to ask a shard in which nothing is due as far as this process knows. Another process
 /// may have leased tasks.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The shortest pause between two rounds.
 const SHORTEST: Duration = Duration::from_millis(5);
-/// Shards that are tended at once. Each has one step a round, so that none holds up the others.
+/// How many shards are tended concurrently. Each gets one step per round, so that none holds up the
+/// others.
 const AT_ONCE: usize = 8;
 
 #[derive(Clone)]
@@ -37,17 +38,17 @@ pub(super) struct Leases {
     lead: Lead,
 }
 
-/// A shard and what there is to do in it.
+/// A shard and what has to be done in it.
 struct Step {
     shard: ShardId,
     look: ShardSnapshot,
     sweep: bool,
 }
 
-/// The rest that a step leaves.
+/// What remains after a step.
 #[derive(Default)]
 struct Done {
-    /// To come again at once.
+    /// The shard needs another step at once.
     more: bool,
     swept: Option<Swept>,
 }
@@ -84,12 +85,12 @@ impl Leases {
         Ok(())
     }
 
-    /// Does one step in each shard. Answers how long until something is due.
+    /// Does one step in each shard. Returns how long until something is due.
     async fn round(&self, rounds: &mut Rounds, started: Instant) -> Result<Duration, Error> {
         let (mut wait, steps) = self.steps(rounds, started).await;
         let steps = steps.into_iter().map(|step| async move {
             let done = match self.tend(&step).await {
-                // The shard was lost or closed behind the look.
+                // The shard was lost or closed after the snapshot.
                 Err(queue::Error::NoGeneration) => Ok(Done::default()),
                 done => done,
             };
@@ -111,8 +112,8 @@ impl Leases {
         Ok(wait)
     }
 
-    /// Looks at the shards. Answers the time until the next thing is due in any, and what is due
-    /// now.
+    /// Takes snapshots of the shards. Returns the time until the next thing is due in any of them,
+    /// and what is due now.
     async fn steps(&self, rounds: &mut Rounds, started: Instant) -> (Duration, Vec<Step>) {
         let interval = self.settings.watchdog.interval;
         let mut wait = interval;
@@ -132,7 +133,7 @@ impl Leases {
                     continue;
                 }
             };
-            // A step does what is due now, and says whether to come again at once.
+            // A step does what is due now, and tells whether another one is needed at once.
             wait = wait.min(look.next.filter(|next| !next.is_zero()).unwrap_or(interval));
             let sweep = rounds.sweeps.begin(&shard, &look, Instant::now());
             match look.expires || look.promotes || sweep {
@@ -143,8 +144,8 @@ impl Leases {
         (wait, steps)
     }
 
-    /// Does what is due in the shard. It is to come again at once where something has moved:
-    /// nothing does while expiries pause.
+    /// Does what is due in the shard. Asks for another step only if something has changed: nothing
+    /// does while expiries pause.
     async fn tend(&self, Step { shard, look, sweep }: &Step) -> queue::Result<Done> {
         let most = self.settings.watchdog.batch_max;
         let mut more = false;

@@ -3,14 +3,15 @@
 //!
 //! Crash windows:
 //!
-//! - after the mark in SQL, before the shard is open in Redis: the shard is lost still, and gets
+//! - After the mark in SQL, before the shard is open in Redis: the shard is still lost, and gets
 //!   another generation.
-//! - after the opening, before all tasks are published: the mark says so. The next watchdog begins
-//!   the rebuild anew.
-//! - Redis loses the shard again meanwhile: the same, in another generation. The end of the rebuild
-//!   of before does not take the mark away, because it names its generation.
-//! - two watchdogs: the generation is raised once. Both publish all tasks, and the queue knows the
-//!   second records.
+//! - After the opening, before all tasks are published: the mark is still there, so the next
+//!   watchdog starts the rebuild again.
+//! - Redis loses the shard again during the rebuild: the shard gets another generation and a new
+//!   rebuild. The end of the earlier rebuild does not remove the mark, because it names the earlier
+//!   generation.
+//! - Two watchdogs run: the generation is raised once. Both publish all tasks, and the queue
+//!   recognises the second record of each as a duplicate.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,7 +33,7 @@ use crate::{
     store::Outbox,
 };
 
-/// How long discovery may take to read `task-results` to its end, and how often that is asked.
+/// How long discovery may take to read `task-results` to its end, and how often to check.
 const READ_WITHIN: Duration = Duration::from_secs(60);
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
@@ -61,8 +62,8 @@ impl LostShards {
         }
     }
 
-    /// Brings back those of `shards` that are open and have no generation, and ends rebuilds that
-    /// were begun.
+    /// Brings back those of `shards` that are open in SQL but have no generation in Redis, and
+    /// finishes rebuilds that were started before.
     pub(super) async fn bring_back(&self, shards: Vec<ShardId>, cx: &Loop) -> Result<(), Error> {
         let begun = self.store.rebuilding().await?.shards;
         // This process may not know a shard that another one has marked.
@@ -109,14 +110,14 @@ impl LostShards {
             "redis has lost {named}: bringing the unfinished tasks back from SQL"
         );
         self.results_are_in_sql(cx).await?;
-        // Not lost, but new: its opening was on the way. If it comes later still, the next
-        // generation replaces it.
+        // A shard that has a generation by now was not lost: it was just being opened. If its
+        // opening arrives even later, the next generation replaces it.
         let lost = without_generation(&self.queue, lost).await?;
         if lost.is_empty() {
             return Ok(());
         }
         // Records up to these ends count as read. Their tasks are in SQL, and are published again
-        // behind them.
+        // after these ends.
         let ends = self.bus.ends(Topic::Pipeline).await?;
         let lost: Vec<(ShardId, u64)> = lost
             .into_iter()
@@ -143,7 +144,8 @@ impl LostShards {
     /// Waits until SQL has the reports from before the loss. Otherwise workers would do those tasks
     /// again.
     ///
-    /// The reports may stand in any partition: there may have been fewer when they came.
+    /// Checks all partitions: the reports may be in any of them, because the topic may have had
+    /// fewer partitions when they were published.
     async fn results_are_in_sql(&self, cx: &Loop) -> Result<(), Error> {
         let deadline = cx.clock().now() + READ_WITHIN;
         // A partition that this process does not know yet may hold some too.

@@ -1,5 +1,5 @@
-//! From SQL to the bus: batches and rows that nobody published, due scheduled rows, and parked
-//! rows.
+//! Publishes rows from SQL to the bus: batches and rows that nobody published, due scheduled rows,
+//! and parked rows.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -21,12 +21,12 @@ use crate::{
     telemetry::metrics::{self, Republished},
 };
 
-/// Rows that are looked at together after the clock has stepped. Most are scheduled, and stay as
-/// they are.
+/// How many rows are read together after the clock has jumped. Most are scheduled, and stay as they
+/// are.
 const LOOKED_AT_ONCE: usize = 10_000;
-/// How often refused rows are tried again and other processes' parked queues are read.
+/// How often to retry refused rows, and to read which queues other processes have parked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How long rows wait whose partition takes nothing while others do, before it is tried again.
+/// How long to put off the rows of a partition that accepts nothing while others do.
 const AWAY_FOR: Duration = Duration::from_secs(30);
 /// The pause of a loop that has nothing to do.
 const IDLE: Duration = Duration::from_millis(200);
@@ -46,14 +46,14 @@ pub(super) struct Outbox {
 /// The state of the loop.
 struct Rounds {
     looked: Instant,
-    /// Rows that SQL refuses to mark. They are left out until the next look, so the log names each
-    /// every few seconds.
+    /// Rows that SQL refuses to mark. They are left out until they are retried, so that the log
+    /// names each only every few seconds.
     refused: HashSet<TaskId>,
     failing: Failing<Error>,
-    /// Partitions of the bus that took nothing, and when.
+    /// Partitions of the bus that accepted nothing, and since when.
     away: BTreeMap<u32, Instant>,
-    /// The clock's steps when rows were brought forward. At first a process before may have missed
-    /// a step.
+    /// The number of clock jumps when rows were last brought forward. `None` at first, because an
+    /// earlier process may have missed a jump.
     steps: Option<u64>,
 }
 
@@ -114,7 +114,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Publishes a page of due rows, and releases parked rows. Answers whether there may be more of
+    /// Publishes a page of due rows, and releases parked rows. Returns whether there may be more of
     /// either.
     async fn round(&mut self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let steps = Some(self.clock.steps());
@@ -135,7 +135,7 @@ impl Outbox {
         Ok(is_full || has_more)
     }
 
-    /// Publishes a page of due rows. Answers whether it was full.
+    /// Publishes a page of due rows. Returns whether it was full.
     async fn publish_due(&self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
         let limit = self.settings.watchdog.batch_max;
         let mut due = self
@@ -149,8 +149,8 @@ impl Outbox {
         self.put_off(away.map(|row| row.task.id).collect()).await?;
         let mut by_reason: BTreeMap<Unpublished, Vec<(&TaskRow, Turn)>> = BTreeMap::new();
         for row in &due {
-            // A scheduled task that was sent again had a life before, so the fanout asks SQL about
-            // it.
+            // A scheduled task that was sent again was in the queue before, so the fanout must ask
+            // SQL about it.
             let reason = match row.unpublished {
                 Unpublished::Scheduled if !row.is_as_new => Unpublished::Missing,
                 reason => reason,
@@ -177,8 +177,8 @@ impl Outbox {
         Ok(is_full)
     }
 
-    /// Publishes the rows of each partition apart, and puts off those of partitions that take
-    /// nothing. An error if no partition takes anything: then the bus is away.
+    /// Publishes the rows of each partition separately, and puts off those of partitions that
+    /// accept nothing. Returns an error if no partition accepts anything: then the bus is away.
     async fn publish_apart(
         &self,
         rows: &[(&TaskRow, Turn)],
@@ -242,11 +242,12 @@ impl Outbox {
         }
     }
 
-    /// Makes fresh rows due now that are due much later. They were stored while the clock was
+    /// Makes fresh rows that are due much later due now: they were stored while the clock was
     /// ahead.
     async fn bring_forward(&self, cx: &Loop) -> Result<(), Error> {
         let now = self.clock.now_unix_ms();
-        // Twice the time: rows that are stored meanwhile are due a little later than the others.
+        // Twice the time, because rows that are stored in the meantime are due a little later than
+        // the others.
         let twice = 2 * self.settings.watchdog.republish_after;
         let soon = now.saturating_add(millis(twice));
         let mut after = None;

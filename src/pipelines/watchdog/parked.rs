@@ -1,5 +1,5 @@
-//! Parked rows go out when their queue has room: into the queue where this process takes the
-//! shortcut, else to the bus.
+//! Releases parked rows when their queue is not full any more: straight into the queue if this
+//! process uses the shortcut, otherwise to the bus.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,17 +24,17 @@ use crate::{
     telemetry::metrics::{self, Republished},
 };
 
-/// When released tasks are late, the watchdog asks whether the topic was made anew. Then no reader
-/// ever reaches their offsets.
+/// If released tasks take longer than this, check whether the topic was created again. Then no
+/// reader ever reaches their offsets.
 const LATE: Duration = Duration::from_secs(10);
 
-/// The pages of one queue that are released before other queues have their turn.
+/// The most pages of one queue to release before other queues get their turn.
 const PAGES_AT_ONCE: usize = 16;
 
-/// The time for the pages of all queues, before other rows have their turn.
+/// The time for the pages of all queues, before other rows get their turn.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// After so many refusals in a row a page goes by the bus, which always takes it.
+/// After this many refusals in a row a page goes by the bus, which always accepts it.
 const REFUSED_OFTEN: u32 = 3;
 
 #[derive(Clone)]
@@ -49,13 +49,13 @@ pub(super) struct Parked {
     settings: Arc<Settings>,
     republish: Republish,
     on_their_way: OnTheirWay,
-    /// How often in a row a fence has moved before a page of the queue came.
+    /// How many times in a row a fence moved before a page of the queue was released.
     refusals: HashMap<QueueName, u32>,
-    /// The queue that was looked at last.
+    /// The queue that was handled last.
     last: Option<QueueName>,
 }
 
-/// One round: its end, and the rows and shards that it leaves out.
+/// One round: when it ends, and the rows and shards that it leaves out.
 struct Round<'a> {
     refused: &'a mut HashSet<TaskId>,
     failing: &'a mut Failing<Error>,
@@ -103,13 +103,13 @@ impl Parked {
         Ok(())
     }
 
-    /// Whether the fanout has not read all released tasks yet.
+    /// Returns whether the fanout has yet to read some released tasks.
     pub(super) fn are_on_their_way(&self) -> bool {
         !self.on_their_way.is_empty()
     }
 
-    /// Releases parked tasks of queues that have room again, in turn. Opens the gate of a queue
-    /// that has none parked. Answers whether any queue may have room for more.
+    /// Releases parked tasks of queues that are not full any more, in turn. Opens the gate of a
+    /// queue that has none parked. Returns whether any queue may be able to take more.
     pub(super) async fn release(
         &mut self,
         refused: &mut HashSet<TaskId>,
@@ -141,13 +141,13 @@ impl Parked {
                 self.gates.open(&queue);
             }
         }
-        // SQL and the bus have answered. The queues of the closed gates may all have shards that
-        // fail.
+        // SQL and the bus have answered, so the shards are the cause, even if those of all closed
+        // gates fail.
         failing.end_part("release tasks into");
         Ok(has_more)
     }
 
-    /// The closed queues, first those behind the one that was looked at last.
+    /// Returns the closed queues, beginning after the one that was handled last.
     fn in_turn(&self) -> Vec<QueueName> {
         let mut queues = self.gates.closed();
         queues.sort_unstable();
@@ -156,17 +156,17 @@ impl Parked {
         queues
     }
 
-    /// Answers true if other rows have their turn, or Redis has little memory left: a task with
-    /// room in its queue may have none there.
+    /// Returns whether other rows get their turn now, or Redis has little memory left: then it may
+    /// be full for a task although its queue is not.
     fn is_over(&self, round: &Round<'_>) -> bool {
         self.gates.is_short() || Instant::now() >= round.until || round.cx.stop.is_cancelled()
     }
 
-    /// Releases the parked tasks that a queue with room surely takes, and at least a page. Answers
-    /// whether there was any.
+    /// Releases as many parked tasks as the queue can take for sure, and at least a page. Returns
+    /// whether there were any.
     ///
-    /// Behind tasks that go by the bus, the next ones wait until the fanout has committed these, at
-    /// a tick. Workers would wait, too, if they were few.
+    /// After tasks that go by the bus, the next ones wait until the fanout has committed these,
+    /// which it does at a tick. If they were few, workers would have to wait, too.
     async fn release_of(
         &mut self,
         queue: &QueueName,
@@ -182,7 +182,7 @@ impl Parked {
         let mut released = [0, 0];
         let partitions = self.bus.partitions(Topic::Pipeline);
         for _ in 0..PAGES_AT_ONCE {
-            // Before the rows are read.
+            // Read the fences before the rows.
             let fences = match &self.shortcut {
                 Some(shortcut)
                     if self
@@ -205,7 +205,8 @@ impl Parked {
             }
             let may_pass = |row: &&OutboxRow| {
                 let partition = row.task.partition;
-                // A bus that began anew may have fewer partitions than the task knew.
+                // A bus that was created again may have fewer partitions than when the task was
+                // stored.
                 row.is_as_new
                     && partition < partitions
                     && fences
@@ -266,7 +267,7 @@ impl Parked {
         Ok(())
     }
 
-    /// Marks what was released of these rows. Answers whether the queue is full.
+    /// Marks those of these rows that were released. Returns whether the queue is full.
     async fn follow(
         &mut self,
         queue: &QueueName,
@@ -290,7 +291,8 @@ impl Parked {
                 .await
             {
                 Err(error) if error.is_refusal() => {
-                    // By the bus each is marked alone, and the queue knows them.
+                    // SQL refuses to mark them together. If they also go by the bus, each is marked
+                    // separately, and the queue recognises them.
                     let done: HashSet<TaskId> = published
                         .iter()
                         .flat_map(|some| &some.tasks)
@@ -321,7 +323,8 @@ impl Parked {
             .collect()
     }
 
-    /// Forgets released tasks that the fanout has read, or that a topic made anew does not have.
+    /// Forgets released tasks that the fanout has read, or that are gone because the topic was
+    /// created again.
     async fn follow_released(&mut self) -> Result<(), Error> {
         if self.on_their_way.is_empty() {
             return Ok(());
@@ -354,8 +357,8 @@ impl Parked {
         Ok(())
     }
 
-    /// Whether every shard of the queue is below nine tenths of its high water. One that does not
-    /// answer holds up no other queue.
+    /// Returns whether every shard of the queue is below nine tenths of its high water. If a shard
+    /// does not answer, returns false, so that other queues are not held up.
     async fn has_room(&self, queue: &QueueName, failing: &mut Failing<Error>) -> bool {
         let settings = self.settings.queues.get(queue);
         for shard in self.queue.shards_of(queue) {

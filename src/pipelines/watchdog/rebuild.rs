@@ -1,15 +1,15 @@
 //! The rebuild of shards: one walk over their unfinished tasks in SQL, which publishes them again
 //! and changes no row.
 //!
-//! Each shard is open in Redis, and reads behind the end that `pipeline` had before the walk began.
-//! So a task may come twice: by the walk, and by its inserter, the outbox or another walk. All
-//! records of the walk are flagged `again`: the fanout drops a task that SQL shows final and
-//! carries the credits of the others, and the queue ignores a task that has a record. The walk may
-//! begin anew at any time, and repeats only work.
+//! Each shard is open in Redis, and reads `pipeline` from the end that it had before the walk
+//! began. So a task may arrive twice: from the walk, and from its inserter, the outbox or another
+//! walk. All records of the walk are flagged `again`: the fanout drops a task that SQL shows as
+//! final and adds the credits of the others, and the queue ignores a task that has a record. The
+//! walk may start from the beginning at any time, and only repeats work.
 //!
 //! In the end one row per shard says where its tasks were published (`Store::end_rebuild`). It is
-//! written behind the last record: a place that no record has would keep the reconciler from
-//! missing a task.
+//! written after the last record, because the reconciler would never find a task missing whose
+//! offset no record has.
 
 use std::{
     collections::VecDeque,
@@ -32,14 +32,14 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks that the walk looks at in one page.
+/// How many tasks the walk reads in one page.
 const PAGE: u32 = 2000;
-/// Pages that are published and that the fanout has not read. The bus may be Redis, whose memory is
-/// dear.
+/// How many published pages the fanout may have yet to read. The bus may be Redis, where memory is
+/// scarce.
 const PAGES_IN_FLIGHT: usize = 8;
-/// How often the walk asks how far the fanout has read, and whether Redis has memory.
+/// How often the walk checks how far the fanout has read, and whether Redis has memory.
 const ASK_EVERY: Duration = Duration::from_millis(10);
-/// How often a walk that waits asks what else may hold up the fanout.
+/// How often a walk that waits checks for other reasons that may hold up the fanout.
 const DOUBT_EVERY: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
@@ -121,9 +121,9 @@ impl Rebuild {
         }
     }
 
-    /// Publishes tasks. Answers the last offset per partition.
+    /// Publishes tasks. Returns the last offset per partition.
     ///
-    /// The outbox takes a page with a task that is too large for the bus, and ends that task.
+    /// If a task is too large for the bus, moves the page to the outbox, which ends that task.
     async fn publish(&self, tasks: &[TaskRow]) -> Result<Last, Error> {
         match self.publisher.publish_again(tasks).await {
             Err(publishing::Error::Bus(bus::Error::TooLarge { .. })) => {
@@ -135,10 +135,11 @@ impl Rebuild {
         }
     }
 
-    /// Waits while too many pages are in flight, or Redis has little memory left: the fanout would
-    /// park every task.
+    /// Waits while too many pages are in flight, or Redis has little memory left, because the
+    /// fanout would park every task then.
     ///
-    /// Looks for another lost shard now and then, also while there is room: nobody else does so
+    /// From time to time checks for another lost shard, even if it need not wait, because nothing
+    /// else does so during the walk.
     /// during the walk.
     async fn wait_for_room(
         &self,
@@ -172,8 +173,8 @@ impl Rebuild {
         }
     }
 
-    /// Looks for a reason why the fanout never reads the pages in flight. The error makes the
-    /// watchdog begin anew.
+    /// Checks for reasons why the fanout would never read the pages in flight. Returns an error if
+    /// there is one, after which the watchdog starts the rebuild again.
     async fn check_fanout(&self, in_flight: &InFlight) -> Result<(), Error> {
         // The fanout waits for every shard of its partitions.
         if !without_generation(&self.queue, self.queue.shards())

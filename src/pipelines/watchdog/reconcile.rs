@@ -1,4 +1,4 @@
-//! SQL compared with Redis: brings back what Redis lost, whole shards and single tasks.
+//! Compares SQL with Redis, and brings back what Redis lost, whole shards and single tasks.
 
 use std::{
     sync::Arc,
@@ -20,20 +20,20 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks of SQL that are compared with Redis at a time.
+/// How many tasks of SQL are compared with Redis at a time.
 const PAGE: u32 = 10_000;
-/// Batches of which those are removed that no task needs.
+/// How many batches are checked at a time for removal, if no task needs them.
 const BATCHES: u32 = 1000;
-/// The pause after a page, in the time that the page took. So comparing takes a tenth of the time,
-/// however slow SQL is.
+/// The pause after a page, as a multiple of the time that the page took. So comparing takes a tenth
+/// of the time, however slow SQL is.
 const SHARE: u32 = 9;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Tasks younger than this, or than `republish_after`, are not looked for: most are done before.
+/// Tasks younger than this, or than `republish_after`, are not compared: most are done before that.
 const YOUNG: Duration = Duration::from_secs(5);
-/// How often all shards are asked whether they have a generation. Each round asks those in which
-/// something happens.
+/// How often to check all shards for a generation. Each round checks only those in which something
+/// happens.
 const ALL_EVERY: Duration = Duration::from_secs(30);
-/// Tasks in one transaction.
+/// The most tasks in one transaction.
 const AT_ONCE: usize = 1000;
 
 #[derive(Clone)]
@@ -49,11 +49,12 @@ pub(super) struct Reconcile {
     place: Arc<Mutex<Place>>,
 }
 
-/// How far a walk is. The loop goes on there after an error.
+/// How far a walk has come. After an error the loop continues there.
 #[derive(Default)]
 struct Place {
     after: Option<Walked>,
-    /// Where the walk ends: tasks that come and go meanwhile do not keep it in one queue.
+    /// Where the walk ends, so that tasks that are added and finished in the meantime do not keep
+    /// it in one queue.
     upto: Option<TaskId>,
     after_batch: Option<Turn>,
 }
@@ -95,7 +96,7 @@ impl Reconcile {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             let now = cx.clock().now();
-            // An empty shard loses nothing but its generation, so it is asked rarely.
+            // An empty shard can lose nothing but its generation, so check it rarely.
             let all = all_asked.is_none_or(|at| now - at >= ALL_EVERY);
             let shards = if all {
                 self.queue.shards()
@@ -121,14 +122,14 @@ impl Reconcile {
         Ok(())
     }
 
-    /// The end of a walk that begins now.
+    /// Returns where a walk that begins now ends.
     async fn end_of_walk(&self) -> Result<Option<TaskId>, Error> {
         let last = self.store.last_id().await?;
         Ok(last.map(|last| end_of_walk(last, self.clock.now_unix_ms(), self.young)))
     }
 
-    /// Compares the next page of SQL with Redis. A shard that does not answer holds up no other
-    /// one.
+    /// Compares the next page of SQL with Redis. A shard that does not answer does not hold up
+    /// others.
     async fn compare_page(&self, failing: &mut Failing<checking::Error>) -> Result<(), Error> {
         let (after, upto) = {
             let place = self.place.lock();
@@ -161,8 +162,8 @@ impl Reconcile {
             self.store.unpublish(missing, Unpublished::Missing).await?;
             metrics::watchdog_handled(Watched::Republished, missing.len());
         }
-        // Redis has just said which shards have a generation. The page may be of one queue, whose
-        // shards fail.
+        // Redis has just said which shards have a generation, so the shards are the cause, even if
+        // the page is of one queue and all of its shards fail.
         failing.end_part("compare with SQL");
         let mut place = self.place.lock();
         place.upto = page.next.as_ref().map(|_| upto);
@@ -171,10 +172,11 @@ impl Reconcile {
     }
 }
 
-/// The last id that is old enough; `last` is the last of all.
+/// Returns the last id that is old enough. `last` is the last of all ids.
 fn end_of_walk(last: TaskId, now_unix_ms: i64, young: Duration) -> TaskId {
     let old = now_unix_ms.saturating_sub(millis(young));
-    // An id of the future is of another clock, or this one was set back. Then age says nothing.
+    // An id with a time in the future comes from another clock, or this clock was set back. Then
+    // age says nothing.
     if last.created_unix_ms() > now_unix_ms {
         last
     } else {

@@ -1,4 +1,4 @@
-//! Rows of the outbox to the bus, and the end of tasks that the bus never takes.
+//! Publishes rows of the outbox to the bus, and ends tasks that the bus will never accept.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -44,15 +44,15 @@ impl Republish {
     }
 
     /// Publishes rows, and ends tasks that are too large for the bus. Adds rows that SQL refuses to
-    /// mark to `refused`. Answers the last offset per partition.
+    /// mark to `refused`. Returns the last offset per partition.
     pub(super) async fn publish(
         &self,
         rows: &[(&TaskRow, Turn)],
         why: Republished,
         refused: &mut HashSet<TaskId>,
     ) -> Result<Last, Error> {
-        // A scheduled row was not published before, unless it is late. Any other may have been, a
-        // fresh one just before its mark.
+        // A scheduled row was not published before, unless it is late. Any other row may have been,
+        // even a fresh one, if only its mark is missing.
         let again = why != Republished::Scheduled;
         let outcome = self.publisher.publish_around_refused(rows, again).await?;
         let published = rows.len() - outcome.stay.len() - outcome.too_large.len();
@@ -62,8 +62,8 @@ impl Republish {
         Ok(outcome.last)
     }
 
-    /// Makes tasks dead that the bus does not take. After a crash behind the letters, they are sent
-    /// again.
+    /// Marks tasks as dead that are too large for the bus. After a crash in between, their letters
+    /// are sent again.
     async fn give_up(
         &self,
         rows: &[(&TaskRow, Turn)],

@@ -1,4 +1,4 @@
-//! Tasks that finished long ago leave SQL, and so do old dead letters and old failed attempts.
+//! Removes tasks from SQL that finished long ago, old dead letters, and old failed attempts.
 
 use std::{
     sync::Arc,
@@ -14,8 +14,9 @@ use crate::{
     telemetry::metrics::{self, Watched},
 };
 
-/// Tasks, letters or attempts that one transaction removes: few, so that nobody waits long for it;
-/// more while there are many and a page is quick, as a database on another machine needs it.
+/// How many tasks, letters or attempts one transaction removes: few, so that nobody waits long for
+/// it; more if there are many and a page is quick, because a database on another machine needs
+/// that.
 const REMOVED_AT_ONCE: u32 = 256;
 const REMOVED_AT_MOST: u32 = 2048;
 const QUICK: Duration = Duration::from_millis(50);
@@ -57,7 +58,7 @@ impl Retention {
         let mut most = REMOVED_AT_ONCE;
         while self.lead.wait(&cx).await {
             let started = Instant::now();
-            // The database's clock decides, and does not know what a test has skipped.
+            // The database's clock decides, and does not know of the time that a test has skipped.
             let age = |retention: Duration| retention.saturating_sub(cx.clock().skipped());
             let mut is_full = false;
             if !self.retention.is_zero() {
@@ -86,8 +87,8 @@ impl Retention {
             metrics::watchdog_step("retention", started.elapsed());
             cx.beat();
             most = next_page(most, is_full, started.elapsed());
-            // The loop works at most half of the time, so that others reach the database, however
-            // much is due.
+            // Work at most half of the time, so that others can use the database however much is
+            // due.
             let wait = match is_full {
                 true => started.elapsed().clamp(SHORTEST, LONGEST_BUSY),
                 false => {
@@ -111,7 +112,7 @@ impl Retention {
     }
 }
 
-/// The size of the page behind one of `most`, which took so long.
+/// Returns the size of the page after one of `most` that took this long.
 fn next_page(most: u32, is_full: bool, took: Duration) -> u32 {
     match is_full {
         true if took < QUICK => (2 * most).min(REMOVED_AT_MOST),

@@ -35,8 +35,8 @@ impl Context {
 /// Held while a shard is closed or brought back.
 pub(super) type MovesShards = Arc<tokio::sync::Mutex<()>>;
 
-/// Held while finished tasks are forgotten, and from the look at a fence to the release behind it:
-/// what this process forgets does not refuse what it releases.
+/// Held while finished tasks are forgotten, and from reading a fence until the release that uses
+/// it, so that this process's own forgetting does not make its releases fail.
 pub(super) type Forgets = Arc<tokio::sync::Mutex<()>>;
 
 pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
@@ -51,7 +51,7 @@ pub(super) fn count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// The shards among these that Redis has no generation for.
+/// Returns those of these shards for which Redis has no generation.
 pub(super) async fn without_generation(
     queue: &Upkeep,
     shards: Vec<ShardId>,

@@ -1,4 +1,4 @@
-//! When a shard is swept.
+//! Decides when a shard is swept.
 
 use std::{
     collections::HashMap,
@@ -10,13 +10,13 @@ use crate::{
     queue::{ShardSnapshot, Swept},
 };
 
-/// Elements per lane that one sweep looks at.
+/// How many elements per lane one sweep checks.
 pub(super) const SWEEP: usize = 512;
-/// How often a shard with spent elements or pointers is swept, unless the sweep before found so
-/// many.
+/// How often to sweep a shard with spent elements or pointers, unless the last sweep found as many
+/// as it could check.
 const SWEEP_EVERY: Duration = Duration::from_millis(250);
-/// How long a shard is left out whose sweep removed nothing, unless a look shows a change. Changes
-/// may cancel out.
+/// How long to leave out a shard whose sweep removed nothing, unless a snapshot shows a change. The
+/// time is limited because changes may cancel out.
 const LEFT_OUT: Duration = Duration::from_secs(30);
 
 /// The last sweep of each shard.
@@ -25,11 +25,12 @@ pub(super) struct Sweeps(HashMap<ShardId, Sweep>);
 
 struct Sweep {
     at: Instant,
-    /// The state of the shard, if the sweep removed nothing.
+    /// The state of the shard before the sweep, if that removed nothing.
     in_vain: Option<State>,
 }
 
-/// The counts of a look on which a sweep depends: spent elements, open tasks, lanes with pointers.
+/// The counts of a snapshot on which a sweep depends: spent elements, open tasks, lanes with
+/// pointers.
 type State = [u64; 3];
 
 fn state(look: &ShardSnapshot) -> State {
@@ -48,7 +49,7 @@ impl Sweep {
 }
 
 impl Sweeps {
-    /// Answers true if the caller is to sweep the shard now, and notes that it does.
+    /// Returns whether the caller is to sweep the shard now, and records that it does.
     pub(super) fn begin(&mut self, shard: &ShardId, look: &ShardSnapshot, now: Instant) -> bool {
         let may_find = look.spent > 0 || look.pointers > 0;
         if !may_find
@@ -69,7 +70,7 @@ impl Sweeps {
         true
     }
 
-    /// Notes what the sweep did behind this look. Answers whether to sweep on at once.
+    /// Records what the sweep after this snapshot did. Returns whether to sweep again at once.
     pub(super) fn end(&mut self, shard: &ShardId, look: &ShardSnapshot, swept: Swept) -> bool {
         if swept.moved + swept.pointers >= SWEEP as u64 {
             self.0.remove(shard);
@@ -81,7 +82,7 @@ impl Sweeps {
         false
     }
 
-    /// Forgets sweeps that leave out no shard any more.
+    /// Forgets sweeps that no longer make a difference.
     pub(super) fn forget_old(&mut self, now: Instant) {
         self.0.retain(|_, sweep| {
             let pause = if sweep.in_vain.is_some() {
@@ -106,7 +107,8 @@ mod tests {
         }
     }
 
-    /// How many of the looks, a quarter of a second apart, are followed by a sweep that does this.
+    /// Returns how many of the snapshots, a quarter of a second apart, are followed by a sweep with
+    /// this result.
     fn sweeps(looks: &[ShardSnapshot], does: Swept) -> usize {
         let mut sweeps = Sweeps::default();
         let mut now = Instant::now();

@@ -1,4 +1,4 @@
-//! Old records that everybody has read leave the bus.
+//! Removes old records that everybody has read from the bus.
 
 use std::{
     sync::Arc,
@@ -47,7 +47,7 @@ impl Trim {
                         tracing::debug!(%topic, "deleted {trimmed} old records of {topic}")
                     }
                     Err(error) if error.is_lost() => return Err(error.into()),
-                    // A leader of this topic is away, and perhaps of no other one.
+                    // The leader of this topic is away, but perhaps not those of other topics.
                     Err(error) => failed = failed.and(Err(error)),
                 }
                 cx.beat();

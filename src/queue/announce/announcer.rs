@@ -1,4 +1,4 @@
-//! The process's end of announcements: steps tell, watchers ask.
+//! The interface of announcements: steps announce, and watchers register.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,10 +23,10 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The announcements of a queue that wait for the tick. More are dropped.
+/// The most announcements of a queue that wait for the tick. Further ones are dropped.
 const MOST_WAITING: usize = 20_000;
 
-/// Tells and hears news. Clones are the same.
+/// Announces changes of tasks, and lets callers watch them. Clones share their state.
 #[derive(Clone)]
 pub struct Announcer(pub(super) Arc<Inner>);
 
@@ -35,15 +35,15 @@ pub(super) struct Inner {
     clock: Clock,
     /// Somebody watches something.
     pub(super) is_wanted: AtomicBool,
-    /// The queues that other processes watch, or this one.
+    /// The queues that other processes or this one watch.
     pub(super) wanted: RwLock<HashMap<QueueName, Interest>>,
     /// The queues of which everything is announced, watched or not.
     always: OnceLock<EventQueues>,
     pub(super) waiting: Mutex<HashMap<QueueName, Vec<News>>>,
-    /// Queues of which announcements got lost on the way out. Their watchers are told of a gap.
+    /// Queues of which announcements were lost on the way out. Their watchers are told of a gap.
     pub(super) gaps: Mutex<HashSet<QueueName>>,
     pub(super) announced: Notify,
-    /// The wanted queues may be others now.
+    /// Notified when the wanted queues may have changed.
     pub(super) look: Notify,
     pub(super) watchers: Watchers,
 }
@@ -73,14 +73,14 @@ impl Announcer {
         }
     }
 
-    /// The present time of announcements. A step that others may follow at once takes it before it
-    /// begins, so that what follows is later.
+    /// The present time of announcements. A step that others may follow up at once reads it before
+    /// it begins, so that what they announce is later.
     pub fn now_unix_ms(&self) -> i64 {
         self.0.clock.now_unix_ms()
     }
 
-    /// Tells those that watch the queue, soon. Costs a look at two flags when nobody watches
-    /// anything.
+    /// Notifies those that watch the queue, at the next tick. If nobody watches anything, this only
+    /// reads two flags.
     pub fn announce(
         &self,
         queue: &QueueName,
@@ -124,12 +124,12 @@ impl Announcer {
         self.0.announced.notify_one();
     }
 
-    /// True while a process watches something, or if something is always announced.
+    /// Returns whether a process watches something, or something is always announced.
     pub fn is_wanted(&self) -> bool {
         self.0.is_wanted.load(Ordering::Relaxed) || self.0.always.get().is_some()
     }
 
-    /// Watches tasks. Take it, *then* read the tasks.
+    /// Watches tasks. Start to watch, *then* read the tasks.
     pub fn watch(
         &self,
         of: Vec<(QueueName, Vec<TaskId>)>,
@@ -148,7 +148,8 @@ impl Announcer {
         Ok(watch)
     }
 
-    /// Steps of this process tell at once, before Redis knows. It hears of what is new.
+    /// Makes the steps of this process announce at once, before Redis knows of the interest. Redis
+    /// is told of what is new.
     fn want(&self, queues: &[QueueName], interest: Interest) {
         let mut wanted = self.0.wanted.write();
         let mut is_new = false;
@@ -175,12 +176,12 @@ impl Announcer {
         self.0.watchers.asked().await;
     }
 
-    /// The tasks about which watchers ask; with `all`, all that are watched.
+    /// Takes the tasks about which watchers ask; with `all`, all that are watched.
     pub fn take_asked(&self, all: bool) -> Vec<TaskId> {
         self.0.watchers.take_asked(all)
     }
 
-    /// Tells the watchers what SQL and Redis say.
+    /// Sends the watchers what SQL and Redis say.
     pub fn tell(&self, events: Vec<TaskEvent>) {
         self.0.watchers.tell(events, false);
     }

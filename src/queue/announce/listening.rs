@@ -1,4 +1,4 @@
-//! The exchange with Redis: which queues somebody watches, and the channels of announcements.
+//! The exchange with Redis: which queues are watched, and the channels of announcements.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,24 +24,25 @@ use crate::{
     wire,
 };
 
-/// How often a process looks which queues are watched.
+/// How often a process reads which queues are watched.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a queue stays watched behind its last renewal, and how often that comes.
+/// How long a queue stays watched after its last renewal, and how often it is renewed.
 const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(5);
-/// How long a gap waits that could not be told.
+/// How soon to retry if a gap could not be published.
 const TELL_GAPS_EVERY: Duration = Duration::from_secs(1);
-/// The queues whose gaps are told at a time.
+/// How many gaps are published concurrently.
 const GAPS_AT_ONCE: usize = 256;
-/// The announcements of one message.
+/// The most announcements in one message.
 const MESSAGE: usize = 1_000;
 
 impl Announcer {
     /// Publishes what was announced, at each tick. A message without changes tells all processes of
     /// a gap.
     ///
-    /// Crash window: killed between a message that failed and that of its gap, watchers of a queue
-    /// miss those changes, and nobody says so. Watchers of tasks ask SQL and Redis.
+    /// Crash window: if the process is killed after a message failed and before the message of its
+    /// gap, the watchers of a queue miss those changes without notice. Watchers of tasks also ask
+    /// SQL and Redis.
     pub(in crate::queue) async fn publish(&self, cx: &Loop) -> Result<()> {
         loop {
             let has_gaps = !self.0.gaps.lock().is_empty();
@@ -74,7 +75,7 @@ impl Announcer {
                 }
                 sent.map_err(|error| (queue.clone(), error))
             });
-            // They are hints: watchers ask SQL and Redis, too.
+            // A loss is not serious: announcements are hints, and watchers also ask SQL and Redis.
             for (queue, error) in future::join_all(sent)
                 .await
                 .into_iter()
@@ -91,8 +92,8 @@ impl Announcer {
         }
     }
 
-    /// Tells the watchers of queues, in all processes, of gaps. A gap that cannot be told now
-    /// waits.
+    /// Notifies the watchers of queues, in all processes, of gaps. Keeps gaps that cannot be
+    /// published now.
     async fn tell_gaps(&self, gaps: HashSet<QueueName>, cx: &Loop) {
         let gaps: Vec<QueueName> = gaps.into_iter().collect();
         for gaps in gaps.chunks(GAPS_AT_ONCE) {
@@ -112,7 +113,8 @@ impl Announcer {
         }
     }
 
-    /// Keeps up what is wanted: tells Redis what this process watches, and reads what all do.
+    /// Keeps the wanted queues up to date: tells Redis what this process watches, and reads what
+    /// all processes do.
     pub(in crate::queue) async fn keep_wanted(&self, cx: &Loop) -> Result<()> {
         let key = keys::watched(self.0.redis.prefix());
         let mut renewed: HashMap<(QueueName, Interest), Instant> = HashMap::new();
@@ -130,8 +132,8 @@ impl Announcer {
             let now = self.now_unix_ms();
             let lease = millis(LEASE);
             if !due.is_empty() {
-                // Entries that have expired, and those in the far future, which a clock that was
-                // set back has left.
+                // Remove entries that have expired, and those in the far future, which a clock that
+                // was since set back has left.
                 let mut old = redis::cmd("ZREMRANGEBYSCORE");
                 let mut far = redis::cmd("ZREMRANGEBYSCORE");
                 let mut add = redis::cmd("ZADD");
@@ -161,7 +163,7 @@ impl Announcer {
 
     fn set_wanted(&self, of_all: impl Iterator<Item = (QueueName, Interest)>) {
         let mut wanted = self.0.wanted.write();
-        // Behind the lock: a watcher that comes now is in one of them.
+        // Read under the lock, so that a watcher that registers now is in one of the two.
         let own = self.0.watchers.watched();
         let mut all: HashMap<QueueName, Interest> = own;
         for (queue, interest) in of_all {
@@ -174,8 +176,8 @@ impl Announcer {
         *wanted = all;
     }
 
-    /// Hears announcements while this process has watchers, until the stop; an error when the
-    /// connection ends.
+    /// Receives announcements while this process has watchers, until the stop. Returns an error if
+    /// the connection ends.
     pub(in crate::queue) async fn listen(&self, cx: &Loop) -> Result<()> {
         loop {
             while self.0.watchers.watched().is_empty() {
@@ -192,7 +194,7 @@ impl Announcer {
         }
     }
 
-    /// True at the stop.
+    /// Receives announcements while anything is watched. Returns true at the stop.
     async fn hear_while_watched(&self, cx: &Loop) -> Result<bool> {
         let (mut sink, mut messages) = self.0.redis.pubsub().await?.split();
         let prefix = keys::events_channel_prefix(self.0.redis.prefix());
@@ -228,7 +230,7 @@ impl Announcer {
         }
     }
 
-    /// Tells the watchers of a message.
+    /// Passes a message on to the watchers.
     fn take_in(&self, message: &redis::Msg, prefix: &str) {
         let queue = message
             .get_channel_name()

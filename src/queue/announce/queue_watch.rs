@@ -8,15 +8,15 @@ use super::{
 };
 use crate::model::{EventId, QueueName, Watched};
 
-/// The interest of one call in a queue. It ends when this is dropped. It holds a place, and no
-/// events.
+/// The interest of one call in a queue. It ends when this is dropped. It holds a position in the
+/// ring, and no events.
 pub struct QueueWatch {
     watchers: Watchers,
     queue: QueueName,
     ring: Arc<Ring>,
     place: Place,
-    /// The process has heard the queue since before this, or this goes on behind an event of
-    /// before.
+    /// The process was receiving the queue's announcements before this began, or this resumes after
+    /// an earlier event.
     has_begun: bool,
 }
 
@@ -32,7 +32,7 @@ impl QueueWatch {
         })
     }
 
-    /// Goes on behind this event. False where the process does not have it.
+    /// Resumes after this event. Returns false if the process does not have it.
     pub fn resume(&mut self, last: &EventId) -> bool {
         let Some(place) = self.ring.behind(last) else {
             return false;
@@ -42,8 +42,8 @@ impl QueueWatch {
         true
     }
 
-    /// Waits until the process hears the queue, and begins then. Without this, a watch that is the
-    /// first of its queue is told of a gap when the process hears it.
+    /// Waits until the process receives the queue's announcements, and begins then. Without this,
+    /// the first watch of a queue is told of a gap at that moment.
     pub async fn begin(&mut self) {
         if !self.has_begun {
             self.ring
@@ -54,7 +54,7 @@ impl QueueWatch {
         }
     }
 
-    /// The next events and gaps, in order; waits until there is one. It may be dropped at any time.
+    /// Waits for the next events and gaps, and returns them in order. Cancel safe.
     pub async fn next(&mut self) -> Result<Vec<Watched>, TooSlow> {
         self.ring.next(&mut self.place).await
     }
@@ -94,7 +94,7 @@ mod tests {
         QueueWatch::new(watchers.clone(), queue()).unwrap()
     }
 
-    /// The words that come next.
+    /// Returns the next events and gaps.
     async fn told(watch: &mut QueueWatch) -> Vec<Watched> {
         watch.next().await.unwrap()
     }
@@ -106,7 +106,7 @@ mod tests {
         for n in 0..3 * i64::try_from(ROOM).unwrap() / 100 {
             watchers.tell((0..100).map(|_| queued(n)).collect(), true);
         }
-        // The told events, and the held ones.
+        // The events that were told, and those that are still held.
         assert!(
             watchers.waiting() <= 2 * ROOM,
             "{} events",
@@ -154,8 +154,7 @@ mod tests {
         };
         let (of_first, ()) = tokio::join!(begun, hears);
         assert_eq!(of_first, [Watched::Event(next.clone())]);
-        // The hasty watcher did not wait for the beginning: something before the gap may be
-        // missing.
+        // This watcher did not wait for the beginning: something before the gap may be missing.
         assert_eq!(told(&mut hasty).await[0], Watched::Gap);
         let mut second = watch(&watchers);
         second.begin().await;
@@ -168,7 +167,7 @@ mod tests {
             !second.resume(&next.event_id()),
             "nobody goes on behind an event from before a gap"
         );
-        // A connection that ended is not heard any more.
+        // When the connection has ended, the queue is not heard any more.
         watchers.hears_nothing();
         assert!(!watchers.is_heard(&queue()));
         drop((first, hasty, second));

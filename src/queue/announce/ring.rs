@@ -1,7 +1,8 @@
 //! The events of a queue, kept once for all of its watchers.
 //!
-//! Each watcher has a place in the ring. An event is held for [`HOLD`] before watchers see it,
-//! because an earlier event of another process may arrive later; so all watchers see the same order.
+//! Each watcher has a position in the ring. An event is held for [`HOLD`] before watchers see it,
+//! because an earlier event of another process may arrive later; so all watchers see the same
+//! order.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -66,20 +67,20 @@ impl Total {
     }
 }
 
-/// A watcher's place in a ring.
+/// A watcher's position in a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The next word.
+    /// The index of the next event or gap (a *word* in code).
     next: u64,
-    /// The first event that counts, by arrival: those that came before the watcher do not.
+    /// The first event that counts, by arrival: those that arrived before the watcher do not.
     from: u64,
 }
 
-/// The words at a place, or the time to look again.
+/// What there is at a position, or when to read again.
 #[derive(Debug)]
 pub(super) enum Found {
     Words(Vec<Watched>),
-    /// Nothing before this time.
+    /// There is nothing before this time.
     NotBefore(Instant),
     Nothing,
 }
@@ -117,8 +118,9 @@ impl Last {
 }
 
 impl RecentEvents {
-    /// True for what came before, and for a step back: from the end of its task, or from a later
-    /// status that watchers have been told. One that is still held will be put in order.
+    /// Returns whether the event is known, or is a step back: from the end of its task, or from a
+    /// later status that watchers have been told. An event that is still held is no reason: they
+    /// will be put in order.
     fn has(&self, event: &TaskEvent) -> bool {
         self.last.get(&event.id).is_some_and(|last| {
             let is_passed = last.is_told && event.status.rank() < last.status.rank();
@@ -136,7 +138,7 @@ impl RecentEvents {
             at_unix_ms,
             ..
         } = *event;
-        // One that is held and comes later in the order stays the last.
+        // If the last event is still held and later in the order, it stays the last.
         let is_before =
             |last: &Last| !last.is_told && event.order() < (last.at_unix_ms, last.status.rank());
         if !self.last.get(&id).is_some_and(is_before) {
@@ -174,14 +176,14 @@ impl RecentEvents {
 #[derive(Default)]
 struct State {
     told: VecDeque<Word>,
-    /// The place of the first of them.
+    /// The position of the first of them.
     first: u64,
     held: Vec<HeldEvent>,
-    /// When those have waited, while there are any.
+    /// When the first of these have waited for long enough, if there are any.
     hear_at: Option<Instant>,
     /// The number of the next arrival.
     arrival: u64,
-    /// The place behind the last gap. Nobody goes on behind an event that arrived before it.
+    /// The position after the last gap. Nobody resumes after an event that arrived before it.
     behind_gap: Place,
     known: RecentEvents,
 }
@@ -204,7 +206,7 @@ impl State {
         self.first += more as u64;
     }
 
-    /// Tells what was held up to this place in the order, sorted.
+    /// Tells the watchers what was held up to this point in the order, sorted.
     fn release(&mut self, upto: Option<(i64, u8)>) {
         self.held.sort_by_key(|held| held.event.order());
         let count = self
@@ -216,7 +218,8 @@ impl State {
         }
     }
 
-    /// Tells what has waited, with what came since and belongs before it.
+    /// Tells the watchers what has waited for [`HOLD`], and what arrived since and belongs before
+    /// it.
     fn hear(&mut self, now: Instant) {
         if self.hear_at.is_some_and(|at| at <= now) {
             let have_waited = self.held.iter().filter(|held| held.since + HOLD <= now);
@@ -228,7 +231,7 @@ impl State {
 
     fn hold(&mut self, event: TaskEvent, room: usize, now: Instant) {
         if self.held.len() >= room {
-            // Too many to wait: the earlier half goes on.
+            // If too many are held, tell the earlier half without waiting.
             self.held.sort_by_key(|held| held.event.order());
             let middle = self
                 .held
@@ -281,11 +284,11 @@ impl Ring {
         answer
     }
 
-    /// Takes events. Costs the same for any number of watchers, but for one wake.
+    /// Adds events. Costs the same for any number of watchers, except that they have to be woken.
     pub(super) fn tell(&self, events: Vec<TaskEvent>, now: Instant) {
         let room = self.total.room();
         let is_new = self.with(|state| {
-            // Held events become told even if no watcher reads.
+            // Move on what was held for long enough, even if no watcher reads.
             state.hear(now);
             let were_held = !state.held.is_empty();
             for event in events {
@@ -296,13 +299,13 @@ impl Ring {
             state.keep(room);
             !were_held && !state.held.is_empty()
         });
-        // Later, they know the time at which they look.
+        // Watchers that have read since then know the time at which to read again.
         if is_new {
             self.wake.notify_waiters();
         }
     }
 
-    /// Events before this may be missing.
+    /// Adds a gap: events before this may be missing.
     pub(super) fn gap(&self) {
         let room = self.total.room();
         self.with(|state| {
@@ -314,7 +317,7 @@ impl Ring {
         self.wake.notify_waiters();
     }
 
-    /// Gives back memory while all rings together have too much.
+    /// Frees memory if all rings together have too much.
     pub(super) fn shrink(&self) {
         let share = self.total.share() / 2;
         self.with(|state| {
@@ -327,7 +330,7 @@ impl Ring {
         });
     }
 
-    /// The place of a watcher that comes now.
+    /// The position of a watcher that registers now.
     pub(super) fn end(&self) -> Place {
         self.state.lock().end()
     }
@@ -336,7 +339,7 @@ impl Ring {
         self.state.lock().behind_gap
     }
 
-    /// The place behind an event, if the ring has it.
+    /// Returns the position after an event, if the ring has it.
     pub(super) fn behind(&self, last: &EventId) -> Option<Place> {
         let state = self.state.lock();
         let counts = |event: &TaskEvent, arrival: u64| {
@@ -352,7 +355,7 @@ impl Ring {
                 from: 0,
             });
         }
-        // Another process has told it already.
+        // The event is still held here, but another process has already told it.
         let held = state
             .held
             .iter()
@@ -363,7 +366,7 @@ impl Ring {
         })
     }
 
-    /// Takes the next words at a place.
+    /// Takes the next events and gaps at a position.
     pub(super) fn read(&self, place: &mut Place, now: Instant) -> Result<Found, TooSlow> {
         self.with(|state| {
             state.hear(now);
@@ -400,10 +403,10 @@ impl Ring {
         })
     }
 
-    /// The next words at a place; waits until there are some. It may be dropped at any time.
+    /// Waits for the next events and gaps at a position. Cancel safe.
     pub(super) async fn next(&self, place: &mut Place) -> Result<Vec<Watched>, TooSlow> {
         loop {
-            // Before the look: it hears of what comes behind that.
+            // Registered before reading, so that nothing that comes after is missed.
             let woken = self.wake.notified();
             match self.read(place, Instant::now())? {
                 Found::Words(words) => return Ok(words),
@@ -418,7 +421,8 @@ impl Ring {
         }
     }
 
-    /// Waits until this is true; it looks at each gap.
+    /// Waits until `is_true` returns true. Checks it whenever the ring wakes its watchers, as each
+    /// gap does.
     pub(super) async fn until(&self, is_true: impl Fn() -> bool) {
         loop {
             let woken = self.wake.notified();

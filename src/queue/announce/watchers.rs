@@ -18,20 +18,22 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The watchers of a process, at most: as many as calls may wait.
+/// The most watchers of a process: as many as calls may wait.
 const MOST: usize = 20_000;
-/// The tasks about which watchers ask, at most. The safety net finds the others.
+/// The most tasks about which watchers ask. The others are found by the periodic check of all
+/// watched tasks.
 const MOST_ASKED: usize = 20_000;
-/// How long a queue stays watched without a watcher: the next one may come soon.
+/// How long a queue stays watched after its last watcher, because the next one may come soon.
 const LINGER: Duration = Duration::from_secs(30);
-/// The watched queues up to which one lingers. All processes read the names of all.
+/// Up to this many watched queues, one may linger. All processes read the names of all watched
+/// queues.
 const MOST_LINGERING: usize = 1_000;
 
-/// A step's news of a task.
+/// An announcement of a task by a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct News {
     pub(super) id: TaskId,
-    /// `None`: the step changed the task, and does not know its status.
+    /// `None` if the step changed the task, but does not know its status.
     pub(super) status: Option<TaskStatus>,
     pub(super) at_unix_ms: i64,
 }
@@ -49,7 +51,7 @@ pub enum Interest {
     All,
 }
 
-/// The process has no room for another watcher.
+/// The process has as many watchers as it may have.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "{MOST} calls watch tasks already, and there may be no more in this process; try again later"
@@ -62,13 +64,13 @@ type OfTask = Arc<Vec<Arc<Mailbox>>>;
 /// A queue of which something is watched.
 #[derive(Default)]
 struct OfQueue {
-    /// The events, from the first watcher of the whole queue on.
+    /// The events, if the whole queue has had a watcher.
     ring: Option<Arc<Ring>>,
     /// The watchers of the whole queue.
     whole: usize,
     all: usize,
     ends: usize,
-    /// Since when nobody watches.
+    /// Since when nobody watches, and what was watched last.
     left: Option<(Instant, Option<Interest>)>,
 }
 
@@ -108,7 +110,7 @@ struct Map {
     watchers: usize,
     /// Tasks whose status is asked for.
     asked: HashSet<TaskId>,
-    /// The queues whose channels this process hears.
+    /// The queues whose channels this process is subscribed to.
     heard: HashSet<QueueName>,
 }
 
@@ -150,13 +152,13 @@ impl Map {
     }
 }
 
-/// Clones are the same.
+/// The watchers of this process. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Watchers(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Events are told outside its lock.
+    /// Events are passed on after this lock is released.
     map: Mutex<Map>,
     /// The events of all queues.
     total: Arc<Total>,
@@ -207,7 +209,7 @@ impl Watchers {
         self.0.asked.notify_one();
     }
 
-    /// Tells what came over the channel of a queue.
+    /// Passes on what was received over the channel of a queue.
     pub(super) fn hear(&self, queue: &QueueName, news: Vec<News>) {
         let mut unclear = Vec::new();
         let mut hints = Vec::with_capacity(news.len());
@@ -294,9 +296,9 @@ impl Watchers {
         }
     }
 
-    // --- the channels that this process hears
+    // --- the channels that this process is subscribed to
 
-    /// The queues that are watched, and not heard yet.
+    /// The queues that are watched, and whose channels are not subscribed yet.
     pub(super) fn unheard(&self) -> Vec<QueueName> {
         let map = self.0.map.lock();
         map.queues
@@ -306,11 +308,12 @@ impl Watchers {
             .collect()
     }
 
-    /// The channel of the queue is heard from now on. Announcements of before were missed.
+    /// Records that the channel of the queue is subscribed from now on. Earlier announcements were
+    /// missed.
     pub(super) fn hears(&self, queue: QueueName) {
         let mut map = self.0.map.lock();
-        // Before anybody is told that it is heard: a watcher that waits for that begins behind the
-        // gap.
+        // Add the gap before anybody learns that the queue is heard: a watcher that waits for that
+        // begins after the gap.
         if let Some(ring) = map
             .queues
             .get(&queue)
@@ -321,7 +324,8 @@ impl Watchers {
         map.heard.insert(queue);
     }
 
-    /// The queues that are heard, and that nobody watches any more. From now on they are not heard.
+    /// Returns the queues whose channels are subscribed although nobody watches them any more, and
+    /// counts them as unsubscribed.
     pub(super) fn take_left(&self) -> Vec<QueueName> {
         let mut map = self.0.map.lock();
         let Map { heard, queues, .. } = &mut *map;
@@ -330,7 +334,7 @@ impl Watchers {
             .collect()
     }
 
-    /// The connection has ended: nothing is heard.
+    /// Records that the connection has ended, so that no channel is subscribed.
     pub(super) fn hears_nothing(&self) {
         self.0.map.lock().heard.clear();
     }
@@ -341,7 +345,8 @@ impl Watchers {
 
     // --- watchers of queues
 
-    /// Counts a watcher of a queue. True: the queue is heard already.
+    /// Registers a watcher of a queue. The returned flag says whether the queue's channel is
+    /// already subscribed.
     pub(super) fn enter(&self, queue: &QueueName) -> Result<(Arc<Ring>, Place, bool), Full> {
         let mut map = self.0.map.lock();
         map.count_one()?;
@@ -366,7 +371,7 @@ impl Watchers {
         map.leave(queue, Interest::All);
     }
 
-    /// Waits for another watcher.
+    /// Waits until another watcher is registered.
     pub(super) async fn changed(&self) {
         self.0.changed.notified().await;
     }
@@ -406,7 +411,7 @@ impl Watch {
         })
     }
 
-    /// The words since the last call; waits until there is one. The second part: some were dropped.
+    /// Waits for events. Returns those since the last call, and whether some were dropped.
     pub async fn told(&self) -> (Vec<WatcherNews>, bool) {
         self.mailbox.told().await
     }

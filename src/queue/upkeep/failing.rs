@@ -1,4 +1,4 @@
-//! Shards that fail in a loop.
+//! Keeps track of the shards that fail in a loop.
 
 use std::{
     collections::HashMap,
@@ -8,12 +8,12 @@ use std::{
 
 use crate::model::ShardId;
 
-/// How long a shard is left out at least, and at most.
+/// The least and the most time for which a shard is left out.
 const LEFT_OUT: Duration = Duration::from_secs(1);
 const LEFT_OUT_AT_MOST: Duration = Duration::from_secs(30);
-/// How long a shard is left out whose failure only somebody's help ends.
+/// How long to leave out a shard whose failure somebody has to fix.
 const LEFT_OUT_FOR_HELP: Duration = Duration::from_secs(60);
-/// Shards of one round that the log names.
+/// The most shards of one round that the log names.
 const NAMED: usize = 10;
 
 /// A loop's shards that failed. Each is left out for as long as its failure took, so that the
@@ -26,7 +26,7 @@ pub struct Failing<E> {
     done: usize,
 }
 
-/// A round in which shards failed and none was done: its first failure.
+/// The first failure of a round in which shards failed and none succeeded.
 #[derive(Debug)]
 pub struct FailedRound<E> {
     pub step: &'static str,
@@ -51,7 +51,7 @@ impl<E: Display> Failing<E> {
             .is_some_and(|until| Instant::now() < *until)
     }
 
-    /// Notes the outcome of a shard's turn that began at `began`.
+    /// Records the outcome of a shard's turn that began at `began`.
     pub fn note<T>(&mut self, shard: &ShardId, began: Instant, outcome: Result<T, E>) -> Option<T> {
         match outcome {
             Ok(value) => {
@@ -71,7 +71,7 @@ impl<E: Display> Failing<E> {
         }
     }
 
-    /// Notes a failure that only somebody's help ends, and that says nothing of the other shards.
+    /// Records a failure that somebody has to fix, and that says nothing about the other shards.
     pub fn needs_help(&mut self, shard: &ShardId, error: E) {
         let is_new = self
             .until
@@ -86,8 +86,8 @@ impl<E: Display> Failing<E> {
         self.failed.iter().map(|(shard, ..)| shard)
     }
 
-    /// Ends a round. An error when some shards failed and none was done: then the shards are not
-    /// the cause.
+    /// Ends a round. Returns an error if some shards failed and none succeeded: then the shards are
+    /// not the cause.
     pub fn end_round(&mut self, step: &'static str) -> Result<(), FailedRound<E>> {
         if self.done == 0 && !self.failed.is_empty() {
             self.until.clear();
@@ -99,11 +99,11 @@ impl<E: Display> Failing<E> {
         Ok(())
     }
 
-    /// Ends a part of a round that has done other things, too. So the shards that failed are the
-    /// cause, even if all failed.
+    /// Ends a part of a round in which other things succeeded. So the shards that failed are the
+    /// cause, even if all of them failed.
     pub fn end_part(&mut self, step: &'static str) {
         let now = Instant::now();
-        // A shard that has not failed again for long is gone.
+        // If a shard has not failed again for long, it is gone.
         self.until
             .retain(|_, until| now < *until + LEFT_OUT_AT_MOST);
         self.done = 0;

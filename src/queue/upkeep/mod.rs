@@ -1,5 +1,5 @@
-//! For the watchdog and the forwarder: what ran out of time, what is to be reported, which shards
-//! close.
+//! The queue as the watchdog and the forwarder use it: ends leases and delays, reads what is to be
+//! forwarded, opens and closes shards.
 
 mod failing;
 
@@ -28,28 +28,28 @@ use crate::{
 /// died, or that the bus is down.
 const FORWARDING: Duration = Duration::from_secs(3);
 
-/// Looks a second, about, that Redis has to answer. With more shards than that, older looks will
-/// do.
+/// About how many snapshots per second Redis has to take. With more shards than that, older
+/// snapshots are accepted.
 const LOOKS_A_SECOND: usize = 1000;
 
-/// The parameters of a look.
+/// The parameters of a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct LookFor {
-    /// A younger look of this process will do, unless something may have become due in the shard
-    /// since.
+    /// A snapshot of this process that is younger is reused, unless something may have become due
+    /// in the shard since.
     pub max_age: Duration,
-    /// Age at which a final record is to be settled.
+    /// The age from which a final record is to be checked against SQL and forgotten.
     pub grace: Duration,
-    /// How long before its time a scheduled task may come to the shard.
+    /// How far ahead of its time a scheduled task may arrive in the shard.
     pub horizon: Duration,
 }
 
-/// Where an outbox begins and ends, by the ids of its stream.
+/// The first and the last id of an outbox's stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutboxExtent {
     /// `None`: it is empty.
     pub first: Option<Offset>,
-    /// The last that it ever had.
+    /// The last id that was ever assigned, even if that entry is gone.
     pub last: Offset,
 }
 
@@ -68,7 +68,7 @@ impl Deref for Upkeep {
 /// The answer of `lua/sweep.lua`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Elements that left, or went to the head.
+    /// Elements that were removed, or moved to the head of their lane.
     pub moved: u64,
     /// Pointers that were dropped.
     pub pointers: u64,
@@ -77,7 +77,8 @@ pub struct Swept {
 /// The answer of `lua/finals.lua`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Finals {
-    /// Entries of past ends, which have left the list.
+    /// Outdated entries that were removed from the list: their tasks were sent again after that
+    /// end.
     pub past_ends: u64,
     pub ids: Vec<TaskId>,
 }
@@ -88,13 +89,13 @@ impl Upkeep {
         Changer(self.0.clone())
     }
 
-    /// Shards that are not empty, in which something has happened, or at which no loop has looked
-    /// for long.
+    /// Returns the shards that are not empty, that have changed, or that no loop has checked for a
+    /// long time.
     pub fn awake_shards(&self) -> Vec<ShardId> {
         self.awake().iter().map(|cache| cache.id.clone()).collect()
     }
 
-    /// Lists what there is to do in the shards that have a generation and are not empty.
+    /// Takes snapshots of the awake shards. Leaves out those that are empty or have no generation.
     pub async fn look(&self, look_for: LookFor) -> Vec<(ShardId, Result<ShardSnapshot>)> {
         let at = self.clock().now();
         let mut looks = Vec::new();
@@ -157,8 +158,8 @@ impl Upkeep {
         })
     }
 
-    /// Offers what is due. A task comes to the shard at most `horizon` before its time, unless a
-    /// clock was set back.
+    /// Offers the tasks and retries whose delay is over. A scheduled task arrives in the shard at
+    /// most `horizon` ahead of its time, unless a clock was set back.
     pub async fn promote(
         &self,
         shard: &ShardId,
@@ -205,8 +206,8 @@ impl Upkeep {
         Ok(swept)
     }
 
-    /// Final records older than `grace`, the earliest first, of the first `most` entries of the
-    /// list.
+    /// Reads the first `most` entries of the list of final records. Returns those older than
+    /// `grace`, the earliest first.
     pub async fn finals(&self, shard: &ShardId, grace: Duration, most: usize) -> Result<Finals> {
         let value = self
             .call(&scripts::FINALS, shard, 1, |call| {
@@ -220,8 +221,8 @@ impl Upkeep {
         })
     }
 
-    /// Forgets those that are settled (`true`), in the order of [`Self::finals`] and with its
-    /// `grace`.
+    /// Forgets the final records that are settled (`true`). Expects them in the order of
+    /// [`Self::finals`], with the same `grace`. Returns how many were forgotten.
     pub async fn forget(
         &self,
         shard: &ShardId,
@@ -263,8 +264,8 @@ impl Upkeep {
         self.entries(shard, value)
     }
 
-    /// Entries of an outbox. Those that watch hear of expired leases: the script that ends them
-    /// does not name them.
+    /// Reads entries of an outbox, and notifies watchers of the expired leases among them, because
+    /// the script that expires leases does not return which ones they are.
     fn entries(&self, shard: &ShardId, value: redis::Value) -> Result<Vec<OutboxEntry>> {
         let entries: Vec<_> = items(value)?
             .into_iter()
@@ -302,16 +303,17 @@ impl Upkeep {
         }
         let mut batch = Batch::default();
         batch.script(self.ask_forwarded(shard, forwarded));
-        // Again if Redis did not know the script before it: then it has read what is forwarded.
+        // Repeated if Redis did not have the script before it, because this one has then read
+        // entries that are already forwarded.
         batch.repeatable(self.ask_outbox(shard, most, bytes, false));
         let mut answers = batch.run_all(&mut self.conn()).await?;
         self.note_work(shard);
         self.entries(shard, answers.swap_remove(1))
     }
 
-    /// Removes and reads, as [`Self::outbox_behind`] does, in several shards, in one exchange.
-    /// Answers per shard: all that its outbox has, or `None` if that is more than `most` or about
-    /// `bytes`. Not for a cluster.
+    /// Does what [`Self::outbox_behind`] does, for several shards in one exchange. Returns for each
+    /// shard all entries of its outbox, or `None` if they are more than `most` or about `bytes`.
+    /// Does not work in a cluster.
     pub async fn outboxes_behind(
         &self,
         shards: &[(ShardId, Vec<OutboxEntry>)],
@@ -370,7 +372,7 @@ impl Upkeep {
         call
     }
 
-    /// Keeps the outbox for another while, as this process still publishes.
+    /// Extends this process's ownership of the outbox, because it is still publishing.
     pub async fn keep_outbox(&self, shard: &ShardId) -> Result<()> {
         self.ask_outbox(shard, 0, 0, false)
             .run(&mut self.conn())
@@ -378,7 +380,7 @@ impl Upkeep {
         Ok(())
     }
 
-    /// Removes entries that are on the bus now; answers how many are left.
+    /// Removes entries that are on the bus now. Returns how many are left.
     pub async fn forwarded(&self, shard: &ShardId, entries: &[OutboxEntry]) -> Result<usize> {
         let value = self
             .ask_forwarded(shard, entries)
@@ -424,9 +426,9 @@ impl Upkeep {
         Ok(generations)
     }
 
-    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty
-    /// state: records of `pipeline` up to `offset` count as enqueued, and the entries of its outbox
-    /// stay. Does nothing when the shard has this generation or a later one.
+    /// Opens a shard in this generation, unless it has this one or a later one already. In the same
+    /// step its state is emptied, except for the outbox, and records of `pipeline` up to `offset`
+    /// count as enqueued.
     pub async fn open_shard(
         &self,
         shard: &ShardId,

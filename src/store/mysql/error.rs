@@ -1,4 +1,4 @@
-//! Errors of the server, sorted by what a caller can do.
+//! Errors of the server, grouped by what a caller can do.
 
 use std::{io, sync::Arc};
 
@@ -35,10 +35,12 @@ const TRANSIENT: &[u16] = &[
 /// Disk full, table full.
 const FULL: &[u16] = &[1021, 1114];
 
-/// A file cannot be written, the storage engine failed. Their text has the error of the system.
+/// A file cannot be written, or the storage engine failed. The message contains the error of the
+/// operating system.
 const FAILED: &[u16] = &[1026, 1030];
 
-/// The content of a row is at fault. A missing table or privilege is no fault of a row.
+/// The content of a row is invalid. A missing table or privilege is not included, because no row
+/// causes it.
 const REFUSED: &[u16] = &[
     1048, // null
     1062, // duplicate key
@@ -51,18 +53,18 @@ const REFUSED: &[u16] = &[
     3819, 4025, // check constraint (MySQL, MariaDB)
 ];
 
-/// The object of a migration exists already: a table, a column, an index, a row.
+/// The object that a migration creates already exists: a table, a column, an index, a row.
 const EXISTS: &[u16] = &[1050, 1060, 1061, 1062];
 
-/// The server takes no writes now. After a failover a connection may stay with the old primary for
-/// as long as it lives.
+/// The server does not accept writes at the moment. After a failover, a connection may stay with
+/// the old primary for as long as it lives.
 const NOT_PRIMARY: &[u16] = &[1047, 1290, 1836];
 
 pub(super) fn error(error: sqlx::Error) -> Error {
     kind(&error)(error.into())
 }
 
-/// An error that several callers are told of.
+/// An error that is returned to several callers.
 pub(super) fn shared(error: Arc<sqlx::Error>) -> Error {
     kind(&error)(error.into())
 }
@@ -84,7 +86,7 @@ fn kind(error: &sqlx::Error) -> fn(Cause) -> Error {
 pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Database, Io, PoolTimedOut, Protocol, WorkerCrashed};
     match error {
-        // rustls reports a certificate that it does not accept with this kind.
+        // rustls reports an untrusted certificate with this kind.
         Io(cause) => cause.kind() != io::ErrorKind::InvalidData,
         Protocol(_) | PoolTimedOut | WorkerCrashed => true,
         Database(database) => number(&**database).is_some_and(|number| TRANSIENT.contains(&number)),
@@ -93,27 +95,27 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
 }
 
 fn is_full(number: u16, message: &str) -> bool {
-    // ENOSPC. MySQL says `errno 28`, MariaDB `errno: 28`; both `error 28`, where the storage engine
-    // has failed.
+    // ENOSPC. MySQL writes `errno 28` and MariaDB `errno: 28`. Both write `error 28` if the storage
+    // engine failed.
     let is_out_of_space = ["error 28 ", "errno 28 ", "errno: 28 "]
         .iter()
         .any(|words| message.contains(words));
     FULL.contains(&number) || FAILED.contains(&number) && is_out_of_space
 }
 
-/// The server's error number. `DatabaseError::code` has the coarser SQLSTATE.
+/// The server's error number. `DatabaseError::code` returns the less specific SQLSTATE.
 fn number(error: &dyn DatabaseError) -> Option<u16> {
     error
         .try_downcast_ref::<MySqlDatabaseError>()
         .map(MySqlDatabaseError::number)
 }
 
-/// True if a statement of a migration failed only because it ran before.
+/// True if a statement of a migration failed only because it has already been executed.
 pub(super) fn is_there_already(error: &Error) -> bool {
     is_one_of(EXISTS, error)
 }
 
-/// True if another server may take what this one refused.
+/// True if another server may accept what this one refused.
 pub(super) fn is_not_primary(error: &Error) -> bool {
     is_one_of(NOT_PRIMARY, error)
 }

@@ -36,34 +36,36 @@ pub type MysqlStore = SqlStore<Server>;
 
 const MIGRATIONS: &[MigrationFile] = migration_files!("mysql");
 
-/// The longest wait for a connection: shorter than for a lock, so that callers behind a long lock
-/// get an error.
+/// How long to wait for a connection. Shorter than the wait for a lock, so that callers that queue
+/// behind a long lock get an error.
 const PATIENCE: Duration = Duration::from_secs(8);
-/// The pool closes a connection after this idle time, before the server does: see [`SESSION`].
+/// The pool closes a connection that has been idle for this long, before the server does: see
+/// [`SESSION`].
 const IDLE: Duration = Duration::from_secs(5);
-/// The longest that an idle connection may take to answer a ping.
+/// How long an idle connection may take to answer a ping.
 const PING_WITHIN: Duration = Duration::from_secs(2);
-/// The life of a connection. The next one finds a new primary, and the server gets its memory back.
+/// The maximum age of a connection. A new connection finds a new primary, and lets the server free
+/// memory.
 const LIFETIME: Duration = Duration::from_secs(1800);
-/// The longest that a start waits for the migration lock, with its connection. A server that
-/// accepts and says nothing is asked again then.
+/// How long a start waits for the migration lock, including its connection. After that, a server
+/// that accepts connections but does not respond is tried again.
 const LOCKED_WITHIN: Duration = Duration::from_secs(75);
-/// The longest that one attempt to connect may take, when it looks for the reason that the pool has
-/// no connection.
+/// How long a single attempt to connect may take when it is made to find out why the pool has no
+/// connection.
 const ONE_CONNECT: Duration = Duration::from_secs(2);
-/// Callers share what such an attempt found for so long: they may be hundreds.
+/// How long callers share the result of such an attempt, because there may be hundreds of them.
 const SHARED_FOR: Duration = Duration::from_secs(1);
-/// More than the shapes of all statements.
+/// More than the number of different statements.
 const PREPARED: usize = 256;
 
-/// Settings of a session, which no setting of a server or a proxy may change.
+/// Session settings that must not depend on the settings of a server or a proxy.
 ///
-/// Two statements, because the variable of the first one has different names in MySQL and MariaDB.
-/// READ COMMITTED: after a wait for a row the transaction sees it, and a search locks no gaps
-/// between keys; only the check of a unique key may. Strict: a value that does not fit is an error.
-/// A long wait for a lock ends with a retry. The server ends a session that is silent for 10 s;
-/// otherwise a client that was cut off would hold its locks for hours. That is half the time for
-/// which a call that meets these locks is tried again.
+/// These are two statements, because the variable for the isolation level has different names in
+/// MySQL and MariaDB. READ COMMITTED: after waiting for a row, the transaction sees its new
+/// version, and searches lock no gaps between keys (only the check of a unique key may). Strict: a
+/// value that does not fit is an error. A long wait for a lock ends with a retry. The server ends a
+/// session that has been silent for 10 s; otherwise a client that was cut off would hold its locks
+/// for hours. A call that runs into such locks is retried for twice as long.
 const SESSION: &str = "\
     SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; \
     SET SESSION sql_mode = 'STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ENGINE_SUBSTITUTION', \
@@ -71,13 +73,13 @@ const SESSION: &str = "\
                 innodb_lock_wait_timeout = 10, \
                 wait_timeout = 10";
 
-/// While another connection migrates, the one that holds the lock says something this often.
+/// How often the connection that holds the lock sends a ping while another connection migrates.
 const AWAKE_EVERY: Duration = Duration::from_secs(3);
 
-/// A start waits for so many seconds while another process migrates.
+/// Waits at most 60 s while another process migrates.
 const MIGRATION_LOCK: &str = "SELECT GET_LOCK(CONCAT('taskd.', MD5(DATABASE())), 60) = 1";
 
-/// Parameters of the URL that name a file, each by both of its names.
+/// URL parameters that name a file, each under both of its names.
 const FILES: &[&str] = &[
     "ssl-ca", "sslca", "ssl-cert", "sslcert", "ssl-key", "sslkey",
 ];
@@ -85,9 +87,9 @@ const FILES: &[&str] = &[
 impl MysqlStore {
     /// Connects to `mysql://user:password@host:port/database` and migrates it.
     ///
-    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS where the server offers it, without a
-    /// check), REQUIRED (TLS, without a check), VERIFY_CA or VERIFY_IDENTITY (by the system's
-    /// certificates and those of `ssl-ca`).
+    /// `?ssl-mode=` is DISABLED, PREFERRED (the default: TLS if the server offers it, without
+    /// verification), REQUIRED (TLS, without verification), VERIFY_CA or VERIFY_IDENTITY (verified
+    /// with the system's certificates and those of `ssl-ca`).
     pub async fn connect(url: &str, connections: u32) -> Result<Self> {
         let options = Self::options(url)?;
         let options = options
@@ -108,12 +110,12 @@ impl MysqlStore {
             store = migrate => store?,
             lost = keep_awake(&mut lock) => return Err(error(lost)),
         };
-        // The lock ends with its connection.
+        // Closing the connection releases the lock.
         lock.close().await.map_err(error)?;
         Ok(store)
     }
 
-    /// Refuses a URL with which no server can be used.
+    /// Rejects a URL that cannot work with any server.
     pub fn check(url: &str) -> Result<()> {
         Self::options(url).map(drop)
     }
@@ -124,14 +126,15 @@ impl MysqlStore {
     }
 }
 
-/// A connection that holds the migration lock. `None`: another process has held it for too long.
+/// Opens a connection that holds the migration lock. Returns `None` if another process has held the
+/// lock for too long.
 ///
-/// sqlx takes a lock of its own, but without a time limit, which MariaDB refuses and sqlx does not
-/// notice.
+/// sqlx takes a lock of its own, but without a time limit, which MariaDB rejects without sqlx
+/// noticing.
 async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<MySqlConnection>> {
     let connected = tokio::time::timeout(PATIENCE, options.connect()).await;
     let mut lock = connected.map_err(|_| sqlx::Error::Io(io::ErrorKind::TimedOut.into()))??;
-    // Here an error shows at once; the pool would try until it runs out of time.
+    // Errors show up here immediately, whereas the pool would retry until its timeout.
     sqlx::raw_sql(SESSION).execute(&mut lock).await?;
     let locked: Option<bool> = sqlx::query_scalar(MIGRATION_LOCK)
         .fetch_one(&mut lock)
@@ -139,8 +142,8 @@ async fn migration_lock(options: &MySqlConnectOptions) -> sqlx::Result<Option<My
     Ok((locked == Some(true)).then_some(lock))
 }
 
-/// Keeps the server from ending the session. Answers how that failed: the lock is lost then, or the
-/// server is silent.
+/// Keeps the server from ending the session. Returns only on failure, with the error: then the lock
+/// is lost, or the server does not respond.
 async fn keep_awake(lock: &mut MySqlConnection) -> sqlx::Error {
     loop {
         tokio::time::sleep(AWAKE_EVERY).await;
@@ -158,8 +161,8 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
         .acquire_timeout(PATIENCE)
         .idle_timeout(IDLE)
         .max_lifetime(LIFETIME)
-        // A ping before each use keeps dead connections from callers. sqlx's own ping has no time
-        // limit.
+        // A ping before each use keeps dead connections away from callers. sqlx's own ping has no
+        // time limit.
         .test_before_acquire(false)
         .before_acquire(|connection, _| {
             Box::pin(async {
@@ -177,8 +180,8 @@ async fn pool(options: MySqlConnectOptions, connections: u32) -> sqlx::Result<Po
         .await
 }
 
-/// Names a file of the URL that cannot be read. sqlx reads them at each connection, and does not
-/// name a missing one.
+/// Returns an error that names a file of the URL that cannot be read. sqlx reads the files for each
+/// connection, and its error does not name a missing one.
 fn check_files(url: &str) -> Result<()> {
     let Ok(url) = url::Url::parse(url) else {
         return Ok(());
@@ -200,10 +203,10 @@ fn check_files(url: &str) -> Result<()> {
 
 type Probed = Result<(), Arc<sqlx::Error>>;
 
-/// The server, by a pool of connections.
+/// The server, accessed through a pool of connections.
 pub struct Server {
     pool: Pool<MySql>,
-    /// When somebody last tried whether the server accepts connections, and what came of it.
+    /// When somebody last checked whether the server accepts connections, and the result.
     probed: Mutex<Option<(Instant, Probed)>>,
 }
 
@@ -227,8 +230,8 @@ impl Backend for Server {
     }
 
     async fn ping(&self) -> Result<()> {
-        // A connection that is free costs least. If it is broken, the server may be well: a new one
-        // decides.
+        // A free connection is cheapest. If it is broken, the server may still be fine, so a new
+        // connection decides.
         if let Some(mut connection) = Pooled::free(&self.pool) {
             let ping = tokio::time::timeout(ONE_CONNECT, connection.ping()).await;
             if matches!(ping, Ok(Ok(()))) {
@@ -259,8 +262,8 @@ impl Server {
         }
     }
 
-    /// Finds out why the pool had no connection to give. The pool does not tell, so this tries one
-    /// of its own.
+    /// Finds out why the pool had no free connection. The pool does not say, so this tries to open
+    /// a connection of its own.
     async fn why_none(&self) -> Error {
         match self.probe().await {
             Ok(()) => {
@@ -277,7 +280,7 @@ impl Server {
         }
     }
 
-    /// Opens and closes a connection. Callers that ask at the same time share one.
+    /// Opens and closes a connection. Callers that ask at about the same time share the result.
     async fn probe(&self) -> Probed {
         let mut last = self.probed.lock().await;
         if let Some((at, probed)) = &*last
@@ -287,8 +290,8 @@ impl Server {
         }
         let options = self.pool.connect_options();
         let connect = async {
-            // The server accepts connections, which was the question: an error of the close does
-            // not matter.
+            // The server accepts connections, which is what was to be found out. An error from the
+            // close does not matter.
             drop(options.connect().await?.close().await);
             Ok(())
         };
@@ -304,7 +307,7 @@ impl Server {
 
 impl Dialect for MySqlConnection {
     const FOR_UPDATE: &'static str = " FOR UPDATE";
-    // MySQL knows this form too; MariaDB has no other.
+    // MySQL understands this form, too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
     const NUMBER: Option<&'static str> = None;
@@ -315,12 +318,12 @@ impl Dialect for MySqlConnection {
     const BY_PRIMARY_KEY: &'static str = "FORCE INDEX (PRIMARY)";
     const BY_IDS_ON_BUS: &'static str = "FORCE INDEX (tasks_on_bus)";
     const ON_BUS: &'static str = "FORCE INDEX (tasks_on_bus) WHERE on_bus = 1";
-    // sqlx makes the server count found rows as well.
+    // sqlx makes the server count rows that were found but not changed, too.
     const COUNTS_INSERTED: bool = false;
     const IS_UNFINISHED: &'static str = "unfinished = 1";
     const SEEN_KEYS: &'static str = "SELECT key_hash, task_id, status FROM seen WHERE key_hash IN ";
 
-    // MySQL does not group ids: each id is its own group.
+    // On MySQL ids are not grouped: each id is a group of its own.
     fn group(id: &str) -> String {
         id.to_owned()
     }

@@ -1,9 +1,9 @@
-//! Pool connections and transactions with time limits, so that a server that falls silent cannot
-//! block the pool.
+//! Pooled connections and transactions with time limits, so that a server that stops responding
+//! cannot block the pool.
 //!
-//! Each statement has a limit, and a connection that exceeds it is closed. The return to the pool
-//! has one too. There sqlx pings the connection and waits without a limit, and a connection that
-//! waits for ever is missing from the pool for ever.
+//! Each statement has a time limit, and a connection that exceeds it is closed. Returning a
+//! connection to the pool has a limit, too: sqlx pings the connection at that point and waits
+//! without a limit, and a connection that waits forever would be missing from the pool forever.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -15,23 +15,25 @@ use sqlx::{MySql, MySqlConnection, Pool, pool::PoolConnection};
 use super::{error, session};
 use crate::store::Result;
 
-/// The longest that a return to the pool may take. Then the connection is closed, and the pool may
-/// open another.
+/// How long returning a connection to the pool may take. After that, the connection is closed, and
+/// the pool may open another.
 const RETURN_WITHIN: Duration = Duration::from_secs(5);
 
-/// A connection of the pool, which returns to it when dropped.
+/// A connection of the pool, to which it returns when dropped.
 pub(super) struct Pooled {
-    /// `None` only during the drop.
+    /// `None` only while it is being dropped.
     connection: Option<PoolConnection<MySql>>,
     in_transaction: bool,
-    /// Its server takes no writes, and the next connection may find one that does.
+    /// The server does not accept writes, so the connection is not kept. The next one may find a
+    /// server that does.
     is_stale: bool,
 }
 
 impl Pooled {
     pub(super) async fn of(pool: &Pool<MySql>) -> sqlx::Result<Self> {
         let mut connection = pool.acquire().await?;
-        // Otherwise sqlx would return a dropped connection by itself, without a limit.
+        // Otherwise sqlx would return a dropped connection to the pool by itself, without a time
+        // limit.
         connection.close_on_drop();
         Ok(Self {
             connection: Some(connection),
@@ -40,7 +42,7 @@ impl Pooled {
         })
     }
 
-    /// A connection that nobody uses now, if there is one.
+    /// An idle connection, if there is one.
     pub(super) fn free(pool: &Pool<MySql>) -> Option<Self> {
         let mut connection = pool.try_acquire()?;
         connection.close_on_drop();
@@ -56,8 +58,8 @@ impl Pooled {
         self.is_stale = true;
     }
 
-    /// Passes on an answer of the server. An error that says that it is not the primary closes the
-    /// connection.
+    /// Passes through a response of the server. If it is an error that says that the server is not
+    /// the primary, the connection will be closed.
     pub(super) fn checked<T>(&mut self, answer: Result<T>) -> Result<T> {
         self.is_stale |= answer.as_ref().is_err_and(error::is_not_primary);
         answer
@@ -97,7 +99,7 @@ impl Drop for Pooled {
 async fn return_to_pool(mut connection: PoolConnection<MySql>, in_transaction: bool) {
     let returned = async {
         if in_transaction {
-            // A connection whose ROLLBACK fails is in an unknown state: it is closed.
+            // A connection whose ROLLBACK fails is in an unknown state, so it is closed.
             session::command(&mut connection, "ROLLBACK")
                 .await
                 .map_err(|error| error.to_string())?;
@@ -113,20 +115,21 @@ async fn return_to_pool(mut connection: PoolConnection<MySql>, in_transaction: b
     }
 }
 
-/// A transaction, rolled back when dropped before its commit.
+/// A transaction. It is rolled back if it is dropped before the commit.
 pub(super) struct Tx(Pooled);
 
 impl Tx {
     pub(super) async fn begin(connection: Pooled) -> Result<Self> {
         let mut tx = Self(connection);
-        // Set first: a caller that gives up during BEGIN does not know whether it took effect.
+        // Set before BEGIN, because a caller that gives up during BEGIN does not know whether it
+        // took effect.
         tx.0.in_transaction = true;
         let begun = session::command(&mut tx, "START TRANSACTION").await;
         tx.0.checked(begun)?;
         Ok(tx)
     }
 
-    /// Commits if the statements went well, and answers what they did.
+    /// Commits if the statements succeeded. Returns their result.
     pub(super) async fn end<T>(mut self, done: Result<T>) -> Result<T> {
         let done = self.0.checked(done)?;
         let committed = session::command(&mut self, "COMMIT").await;

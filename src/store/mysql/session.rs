@@ -13,7 +13,7 @@ use crate::store::{
 /// Longer than a wait for a lock, and short enough for a retry before the call gives up.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
 
-/// The answer of the server within its time limit.
+/// Waits for a response of the server, up to the time limit.
 async fn answered<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T> {
     let silent = || {
         io::Error::new(
@@ -27,7 +27,7 @@ async fn answered<T>(answer: impl Future<Output = sqlx::Result<T>>) -> Result<T>
     }
 }
 
-/// Runs a command without values and rows. It need not be preparable.
+/// Executes a command without values and rows. It need not be preparable.
 pub(super) async fn command(connection: &mut MySqlConnection, sql: &'static str) -> Result<()> {
     answered(sqlx::raw_sql(sql).execute(connection))
         .await
@@ -49,7 +49,7 @@ fn arguments(values: Vec<Value<'_>>) -> Result<MySqlArguments> {
     Ok(arguments)
 }
 
-// AssertSqlSafe: taskd wrote the texts, and binds everything that comes from outside.
+// AssertSqlSafe: all texts are taskd's own, and everything from outside is bound as a value.
 impl Session for MySqlConnection {
     async fn execute(&mut self, statement: Statement<'_>) -> Result<u64> {
         let arguments = arguments(statement.values)?;

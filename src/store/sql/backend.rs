@@ -1,4 +1,4 @@
-//! The requirements for a database that holds the store.
+//! What the store requires of a database.
 
 use std::{
     future::{self, Future},
@@ -31,12 +31,13 @@ pub trait Backend: Send + Sync + 'static {
         statement: Statement<'_>,
     ) -> impl Future<Output = Result<Vec<T>>> + Send;
 
-    /// The owners of keys that the database has in memory. `None`: an index of `tasks` has all.
+    /// The tasks that own these keys, as far as the database has them in memory. `None` if an index
+    /// of `tasks` covers all keys.
     fn recent(&self, _keys: &[KeyHash]) -> impl Future<Output = Result<Option<Recent>>> + Send {
         future::ready(Ok(None))
     }
 
-    /// Asks whether the database answers. Nobody has to ask one that has no server.
+    /// Checks whether the database responds. A database without a server always does.
     fn ping(&self) -> impl Future<Output = Result<()>> + Send {
         future::ready(Ok(()))
     }
@@ -45,11 +46,11 @@ pub trait Backend: Send + Sync + 'static {
     fn close(&self) -> impl Future<Output = ()> + Send;
 }
 
-/// The statements of a transaction: a function of a connection and of what the caller gave.
+/// The statements of a transaction, as a function of a connection and the caller's input.
 pub(super) type Steps<C, I, T> = for<'a> fn(&'a mut C, &'a I) -> BoxFuture<'a, Result<T>>;
 
-/// The work of a transaction. It owns what it needs, so that it may run in another thread, and
-/// again.
+/// The work of a transaction. It owns its input, so that it can run on another thread, and more
+/// than once.
 pub struct Work<C, I, T> {
     input: Arc<I>,
     steps: Steps<C, I, T>,

@@ -1,4 +1,4 @@
-//! From a row of SQLite to a value. sqlx has the same for MySQL.
+//! Converts rows of SQLite to values. For MySQL, sqlx does this.
 
 use std::slice::Iter;
 
@@ -7,16 +7,16 @@ use rusqlite::{
     types::{FromSqlError, ValueRef},
 };
 
-/// A value made of a row. Names are looked up once for all rows of a statement.
+/// A value that is built from a row. Column names are resolved once for all rows of a statement.
 pub trait FromRow: Sized {
-    /// Adds the names of the columns that it takes by name.
+    /// Adds the names of the columns that it reads by name.
     fn names(_names: &mut Vec<&'static str>) {}
 
-    /// `places` has the number of the column of each name.
+    /// `places` yields the column index of each name.
     fn from_row(row: &Row<'_>, places: &mut Iter<'_, usize>) -> rusqlite::Result<Self>;
 }
 
-/// A value made of a column.
+/// A value that is built from a column.
 pub trait Column: Sized {
     fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError>;
 }
@@ -33,7 +33,7 @@ impl Column for String {
     }
 }
 
-/// Of a blob or of a text.
+/// Reads a blob or a text.
 impl Column for Vec<u8> {
     fn of(value: ValueRef<'_>) -> Result<Self, FromSqlError> {
         value.as_bytes().map(<[u8]>::to_vec)
@@ -53,7 +53,7 @@ pub(super) fn column<T: Column>(row: &Row<'_>, number: usize) -> rusqlite::Resul
     })
 }
 
-/// The column of the next name.
+/// Reads the column of the next name.
 pub(super) fn next<T: Column>(row: &Row<'_>, places: &mut Iter<'_, usize>) -> rusqlite::Result<T> {
     column(row, *places.next().expect("each name has a place"))
 }

@@ -1,4 +1,4 @@
-//! The differences between the two databases.
+//! The differences between the SQL dialects of the two databases.
 
 use super::statement::{Statement, Value};
 use crate::{
@@ -8,62 +8,63 @@ use crate::{
 
 /// The dialect of a database, implemented by its connection.
 pub trait Dialect {
-    /// SELECT suffix that locks the rows it finds. SQLite needs none: it has one writer at a time.
+    /// SELECT suffix that locks the rows found. SQLite needs none, because it has a single writer.
     const FOR_UPDATE: &'static str;
 
-    /// SELECT suffix that reads the latest rows and keeps others from changing them until the
-    /// transaction ends.
+    /// SELECT suffix that reads the latest versions of rows, and keeps others from changing them
+    /// until the transaction ends.
     const FOR_SHARE: &'static str;
 
-    /// The server's clock, in milliseconds.
+    /// The present time by the server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
-    /// The column of `tasks` with a number, which finds the row and its `results`. `None`: the id
-    /// finds both as fast. Where there is one, `results` have the [groups](super::tasks::groups) of the
-    /// ids.
+    /// The column of `tasks` with a number by which the row and its `results` are found, or `None`
+    /// if the id finds both just as fast. With such a column, `results` also store the
+    /// [group](super::tasks::groups) of the task's id.
     const NUMBER: Option<&'static str>;
 
-    /// The condition that a row of `results` is one of the row of `tasks`.
+    /// The condition that a row of `results` belongs to the row of `tasks`.
     const IS_RESULT_OF: &'static str;
 
-    /// The column with the [groups](super::tasks::groups) of the ids in this column.
+    /// The expression for the [group](super::tasks::groups) of the id in column `id`.
     fn group(id: &str) -> String;
 
     /// The group of an id.
     fn group_of(id: &TaskId) -> Value<'_>;
 
-    /// The condition that a row of `results` is one of these tasks.
+    /// The condition that a row of `results` belongs to one of these tasks.
     fn of_tasks(ids: &[TaskId]) -> Statement<'_>;
 
-    /// A question mark for what finds a row of `tasks`, where nothing else gives it a type.
+    /// A placeholder for a finder (see [`Self::update_tasks`]) in places where nothing else
+    /// determines its type.
     const FINDER: &'static str;
 
-    /// The beginning of an INSERT of many rows, of which an error may leave some, because its
-    /// transaction is undone.
+    /// Begins an INSERT of many rows. On error some of them may stay inserted, because the
+    /// transaction is rolled back anyway.
     const INSERT: &'static str;
 
-    /// The beginning of an UPDATE of many rows, of which an error may leave some, because its
-    /// transaction is undone.
+    /// Begins an UPDATE of many rows. On error some of them may stay changed, because the
+    /// transaction is rolled back anyway.
     const UPDATE: &'static str;
 
     /// INSERT suffix that skips rows whose unique key exists. `column` may be any column (MySQL
     /// must assign one).
     fn keep_first(column: &str) -> String;
 
-    /// True if such an INSERT tells how many rows it inserted. If it inserted all, nothing needs to
-    /// be read back.
+    /// True if such an INSERT returns the number of rows that it inserted. If it inserted all rows,
+    /// nothing needs to be read back.
     const COUNTS_INSERTED: bool;
 
-    /// SELECT of key, task and last status of the keys in `seen`, up to the list of keys.
+    /// SELECT of key, task and last status from `seen`, up to the list of keys.
     const SEEN_KEYS: &'static str;
 
-    /// The beginning of an INSERT suffix that changes the row where `key` exists.
+    /// Begins an INSERT suffix that changes the row if `key` already exists.
     fn on_conflict(key: &str) -> String;
 
-    /// The value of a column that such an INSERT brings.
+    /// The value that such an INSERT has for a column.
     fn new_value(column: &str) -> String;
 
-    /// INSERT suffix that sets `columns` to the new values where `key` exists.
+    /// INSERT suffix that sets `columns` to the new values if `key` already exists.
     fn replace(key: &str, columns: &[&str]) -> String {
         let set: Vec<String> = columns
             .iter()
@@ -72,22 +73,22 @@ pub trait Dialect {
         format!("{} {}", Self::on_conflict(key), set.join(", "))
     }
 
-    /// INSERT suffix that adds to the number in `column` where `key` exists.
+    /// INSERT suffix that adds to the number in `column` if `key` already exists.
     fn add(key: &str, column: &str) -> String {
         let new = Self::new_value(column);
         format!("{} {column} = {column} + {new}", Self::on_conflict(key))
     }
 
-    /// Table suffix: use this index or fail. No statement here may scan a table, whatever the
-    /// planner believes.
+    /// Table suffix: use this index or fail. No statement may scan a table, whatever the planner
+    /// estimates.
     fn by_index(index: &str) -> String;
 
-    /// Table suffix: use the primary key. A planner may prefer to scan a small table, and lock all
-    /// of it.
+    /// Table suffix: use the primary key. A planner may prefer to scan a small table, which would
+    /// lock all of it.
     const BY_PRIMARY_KEY: &'static str;
 
-    /// Table suffix and condition: the tasks with this status, by the index that has those of a
-    /// queue in order of ids.
+    /// Table suffix and condition: the tasks with this status, by the index that sorts those of a
+    /// queue by id.
     fn of_status(status: StoredStatus) -> String;
 
     /// Table suffix: the index that finds tasks on the bus between two ids that lie close together.
@@ -100,11 +101,11 @@ pub trait Dialect {
     /// zero.
     const IS_UNFINISHED: &'static str;
 
-    /// The text before and behind a SELECT with a `finder`, the [`Self::NUMBER`] or the id of a
-    /// task: sets the columns of each such task from its row.
+    /// The text before and after a SELECT whose column `finder` has the [`Self::NUMBER`] or the id
+    /// of a task. Together they set the columns of each such task from its row of the SELECT.
     fn update_tasks(set: &str) -> [String; 2];
 
-    /// True if a statement of a migration failed only because it ran before.
+    /// True if a statement of a migration failed only because it has already been executed.
     fn is_there_already(error: &Error) -> bool;
 
     /// True if a migration that failed with this may succeed later.

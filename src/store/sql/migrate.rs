@@ -1,13 +1,13 @@
-//! Brings the schema up to date at a start.
+//! Migrates the schema at a start.
 //!
 //! MySQL and MariaDB commit at each statement that changes the schema. A start that is killed
-//! during a migration leaves one of which only the first statements took effect. sqlx notes that
-//! (`success = FALSE`) and refuses to go on. So taskd may run each statement of a migration again,
-//! and skips what exists already. A migration never drops what it made, and changes data only in a
-//! repeatable way.
+//! during a migration leaves a migration of which only the first statements took effect. sqlx
+//! records that (`success = FALSE`) and refuses to continue. Therefore taskd must be able to
+//! execute each statement of a migration again, and skips objects that already exist. A migration
+//! never drops what it created, and changes data only in a repeatable way.
 //!
-//! A taskd that knows fewer migrations than the database has may use it if they allow it:
-//! `meta.lowest_schema` names the first schema that a taskd must know.
+//! A taskd that knows fewer migrations than the database has may use it if the migrations allow it:
+//! `meta.lowest_schema` is the lowest schema that a taskd must know.
 
 use sqlx::{
     SqlStr,
@@ -22,7 +22,7 @@ const TABLE: &str = "_sqlx_migrations";
 /// A migration file: its name (`<version>_<description>`) and its SQL.
 pub(crate) type MigrationFile = (&'static str, &'static str);
 
-/// The migration files of one backend. Each backend has all of them.
+/// The migration files of one backend. All backends have the same ones.
 macro_rules! migration_files {
     ($backend:literal) => {
         migration_files!(
@@ -39,8 +39,8 @@ macro_rules! migration_files {
 }
 pub(crate) use migration_files;
 
-/// The migrator that `sqlx::migrate!` would make of the same files. The macro would compile sqlx a
-/// second time.
+/// The same migrator that `sqlx::migrate!` would create from these files. The macro would compile
+/// sqlx a second time.
 fn migrator(files: &[MigrationFile]) -> Migrator {
     let migrations = files.iter().map(|&(name, sql)| {
         let (version, description) = name
@@ -59,9 +59,9 @@ fn migrator(files: &[MigrationFile]) -> Migrator {
     Migrator::with_migrations(migrations.collect())
 }
 
-/// Applies the missing migrations. Answers how many it applied or finished.
+/// Applies the missing migrations. Returns how many it applied or completed.
 ///
-/// The caller keeps other processes from doing the same.
+/// The caller must keep other processes from doing the same at the same time.
 pub(in crate::store) async fn run<C: Session + Migrate>(
     migrations: &'static [MigrationFile],
     connection: &mut C,
@@ -97,7 +97,7 @@ async fn apply<C: Session + Migrate>(
     Ok(finished + after - before)
 }
 
-/// Refuses a schema that needs a newer taskd.
+/// Rejects a schema that needs a newer taskd.
 async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut C) -> Result<()> {
     let knows = migrator
         .iter()
@@ -119,7 +119,7 @@ async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut
         Some((number,)) => number
             .parse()
             .map_err(|_| corrupt(format!("the lowest_schema {number:?}")))?,
-        // No migration has said what it needs.
+        // No migration says what it needs, so assume the whole schema.
         None => schema,
     };
     if needs > knows {
@@ -133,7 +133,7 @@ async fn check_known<C: Session + Migrate>(migrator: &Migrator, connection: &mut
     }
 }
 
-/// Runs the migrations again that a killed start left half done. Answers how many.
+/// Completes the migrations that a killed start left unfinished. Returns how many.
 async fn finish_interrupted<C: Session + Migrate>(
     migrator: &Migrator,
     connection: &mut C,
@@ -147,7 +147,7 @@ async fn finish_interrupted<C: Session + Migrate>(
         let same = |migration: &&Migration| {
             migration.version == version && *migration.checksum == *checksum
         };
-        // The number has another text here: sqlx reports it.
+        // If this taskd has another text for the migration, sqlx reports it.
         let Some(migration) = migrator.iter().find(same) else {
             continue;
         };
@@ -165,7 +165,7 @@ async fn finish_interrupted<C: Session + Migrate>(
     Ok(finished)
 }
 
-/// The statements of a migration, without comments. No migration escapes a quote.
+/// Splits a migration into its statements, without comments. No migration escapes a quote.
 fn statements(sql: &str) -> Vec<String> {
     let (mut statements, mut statement, mut quoted) = (Vec::new(), String::new(), false);
     let mut rest = sql.chars().peekable();
@@ -194,7 +194,7 @@ mod tests {
 
     use super::*;
 
-    /// The parts of a migration that the database stores or that decide how it runs.
+    /// The parts of a migration that the database stores, or that affect how it is executed.
     fn parts(migrator: &Migrator) -> Vec<(i64, &str, &str, &[u8], bool)> {
         migrator
             .iter()

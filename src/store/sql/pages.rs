@@ -1,12 +1,12 @@
-//! What the lists have in common: a page, and the cursor behind which the next one begins.
+//! What all lists have in common: a page, and the cursor after which the next one begins.
 
 use uuid::Uuid;
 
 use super::statement::Statement;
 use crate::store::Result;
 
-/// Completes a SELECT of rows with ids that begin with a time: the latest ones before `before`, or
-/// the latest of all.
+/// Completes a SELECT of rows whose ids begin with a time: the latest rows before `before`, or the
+/// latest of all.
 pub(super) fn latest(
     select: Statement<'static>,
     before: Option<Uuid>,
@@ -19,7 +19,7 @@ pub(super) fn latest(
         .bind(limit)
 }
 
-/// The cursor of the last row, if the page is full: there may be a next one.
+/// The cursor of the last row if the page is full, because there may be a next page.
 pub(super) fn next<T, C>(
     page: &[T],
     limit: usize,

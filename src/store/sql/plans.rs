@@ -1,9 +1,9 @@
-//! For the tests of the library: SQLite explains each statement before it runs it, and a test can
-//! count them.
+//! Checks for the tests of the library: each statement is checked with SQLite's EXPLAIN before it
+//! is executed, and a test can count the statements.
 //!
-//! No statement may scan a table that grows. A walk over the tasks on the bus reads an index alone.
-//! None with `OR FAIL` may keep copies of pages: those change many rows of `tasks` or `results` for
-//! the calls of workers.
+//! No statement may scan a table that grows. A walk over the tasks on the bus must read only an
+//! index. A statement with `OR FAIL` must not make SQLite keep copies of pages, because these
+//! statements change many rows of `tasks` or `results` in calls of workers.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
             "INDEXED BY tasks_given_up",
             "INDEXED BY results_worker",
         ];
-        // The last term alone is sorted within a group that the index gives.
+        // Only the last term is sorted, within a group that the index provides.
         let sorts = step.contains("ORDER BY")
             && !step.contains("LAST TERM")
             && in_order.iter().any(|part| text.contains(part));
@@ -59,14 +59,15 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
     }
 }
 
-/// A statement is compiled once, and anew only where somebody changes the schema.
+/// Checks that a statement is compiled only once, and again only after a change of the schema.
 pub(in crate::store) fn check_compiled(prepared: &rusqlite::Statement<'_>, text: &str) {
     let again = prepared.get_status(rusqlite::StatementStatus::RePrepare);
     assert!(again <= 2, "compiled {again} times more: {text}");
 }
 
-/// SQLite copies each page before a statement changes it, if the statement may fail in a way that
-/// undoes it alone: by a constraint without OR FAIL, or by a function, also by one in an index.
+/// SQLite copies each page before a statement changes it if the statement may fail in a way that
+/// undoes only this statement: by a constraint without OR FAIL, or by a function, including one in
+/// an index.
 fn check_steps(db: &rusqlite::Connection, text: &str) {
     const ABORT: i64 = 2;
     let mut program = db
@@ -85,18 +86,18 @@ fn check_steps(db: &rusqlite::Connection, text: &str) {
     }
 }
 
-/// The work that a connection has done.
+/// How much work a connection has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::store) struct Asked {
-    /// Each waits for the disk once.
+    /// Each commit waits for the disk once.
     pub(in crate::store) commits: u64,
-    /// Without BEGIN and COMMIT.
+    /// The number of statements, without BEGIN and COMMIT.
     pub(in crate::store) statements: u64,
-    /// Rows that were inserted, changed or deleted.
+    /// The number of rows that were inserted, changed or deleted.
     pub(in crate::store) rows: u64,
 }
 
-/// Counts what is asked of a connection.
+/// Counts the work of a connection.
 #[derive(Clone, Default)]
 pub(in crate::store) struct Counter(Arc<Mutex<Asked>>);
 
@@ -111,7 +112,7 @@ impl Counter {
         asked.rows += rows;
     }
 
-    /// The count so far, which begins anew.
+    /// Returns the count so far, and resets it.
     pub(in crate::store) fn take(&self) -> Asked {
         std::mem::take(&mut *self.0.lock())
     }

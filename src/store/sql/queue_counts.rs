@@ -1,4 +1,4 @@
-//! Reads of the number of tasks per queue and status.
+//! Reads the number of tasks per queue and status.
 
 use super::{
     rows::{queue_name, status},
@@ -17,7 +17,7 @@ impl TryFrom<CountColumns> for QueueCount {
     type Error = Error;
 
     fn try_from((queue, n, count): CountColumns) -> Result<Self> {
-        // A wrong count concerns its queue alone, until `fsck` writes the right one.
+        // A wrong count affects only its own queue, until `fsck` corrects it.
         Ok(Self {
             queue: queue_name(&queue)?,
             status: status(n)?,
@@ -30,7 +30,7 @@ fn select<'a>() -> Statement<'a> {
     Statement::new("SELECT queue, status, count FROM queue_counts ")
 }
 
-/// The counts of `queues`, or of every queue that ever was.
+/// The counts of `queues`, or of every queue that ever existed.
 pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     let counts = select().sql("WHERE count <> 0");
     match queues {
@@ -39,14 +39,13 @@ pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
     }
 }
 
-/// The first queues with unfinished tasks, each with their number, which is wrong if it is below
-/// zero.
+/// The first queues that have unfinished tasks, each with their number. A negative number is wrong.
 pub(super) fn queues_from<'a, S: Session>(first: &'a str, limit: usize) -> Statement<'a> {
     let unfinished = unfinished::<S>().sql(" AND queue >= ? ORDER BY queue LIMIT ?");
     unfinished.bind(first).bind(limit as u64)
 }
 
-/// The counts of unfinished tasks other than zero, by an index that contains nothing else.
+/// The nonzero counts of unfinished tasks, by an index that contains nothing else.
 pub(super) fn unfinished<'a, S: Session>() -> Statement<'a> {
     select()
         .sql(&S::by_index("queue_counts_unfinished"))

@@ -1,5 +1,5 @@
-//! The operations of a store. Each has a name, under which the metrics count its duration and its
-//! retries.
+//! Runs the operations of a store. Each has a name, under which the metrics record its duration and
+//! its retries.
 
 use std::{future::Future, time::Instant};
 
@@ -19,11 +19,11 @@ use crate::{
     telemetry::metrics,
 };
 
-/// A database, and what is known of its absence.
+/// A database, and what is known about its outage.
 pub(super) struct Runner<DB>(pub(super) DB, pub(super) Outage);
 
 impl<DB: Backend> Runner<DB> {
-    /// Runs `steps` in one transaction, again as a whole after an error that may pass.
+    /// Runs `steps` in one transaction, and repeats it as a whole after a transient error.
     pub(super) async fn run<I, T>(
         &self,
         name: &'static str,
@@ -38,7 +38,7 @@ impl<DB: Backend> Runner<DB> {
         timed(name, repeating(name, &self.1, || self.0.transact(&work))).await
     }
 
-    /// Runs one statement that changes nothing, as part of the operation `name`.
+    /// Runs one read-only statement as part of the operation `name`.
     pub(super) async fn read<T: Columns>(
         &self,
         name: &'static str,
@@ -51,7 +51,7 @@ impl<DB: Backend> Runner<DB> {
         .await
     }
 
-    /// Asks once whether the database answers. Later calls give up sooner if it does not.
+    /// Checks once whether the database responds. If it does not, later calls give up sooner.
     pub(super) async fn ping(&self) -> Result<()> {
         let answer = tokio::time::timeout(ANSWER_WITHIN, self.0.ping()).await;
         let answer = answer.unwrap_or_else(|_| Err(Error::timed_out()));
@@ -59,7 +59,7 @@ impl<DB: Backend> Runner<DB> {
         answer
     }
 
-    /// Reads the ids of a statement that selects nothing else.
+    /// Reads the result of a statement that selects only ids.
     pub(super) async fn ids(
         &self,
         name: &'static str,

@@ -1,4 +1,4 @@
-//! A connection that runs statements.
+//! A connection that executes statements.
 
 use std::{
     collections::HashMap,
@@ -13,12 +13,12 @@ use crate::{
     store::Result,
 };
 
-/// A value that rows of both databases can be read into.
+/// A value that can be read from rows of both databases.
 pub trait Columns: for<'r> sqlx::FromRow<'r, MySqlRow> + FromRow + Send + Unpin + 'static {}
 impl<T> Columns for T where T: for<'r> sqlx::FromRow<'r, MySqlRow> + FromRow + Send + Unpin + 'static
 {}
 
-/// The tasks of the latest keys, and the keys that are not among those.
+/// The owners of those keys that are among the latest ones, and the remaining keys.
 #[derive(Default)]
 pub struct Recent {
     pub(in crate::store) owners: HashMap<KeyHash, TaskId>,
@@ -27,10 +27,11 @@ pub struct Recent {
 
 /// A connection, inside or outside of a transaction.
 pub trait Session: Dialect + Send {
-    /// Answers the number of rows that it inserted, deleted, or found to update.
+    /// Returns the number of rows that were inserted, deleted, or matched by an update.
     fn execute(&mut self, statement: Statement<'_>) -> impl Future<Output = Result<u64>> + Send;
 
-    /// Executes a statement that changes the schema: an index of a large table takes minutes.
+    /// Executes a statement that changes the schema without a time limit, because creating an index
+    /// of a large table takes minutes.
     fn execute_for_long(
         &mut self,
         statement: Statement<'_>,
@@ -41,7 +42,7 @@ pub trait Session: Dialect + Send {
         statement: Statement<'_>,
     ) -> impl Future<Output = Result<Vec<T>>> + Send;
 
-    /// Fetches the ids of a statement that selects nothing else.
+    /// Fetches the result of a statement that selects only ids.
     fn ids(
         &mut self,
         statement: Statement<'_>,
@@ -49,13 +50,13 @@ pub trait Session: Dialect + Send {
         async move { task_ids(self.fetch(statement).await?) }
     }
 
-    /// The owners that the connection has in memory. `None`: a unique index of `tasks` decides who
-    /// has a key.
+    /// The owners of these keys, as far as the connection has them in memory. `None` if a unique
+    /// index of `tasks` decides who owns a key.
     fn recent(&self, _keys: &[KeyHash]) -> Option<Recent> {
         None
     }
 
-    /// Gives keys to tasks that this transaction has inserted, where no index does.
+    /// Assigns keys to tasks that this transaction has inserted, if no index does that.
     fn take_keys(
         &mut self,
         _keys: &[(KeyHash, TaskId)],

@@ -1,6 +1,7 @@
 //! A statement with its values.
 //!
-//! Statements over many rows come in few shapes, so that each connection keeps them prepared.
+//! Statements for many rows come in a few sizes only, so that each connection can keep them
+//! prepared.
 
 use std::borrow::Cow;
 
@@ -11,15 +12,16 @@ use crate::model::{
 };
 use crate::store::{Turn, Unpublished};
 
-/// The numbers of rows that a statement may have. SQLite allows 500 terms in a compound select and
+/// The numbers of rows that a statement can have. SQLite allows 500 terms in a compound SELECT and
 /// 32,766 values.
 const SIZES: [usize; 5] = [1, 4, 16, 64, 256];
 const LARGEST: usize = SIZES[SIZES.len() - 1];
 
-/// The most bytes of a statement with more than one row. MariaDB takes 16 MiB by default.
+/// The maximum size of a statement with more than one row, in bytes. MariaDB accepts 16 MiB by
+/// default.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A value to bind, which a statement borrows from its caller.
+/// A value to bind, possibly borrowed from the caller.
 #[derive(Clone)]
 pub enum Value<'a> {
     Int(i64),
@@ -66,7 +68,7 @@ value! {
     &Value<'a> => |v| v.clone();
 }
 
-/// SQL text and the values of its question marks.
+/// SQL text with the values of its placeholders.
 #[derive(Clone)]
 pub struct Statement<'a> {
     pub(in crate::store) text: String,
@@ -87,13 +89,13 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// Binds the next question mark.
+    /// Binds the next placeholder.
     pub fn bind(mut self, value: impl Into<Value<'a>>) -> Self {
         self.values.push(value.into());
         self
     }
 
-    /// A statement that another thread may run.
+    /// Makes the statement independent of its caller, so that another thread can run it.
     pub(in crate::store) fn into_owned(self) -> Statement<'static> {
         let values = self.values.into_iter().map(|value| match value {
             Value::Int(int) => Value::Int(int),
@@ -106,15 +108,14 @@ impl<'a> Statement<'a> {
         }
     }
 
-    /// Appends a part with its own values.
+    /// Appends another statement with its values.
     pub fn append(mut self, part: Statement<'a>) -> Self {
         self.text.push_str(&part.text);
         self.values.extend(part.values);
         self
     }
 
-    /// Appends `(?, ?, …)` for an `IN`, filled up to the next size with the last item, which
-    /// changes nothing.
+    /// Appends `(?, ?, …)` for an `IN`, padded to the next size by repeating the last item.
     pub fn list<T>(mut self, items: &'a [T]) -> Self
     where
         &'a T: Into<Value<'a>>,
@@ -131,7 +132,7 @@ impl<'a> Statement<'a> {
         self
     }
 
-    /// Appends the text `row` once per row, with `between` as separator.
+    /// Appends the text `row` once for each row, separated by `between`.
     pub fn rows(
         mut self,
         row: &str,
@@ -153,7 +154,7 @@ impl<'a> Statement<'a> {
         self.values_of(N, rows)
     }
 
-    /// Appends `VALUES` with `columns` question marks in each row.
+    /// Appends `VALUES` with `columns` placeholders in each row.
     pub fn values_of(
         self,
         columns: usize,
@@ -164,12 +165,12 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// Splits `items` into pieces that a statement can list.
+/// Splits `items` into pieces that fit into a list.
 pub(super) fn lists<T>(items: &[T]) -> impl Iterator<Item = &[T]> {
     items.chunks(LARGEST)
 }
 
-/// Splits `rows` into pieces of the prepared sizes, none with more bytes than a server takes.
+/// Splits `rows` into pieces of the prepared sizes, none of them larger than a server accepts.
 pub(super) fn pieces<T>(rows: &[T], weight: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     let mut rest = rows;
     std::iter::from_fn(move || {

@@ -1,12 +1,12 @@
-//! Checkpoints: a thread copies the log of the file into the file, a little at a time, while the
-//! writer goes on.
+//! Checkpoints: a thread copies the write-ahead log into the database file, a little at a time,
+//! while the writer continues.
 //!
-//! Left to SQLite, the writer does it at a commit, whenever the log has grown by thousands of
-//! pages. Keys fall anywhere in their index, so that is as many places of the file, and all callers
-//! wait. Here the writer finds little left to copy when the log is full: it only does the rest, and
-//! begins the log anew.
+//! If it were left to SQLite, the writer would do it in a commit whenever the log has grown by
+//! thousands of pages. Keys are spread randomly over their index, so these pages are in as many
+//! places of the file, and all callers would wait. With this thread, the writer finds little left
+//! to copy when the log is full: it copies only the rest, and restarts the log.
 //!
-//! A crash loses nothing: the log has what the file may have only in part.
+//! A crash loses nothing, because the log contains everything that the file may have only in part.
 
 use std::{
     sync::Arc,
@@ -20,14 +20,14 @@ use rusqlite::Connection as Db;
 use super::connection::Connection;
 use crate::telemetry::metrics;
 
-/// The time in which commits gather for a checkpoint.
+/// How long commits accumulate before a checkpoint.
 const EVERY: Duration = Duration::from_millis(250);
-/// Pages of the log that are not in the file, from which on something must hold checkpoints up: 64
-/// MiB, twice the log after which the writer copies itself.
+/// If the log has more pages than this that are not in the file, something must be blocking
+/// checkpoints. That is 64 MiB, twice the size at which the writer itself copies the log.
 const HELD_UP: i64 = 16_384;
 const PAGE_BYTES: i64 = 4096;
 
-/// The thread, and what it waits for. Clones are the same.
+/// The thread, and the state that it waits for. Clones share them.
 #[derive(Clone, Default)]
 pub(super) struct Checkpoints(Arc<Shared>);
 
@@ -39,14 +39,14 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Something was committed since the last checkpoint.
+    /// Something has been committed since the last checkpoint.
     is_due: bool,
     is_stopped: bool,
 }
 
 impl Checkpoints {
-    /// Starts the thread. It opens its connection by itself, and ends where it cannot: the writer
-    /// then does everything.
+    /// Starts the thread. It opens its own connection, and ends if that fails, in which case the
+    /// writer does all the work.
     pub(super) fn start(
         &self,
         open: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
@@ -62,7 +62,7 @@ impl Checkpoints {
             })
     }
 
-    /// Something was committed.
+    /// Reports that something was committed.
     pub(super) fn note_commit(&self) {
         let mut state = self.0.state.lock();
         if !state.is_due {
@@ -112,8 +112,8 @@ impl Shared {
     }
 }
 
-/// Copies what it may; answers how many pages of the log are not in the file. Passive: it waits for
-/// nobody, and nobody for it.
+/// Copies as much as possible. Returns how many pages of the log are not in the file yet. PASSIVE
+/// means that it waits for nobody, and nobody waits for it.
 fn checkpoint(db: &Db) -> rusqlite::Result<i64> {
     db.query_row("PRAGMA wal_checkpoint(PASSIVE)", (), |row| {
         Ok(row.get::<_, i64>(1)? - row.get::<_, i64>(2)?)

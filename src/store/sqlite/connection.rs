@@ -1,4 +1,4 @@
-//! A connection to the file. SQLite runs in the thread that calls it, so no call here waits for
+//! A connection to the database file. SQLite runs on the calling thread, so no call here waits for
 //! another thread.
 
 use std::{future, path::Path, time::Duration};
@@ -14,15 +14,15 @@ use crate::{
     },
 };
 
-/// The longest wait for the file, which another process may hold.
+/// How long to wait for the file, which another process may have locked.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// More than the shapes of all statements.
+/// More than the number of different statements.
 const PREPARED: usize = 256;
 
 /// A connection, inside or outside of a transaction.
 pub struct Connection {
     pub(super) db: rusqlite::Connection,
-    /// Of the connection that writes.
+    /// Only used by the connection that writes.
     pub(super) keys: Keys,
     #[cfg(test)]
     pub(super) asked: crate::store::sql::plans::Counter,
@@ -34,8 +34,8 @@ impl Connection {
         let db =
             rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         db.busy_timeout(PATIENCE)?;
-        // Otherwise SQLite compiles a statement with `LIMIT ?` anew each time, to plan for the
-        // value.
+        // Otherwise SQLite would compile a statement with `LIMIT ?` again for each execution, to
+        // plan for the value.
         db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
         db.set_prepared_statement_cache_capacity(PREPARED);
         db.execute_batch(settings)?;
@@ -47,7 +47,7 @@ impl Connection {
         })
     }
 
-    /// Runs a command without values and rows.
+    /// Executes a command without values and rows.
     pub(super) fn command(&self, sql: &'static str) -> Result<()> {
         self.db
             .prepare_cached(sql)
@@ -86,7 +86,7 @@ impl Connection {
         Ok(read)
     }
 
-    /// The statement with its values.
+    /// Prepares the statement and binds its values.
     fn prepared(
         &self,
         statement: &Statement<'_>,
@@ -143,7 +143,7 @@ impl Session for Connection {
     }
 }
 
-/// Nothing was free within [`PATIENCE`].
+/// The error if nothing became free within [`PATIENCE`].
 pub(super) fn busy(connections: u32) -> Error {
     Error::Busy {
         connections,
@@ -156,7 +156,7 @@ pub(super) fn closed() -> Error {
     Error::Other("the database is closed".into())
 }
 
-/// An error of SQLite, sorted by what a caller can do.
+/// Converts an error of SQLite, by what a caller can do about it.
 pub(super) fn error(error: rusqlite::Error) -> Error {
     // The low byte of an extended code is the primary one.
     let of_kind = match error.sqlite_error().map(|error| error.extended_code & 0xff) {

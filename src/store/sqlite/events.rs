@@ -1,4 +1,4 @@
-//! The cost of events: none where they are off, and a little where they are on.
+//! The cost of events: none if they are off, and little if they are on.
 
 use super::{SqliteStore, sql::plans::Asked};
 use crate::{
@@ -48,8 +48,8 @@ fn completed(row: &NewRow) -> Settlement {
     }
 }
 
-/// The work for an insert of a hundred tasks and for its settlement. Each statement is checked for
-/// scans.
+/// The work for inserting a hundred tasks, and for settling them. Each statement is also checked
+/// for table scans.
 async fn asked(store: &SqliteStore, prefix: &str) -> [Asked; 2] {
     let rows = rows(prefix);
     store.asked();
@@ -73,7 +73,7 @@ async fn events_cost_a_row_for_each_transaction_and_nothing_where_they_are_off()
         events,
         ..Default::default()
     };
-    // On for all others.
+    // On for all queues except this one.
     let named = [(rows("")[0].task.queue.clone(), of(false))].into();
     store.keep_events_of(EventQueues::of(&Queues {
         default: of(true),

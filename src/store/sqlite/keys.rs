@@ -1,19 +1,20 @@
-//! Which task has a key, without an index that every insert hits at random.
+//! Finds the task that owns a key, without an index in which every insert would hit a random page.
 //!
-//! Keys are hashes. In an index of millions each falls on a page of its own, and that page costs
-//! more than all the rest of an insert. So the latest keys are in memory, in order (the idea is
-//! that of a log-structured merge tree: O'Neil and others, 1996). Each transaction adds one row
-//! with all its keys to the end of `new_keys`; a start reads them from there. When there are
-//! [`MOST`], they move to `seen` in the order of the table, where several share a page: a few with
+//! Keys are hashes. In an index with millions of them, each key would be on a different page, which
+//! would cost more than the rest of the insert. So the latest keys are kept in memory, sorted (the
+//! idea of a log-structured merge tree: O'Neil et al., 1996). Each transaction appends one row with
+//! all of its keys to `new_keys`, from which a start reads them. When there are [`MOST`] keys, they
+//! move to `seen` in the order of that table, where several of them share a page. A few move with
 //! each insert, in its transaction, so that nobody waits for all of them. A filter
-//! ([`super::known`]) says which keys may be in `seen`.
+//! ([`super::known`]) tells which keys may be in `seen`.
 //!
-//! One thread of one process writes at a time, so memory decides who is new. `PRAGMA data_version`
-//! tells whether another process has written since; then its rows of `new_keys` come first.
+//! Only one thread of one process writes at a time, so the keys in memory can decide which keys are
+//! new. `PRAGMA data_version` tells whether another process has written since; if so, its rows of
+//! `new_keys` are read first.
 //!
-//! The crash windows: a key and its task commit together. Killed during a move, the rows of
-//! `new_keys` are still there, because they go last; the next start moves their keys again, which
-//! changes nothing.
+//! Crash windows: a key and its task are committed together. If the process is killed during a
+//! move, the rows of `new_keys` still exist, because they are deleted last. The next start moves
+//! their keys again, which changes nothing.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,17 +31,18 @@ use crate::{
     store::sql::Recent,
 };
 
-/// Keys in memory before they move: about 30 MB. During the move half as many gather.
+/// How many keys to keep in memory before they move. This takes about 30 MB. While they move, up to
+/// half as many new ones accumulate.
 pub(super) const MOST: usize = 400_000;
-/// Keys that move at least at a time. Each is a change of a page, or of half a page in a table of
-/// ten million.
+/// The minimum number of keys to move at a time. Each changes a page, or half a page in a table of
+/// ten million keys.
 const STEP: usize = 128;
-/// Keys that move in one transaction at a start.
+/// How many keys to move in one transaction at a start.
 const AT_START: usize = 20_000;
-/// Bytes of a key and its task in a row of `new_keys`.
+/// The size of a key and its task in a row of `new_keys`, in bytes.
 const PAIR: usize = 32 + 16;
 
-/// The keys in memory. The writer changes them behind each commit, and readers look.
+/// The keys in memory. The writer changes them after each commit, and readers look keys up.
 #[derive(Default)]
 pub(super) struct Latest {
     new: BTreeMap<KeyHash, TaskId>,
@@ -48,7 +50,7 @@ pub(super) struct Latest {
     moving: BTreeMap<KeyHash, TaskId>,
     /// The last row of `new_keys` whose keys are here.
     last_row: i64,
-    /// How often a connection that writes began anew.
+    /// How often the writing connection was opened.
     lives: u64,
 }
 
@@ -57,7 +59,7 @@ impl Latest {
         self.new.get(key).or_else(|| self.moving.get(key)).copied()
     }
 
-    /// The tasks that have these keys. The rest may be in `seen`.
+    /// The tasks that own these keys. The remaining keys may be in `seen`.
     pub(super) fn recent(&self, keys: &[KeyHash]) -> Recent {
         let mut recent = Recent::default();
         for key in keys {
@@ -69,8 +71,8 @@ impl Latest {
         recent
     }
 
-    /// Forgets all: a connection that writes begins anew, and the file may not have what an earlier
-    /// one had here.
+    /// Forgets all keys, because the writing connection is being opened again, and the file may not
+    /// have everything that the previous connection added here.
     pub(super) fn begin_anew(&mut self) {
         *self = Self {
             lives: self.lives + 1,
@@ -78,7 +80,7 @@ impl Latest {
         };
     }
 
-    /// Adds what others have committed. Answers how many keys.
+    /// Adds the keys that others have committed. Returns how many there are.
     pub(super) fn catch_up(latest: &RwLock<Self>, db: &Db) -> rusqlite::Result<usize> {
         let (known, lives) = {
             let latest = latest.read();
@@ -105,23 +107,23 @@ impl Latest {
     }
 }
 
-/// The keys, for the connection that writes.
+/// The keys as seen by the writing connection.
 #[derive(Default)]
 pub(super) struct Keys {
     latest: Arc<RwLock<Latest>>,
     known: Known,
     most: usize,
-    /// SQLite's `data_version`. If it has changed, another connection has written.
+    /// SQLite's `data_version`. If it changes, another connection has written.
     version: Option<i64>,
     /// The last row of `new_keys` that this connection has seen.
     last_row: i64,
-    /// Of the transactions that have not committed.
+    /// The keys of transactions that are not committed yet.
     taken: Taken,
-    /// Under way.
+    /// The move in progress.
     moved: Option<Move>,
-    /// Where the move is once the running transaction has committed.
+    /// The state of the move once the running transaction has committed.
     next: Option<Move>,
-    /// Keys that the move is behind the inserts.
+    /// The number of keys by which the move lags behind the inserts.
     owed: usize,
 }
 
@@ -132,7 +134,7 @@ struct Taken {
     last_row: Option<i64>,
 }
 
-/// How far a move has come.
+/// The state of a move.
 #[derive(Clone, Copy)]
 enum Move {
     /// Keys up to this one are in `seen`.
@@ -140,7 +142,7 @@ enum Move {
         last: Option<KeyHash>,
         rows_to: i64,
     },
-    /// All are, and the rows of `new_keys` up to `from` are gone.
+    /// All keys are in `seen`, and the rows of `new_keys` up to `from` are deleted.
     Rows {
         from: i64,
         rows_to: i64,
@@ -149,7 +151,7 @@ enum Move {
 }
 
 impl Keys {
-    /// `most`: keys in memory before they move.
+    /// `most` is the number of keys to keep in memory before they move.
     pub(super) fn new(latest: &Arc<RwLock<Latest>>, known: Known, most: usize) -> Self {
         Self {
             latest: Arc::clone(latest),
@@ -159,7 +161,7 @@ impl Keys {
         }
     }
 
-    /// Reads what others have committed, at the begin of a transaction that writes.
+    /// Reads what others have committed, at the beginning of a transaction that writes.
     pub(super) fn begin(&mut self, db: &Db) -> rusqlite::Result<()> {
         let version = db
             .prepare_cached("PRAGMA data_version")?
@@ -170,7 +172,7 @@ impl Keys {
                 .prepare_cached("SELECT COALESCE(MAX(seq), 0) FROM new_keys")?
                 .query_row((), |row| row.get(0))?;
             if self.version.replace(version).is_some() && last != self.last_row {
-                // Keys may have moved that were never here.
+                // Other processes may have moved keys to `seen` that were never in this memory.
                 self.known.give_up();
             }
             self.last_row = last;
@@ -178,7 +180,7 @@ impl Keys {
         Ok(())
     }
 
-    /// The tasks that have these keys. The rest may be in `seen`.
+    /// The tasks that own these keys. The remaining keys may be in `seen`.
     pub(super) fn recent(&self, keys: &[KeyHash]) -> Recent {
         let mut recent = self.latest.read().recent(keys);
         if !self.taken.owners.is_empty() {
@@ -194,7 +196,7 @@ impl Keys {
         recent
     }
 
-    /// Gives these tasks their keys, as part of the running transaction.
+    /// Assigns the keys to these tasks, as part of the running transaction.
     pub(super) fn take(&mut self, db: &Db, keys: &[(KeyHash, TaskId)]) -> rusqlite::Result<()> {
         let mut row = Vec::with_capacity(PAIR * keys.len());
         for (key, id) in keys {
@@ -209,14 +211,14 @@ impl Keys {
         Ok(())
     }
 
-    /// How many keys are taken and not committed, and the last row that has some: a place to go
-    /// back to.
+    /// The number of uncommitted keys, and the last row that has some. [`Self::give_back`] can
+    /// return to this point.
     pub(super) fn taken(&self) -> (usize, Option<i64>) {
         (self.taken.in_order.len(), self.taken.last_row)
     }
 
-    /// Forgets the keys behind that place: their transaction was undone. The number of its row is
-    /// free again.
+    /// Forgets the keys taken after that point, because their transaction was rolled back. The
+    /// number of its row becomes free again.
     pub(super) fn give_back(&mut self, (count, last_row): (usize, Option<i64>)) {
         for key in self.taken.in_order.drain(count..) {
             self.taken.owners.remove(&key);
@@ -224,8 +226,8 @@ impl Keys {
         self.taken.last_row = last_row;
     }
 
-    /// Moves the keys of earlier lives, if they fill memory. A life that is too short to move them
-    /// would leave ever more of them.
+    /// Moves the keys of earlier runs if they fill the memory. Otherwise more and more of them
+    /// would accumulate over runs that are too short to move them.
     pub(super) fn finish(&mut self, db: &Db) -> rusqlite::Result<()> {
         self.committed();
         while self.moved.is_some() {
@@ -242,7 +244,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Moves twice as many keys as the running transaction took, if a move is under way.
+    /// If a move is in progress, moves twice as many keys as the running transaction took.
     pub(super) fn step(&mut self, db: &Db) -> rusqlite::Result<()> {
         let Some(moved) = self.moved else {
             return Ok(());
@@ -255,9 +257,9 @@ impl Keys {
         self.next = Some(match moved {
             Move::Keys { last, rows_to } => self.move_keys(db, last, rows_to, count)?,
             Move::Rows { from, rows_to } => {
-                // Rows go faster than they come, so that memory never stays full.
+                // Rows are deleted faster than they are added, so that memory never stays full.
                 let until = rows_to.min(from.saturating_add(4 * count as i64));
-                // The last row stays, so that no number comes twice.
+                // The last row stays, so that no number is used twice.
                 db.prepare_cached(
                     "DELETE FROM new_keys WHERE seq <= ? AND seq < (SELECT MAX(seq) FROM new_keys)",
                 )?
@@ -283,8 +285,7 @@ impl Keys {
         rows_to: i64,
         count: usize,
     ) -> rusqlite::Result<Move> {
-        // A key without a task, because somebody deleted it from the file, may have another one by
-        // now.
+        // If somebody deleted a task from the file, its key may belong to another task by now.
         let mut insert = db.prepare_cached(
             "INSERT INTO seen (key_hash, task_id, status) VALUES (?, ?, 0) \
              ON CONFLICT (key_hash) DO UPDATE SET task_id = excluded.task_id WHERE status = 0",
@@ -317,7 +318,7 @@ impl Keys {
         })
     }
 
-    /// The transactions have committed.
+    /// The transactions have been committed.
     pub(super) fn committed(&mut self) {
         let Taken {
             owners, last_row, ..
@@ -335,7 +336,7 @@ impl Keys {
         match self.moved {
             Some(Move::Rows { .. }) => {
                 let moved = std::mem::take(&mut latest.moving);
-                // Readers do not wait until all of it is freed.
+                // Free the memory after the lock is released, so that readers do not wait for it.
                 drop(latest);
                 drop(moved);
             }
@@ -353,13 +354,13 @@ impl Keys {
         }
     }
 
-    /// The transactions were undone.
+    /// The transactions have been rolled back.
     pub(super) fn undone(&mut self) {
         (self.taken, self.next) = (Taken::default(), None);
     }
 }
 
-/// The keys and tasks of a row of `new_keys`.
+/// Decodes the keys and tasks of a row of `new_keys`.
 fn pairs(row: &[u8]) -> impl Iterator<Item = (KeyHash, TaskId)> {
     row.chunks_exact(PAIR).filter_map(|pair| {
         let (key, id) = pair.split_at_checked(32)?;

@@ -1,8 +1,8 @@
-//! A filter of the keys in `seen`: an insert need not look there for a key that is new.
+//! A filter of the keys in `seen`, so that an insert need not look up a key that is new.
 //!
-//! Bloom filters (B. H. Bloom, Space/time trade-offs in hash coding, 1970), each for twice as many
-//! keys as the one before. A thread reads the keys that are there at a start; until it has, every
-//! key may be there.
+//! It consists of Bloom filters (B. H. Bloom, Space/time trade-offs in hash coding, 1970), each for
+//! twice as many keys as the one before. A thread reads the existing keys after a start. Until it
+//! has finished, every key may be in `seen`.
 
 use std::{
     sync::{
@@ -18,28 +18,28 @@ use rusqlite::{Connection as Db, OptionalExtension};
 
 use crate::model::KeyHash;
 
-/// Keys of the first filter. It has 1.5 MB.
+/// The number of keys in the first filter, which takes 1.5 MB.
 const FIRST: usize = 1 << 20;
-/// With 12 bits a key, three of a thousand new keys look like old ones.
+/// With 12 bits per key, the filter has 0.3 % false positives.
 const BITS: usize = 12;
-/// Keys that are read at a time.
+/// The number of keys to read at a time.
 const PAGE: u32 = 10_000;
 
-/// The filter. Clones are the same.
+/// The filter. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Known(Arc<Mutex<Filters>>);
 
 #[derive(Default)]
 struct Filters {
     all: Vec<BloomFilter>,
-    /// Keys for which the last one has room.
+    /// How many more keys fit into the last filter.
     room: usize,
     state: State,
 }
 
 #[derive(Default, PartialEq, Eq)]
 enum State {
-    /// Some keys of `seen` are missing.
+    /// Some keys of `seen` are not in the filter yet.
     #[default]
     InPart,
     Whole,
@@ -56,7 +56,7 @@ impl Filters {
             return;
         }
         for key in keys {
-            // Keys of a transaction that was undone come again.
+            // Keys of a transaction that was rolled back are added again.
             if self.may_have(key) {
                 continue;
             }
@@ -74,19 +74,19 @@ impl Filters {
 }
 
 impl Known {
-    /// One that says of every key that it may be there.
+    /// A filter that never excludes a key.
     pub(super) fn of_every_key() -> Self {
         let known = Self::default();
         known.give_up();
         known
     }
 
-    /// Notes that these keys come to `seen`.
+    /// Adds keys that are being moved to `seen`.
     pub(super) fn add<'k>(&self, keys: impl Iterator<Item = &'k KeyHash>) {
         self.0.lock().add(keys.map(|key| &key.0));
     }
 
-    /// Keeps the keys that may be in `seen`.
+    /// Drops the keys that are certainly not in `seen`.
     pub(super) fn retain(&self, keys: &mut Vec<KeyHash>) {
         let filters = self.0.lock();
         if filters.state == State::Whole {
@@ -94,7 +94,7 @@ impl Known {
         }
     }
 
-    /// From now on every key may be there: somebody else has written to the file.
+    /// From now on every key may be in `seen`, because somebody else has written to the file.
     pub(super) fn give_up(&self) {
         *self.0.lock() = Filters {
             state: State::GivenUp,
@@ -109,7 +109,7 @@ impl Known {
         }
     }
 
-    /// Reads a page of the keys behind one, and answers the last of them.
+    /// Reads a page of the keys after `behind`. Returns the last of them.
     fn read_page(&self, db: &Db, behind: Option<[u8; 32]>) -> rusqlite::Result<Option<[u8; 32]>> {
         let select = "SELECT key_hash FROM seen WHERE key_hash > ? ORDER BY key_hash LIMIT ?";
         let mut select = db.prepare_cached(select)?;
@@ -133,15 +133,15 @@ impl Known {
     }
 }
 
-/// The thread that reads the keys at a start.
+/// The thread that reads the existing keys after a start.
 pub(super) struct Reading {
     is_stopped: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Reading {
-    /// Starts it, unless there is nothing to read. It opens its connection by itself; where it
-    /// cannot, inserts look for all keys.
+    /// Starts the thread, unless there is nothing to read. It opens its own connection; if that
+    /// fails, inserts look up all keys.
     pub(super) fn start(
         known: Known,
         db: &Db,
@@ -174,7 +174,7 @@ impl Reading {
         })
     }
 
-    /// Ends it and waits for that.
+    /// Stops the thread and waits for it.
     pub(super) async fn close(&self) {
         self.is_stopped.store(true, Ordering::Relaxed);
         let thread = self.thread.lock().take();

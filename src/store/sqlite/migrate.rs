@@ -1,5 +1,5 @@
-//! Migrations in the file, as sqlx keeps them: each is one transaction, and a row of the table
-//! remembers it.
+//! Applies migrations to the file in sqlx's way: each is one transaction, which is recorded in a
+//! row of the migrations table.
 
 use std::{
     fs::{self, File, OpenOptions, Permissions, TryLockError},
@@ -19,20 +19,20 @@ use sqlx::{
 use super::connection::Connection;
 use crate::store::Error;
 
-/// A start waits for so long while another process migrates.
+/// How long a start waits while another process migrates.
 const LOCKED_WITHIN: Duration = Duration::from_secs(60);
-/// The time between two looks whether it still does.
+/// How often to try to take the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 type Migrated<'e, T> = BoxFuture<'e, Result<T, MigrateError>>;
 
-/// Takes the lock of the migrations, which is another file beside the database. It ends with the
-/// answer.
+/// Takes the lock of the migrations, which is a separate file next to the database. It is released
+/// when the returned file is closed.
 ///
-/// A lock on the database itself would exclude SQLite where the file system takes both kinds of
-/// locks for one.
+/// A lock on the database file itself would block SQLite on file systems that do not distinguish
+/// the two kinds of locks.
 pub(super) async fn lock(database: &Path) -> Result<File, Error> {
-    // It may be a link.
+    // The path may be a symbolic link.
     let database = database
         .canonicalize()
         .unwrap_or_else(|_| database.to_owned());
@@ -48,7 +48,7 @@ pub(super) async fn lock(database: &Path) -> Result<File, Error> {
         .create(true)
         .truncate(false)
         .mode(0o600);
-    // A link would lead root to a file of somebody else.
+    // Following a symbolic link could make root open a file of another user.
     let lock = options
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&beside)
@@ -58,8 +58,8 @@ pub(super) async fn lock(database: &Path) -> Result<File, Error> {
         && own.is_file()
         && own.nlink() == 1
     {
-        // As SQLite does with its own files: the users of the database may use it whoever made it.
-        // Only the owner of the lock and root succeed, which is enough.
+        // Like SQLite's own files, the lock must be usable by all users of the database, no matter
+        // who created it. Only the owner of the lock and root can change this, which is enough.
         drop(lock.set_permissions(Permissions::from_mode(found.mode() | 0o600)));
         drop(fchown(&lock, Some(found.uid()), Some(found.gid())));
     }
@@ -96,7 +96,7 @@ impl Migrate for Connection {
     }
 
     fn dirty_version<'e>(&'e mut self, _table: &'e str) -> Migrated<'e, Option<i64>> {
-        // A migration is one transaction: none is ever half done.
+        // A migration is one transaction, so it is never half done.
         ready(Ok(None)).boxed()
     }
 
@@ -119,7 +119,7 @@ impl Migrate for Connection {
         ready(list().map_err(failed)).boxed()
     }
 
-    // The caller has a lock of its own.
+    // The caller holds a lock of its own.
     fn lock(&mut self) -> Migrated<'_, ()> {
         ready(Ok(())).boxed()
     }
@@ -178,7 +178,7 @@ fn reported(error: rusqlite::Error) -> sqlx::Error {
     }))
 }
 
-/// An error of SQLite, for sqlx.
+/// An error of SQLite, wrapped for sqlx.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 struct Reported {
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(sql::migrate(SECOND, &mut connection).await.unwrap(), 1);
         assert_eq!(sql::migrate(SECOND, &mut connection).await.unwrap(), 0);
         assert_eq!(tables(&connection), 1);
-        // Whoever knows the first one alone may go on.
+        // A taskd that only knows the first migration may continue.
         assert_eq!(sql::migrate(FIRST, &mut connection).await.unwrap(), 0);
 
         let failed = sql::migrate(THIRD, &mut connection).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The store in a file, for one process. It needs no server.
+//! The store in a file, for a single process, without a server.
 
 mod checkpoints;
 mod connection;
@@ -39,12 +39,12 @@ const MIGRATIONS: &[MigrationFile] = migration_files!("sqlite");
 /// Settings of the connection that writes.
 ///
 /// - `cache_size`: 16 MiB of pages in memory.
-/// - `wal_autocheckpoint`: the writer copies its log back each 32 MiB instead of 4, the part that
-///   [`checkpoints`] left.
-/// - `journal_size_limit`: a log that grew beyond 64 MiB, because a reader held it up, gives the
-///   rest back.
-/// - `temp_store`: statements of many rows without `OR FAIL` keep a journal of their own, so that
-///   they can be undone alone. In a file, that would be bytes to write.
+/// - `wal_autocheckpoint`: the writer copies the part of its log that [`checkpoints`] has left each
+///   32 MiB, instead of each 4.
+/// - `journal_size_limit`: a log that grew beyond 64 MiB, because a reader blocked checkpoints, is
+///   truncated.
+/// - `temp_store`: statements of many rows without `OR FAIL` keep a separate journal, so that they
+///   can be undone individually. In a file, it would have to be written.
 const WRITES: &str = "\
     PRAGMA journal_mode = wal; \
     PRAGMA synchronous = full; \
@@ -64,14 +64,14 @@ pub struct File {
 }
 
 impl SqliteStore {
-    /// Opens the database at `path`, and creates and migrates it where needed.
+    /// Opens the database at `path`. Creates and migrates it if necessary.
     ///
-    /// `max_page_count` bounds its size in pages of 4 KiB.
+    /// `max_page_count` limits its size, in pages of 4 KiB.
     pub async fn open(path: &Path, max_page_count: Option<u32>) -> Result<Self> {
         Self::open_with(path, max_page_count, keys::MOST).await
     }
 
-    /// Opens the database. `most_keys`: keys in memory before they move.
+    /// Opens the database. `most_keys` is the number of keys to keep in memory before they move.
     async fn open_with(path: &Path, max_page_count: Option<u32>, most_keys: usize) -> Result<Self> {
         let path = path.to_owned();
         let lock = migrate::lock(&path).await?;
@@ -135,7 +135,7 @@ impl SqliteStore {
 
 #[cfg(test)]
 impl SqliteStore {
-    /// The work of the writer since the last question.
+    /// The work of the writer since the last call.
     fn asked(&self) -> sql::plans::Asked {
         self.database().asked.take()
     }
@@ -178,20 +178,22 @@ impl Dialect for Connection {
     const NUMBER: Option<&'static str> = Some("number");
     const IS_RESULT_OF: &'static str = "task = number";
     const FINDER: &'static str = "?";
-    // Else SQLite copies each page before the statement changes it, to undo the statement alone.
+    // Without OR FAIL, SQLite copies each page before the statement changes it, to be able to undo
+    // the statement alone.
     const INSERT: &'static str = "INSERT OR FAIL";
     const UPDATE: &'static str = "UPDATE OR FAIL";
-    // SQLite does not scan a table by choice, and locks no rows.
+    // SQLite does not prefer to scan a table, and it locks no rows.
     const BY_PRIMARY_KEY: &'static str = "";
-    // The unique index: those of tasks on the bus begin with the queue.
+    // Uses the unique index on ids, because the indexes of tasks on the bus begin with the queue.
     const BY_IDS_ON_BUS: &'static str = "";
-    // A condition for the first column keeps SQLite to the index. Each queue has a name.
+    // A condition on the first column makes SQLite use the index. Each queue has a name, so it is
+    // always true.
     const ON_BUS: &'static str =
         "INDEXED BY tasks_unfinished WHERE status = 0 AND queue > '' AND on_bus = 1";
     const COUNTS_INSERTED: bool = true;
-    // SQLite uses a partial index only for a condition with the words of the index.
+    // SQLite only uses a partial index for a condition that repeats the one of the index.
     const IS_UNFINISHED: &'static str = "status = 0 AND count <> 0";
-    // `seen` has the keys of stored tasks, too.
+    // `seen` also has the keys of stored tasks.
     const SEEN_KEYS: &'static str = "SELECT seen.key_hash, task_id, COALESCE(tasks.status, seen.status) \
          FROM seen LEFT JOIN tasks ON id = task_id \
          WHERE (id IS NOT NULL OR seen.status <> 0) AND seen.key_hash IN ";
@@ -226,7 +228,7 @@ impl Dialect for Connection {
         format!("INDEXED BY {index}")
     }
 
-    // SQLite uses a partial index only for a condition with the words of the index.
+    // SQLite only uses a partial index for a condition that repeats the one of the index.
     fn of_status(status: StoredStatus) -> String {
         match status {
             StoredStatus::Unfinished => "INDEXED BY tasks_unfinished WHERE status = 0".into(),
@@ -247,12 +249,12 @@ impl Dialect for Connection {
         ]
     }
 
-    // A migration is one transaction: no statement of it ran before.
+    // A migration is one transaction, so no statement of it can have been executed before.
     fn is_there_already(_error: &Error) -> bool {
         false
     }
 
-    // A file does not go away, and nobody else migrates it.
+    // A file does not become unavailable, and nobody else migrates it at the same time.
     fn is_transient(_error: &sqlx::Error) -> bool {
         false
     }

@@ -1,5 +1,5 @@
-//! Connections that read while the writer writes. Reads run in threads for blocking work, and do
-//! not hold up others.
+//! Connections that read while the writer writes. Reads run on threads for blocking work, so they
+//! do not block other tasks.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::store::{
     sql::{Columns, Statement},
 };
 
-/// Reads at a time.
+/// The maximum number of concurrent reads.
 const READERS: usize = 4;
 
 pub(super) struct Readers {
@@ -59,9 +59,9 @@ impl Readers {
             .map_err(error)
     }
 
-    /// Waits for the reads under way, and closes the connections.
+    /// Waits for the reads in progress, and closes the connections.
     pub(super) async fn close(&self) {
-        // A read that hangs is given up.
+        // Does not wait longer for a read that hangs.
         drop(tokio::time::timeout(PATIENCE, self.turns.acquire_many(READERS as u32)).await);
         self.turns.close();
         self.idle.lock().clear();

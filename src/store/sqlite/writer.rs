@@ -1,10 +1,11 @@
 //! The writer: one thread with the only connection that writes.
 //!
-//! Transactions queue for it, because SQLite has one writer at a time. Those that gather while it
-//! is busy run one after another and commit together: they wait for the disk once. If one of them
-//! fails, all are undone and run again, each inside a savepoint.
+//! Transactions queue for it, because SQLite has a single writer. Those that accumulate while it is
+//! busy are executed one after the other and committed together, so that they wait for the disk
+//! once. If one of them fails, all are rolled back and executed again, each inside a savepoint.
 //!
-//! The crash window: killed before the COMMIT, nothing took effect, and no caller was answered.
+//! Crash window: if the process is killed before the COMMIT, nothing took effect, and no caller got
+//! an answer.
 
 #[cfg(test)]
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,12 +27,12 @@ use super::{
 };
 use crate::store::{Error, Result, sql::Work};
 
-/// Transactions that commit together, at most.
+/// The maximum number of transactions to commit together.
 const TOGETHER: usize = 64;
 
 pub(super) struct Writer {
-    /// `None` after the close. The number of callers bounds it: each waits for its answer, a minute
-    /// at most.
+    /// `None` after the close. Its length is limited by the number of callers, because each waits
+    /// for its answer, for a minute at most.
     queue: Mutex<Option<Sender<Box<dyn Transaction>>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     checkpoints: Checkpoints,
@@ -40,8 +41,8 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// `reopen` makes a connection after one that could not undo what it had begun; `of_log` that
-    /// of the checkpoints.
+    /// `reopen` opens a new connection if one could not roll back a transaction. `of_log` opens the
+    /// connection for the checkpoints.
     pub(super) fn start(
         connection: Connection,
         reopen: impl Fn() -> rusqlite::Result<Connection> + Send + 'static,
@@ -65,8 +66,8 @@ impl Writer {
         })
     }
 
-    /// Runs `work` in a transaction of its own. A caller that gives up before it began takes it
-    /// back.
+    /// Runs `work` in a transaction. If the caller gives up before the transaction has begun, the
+    /// transaction is dropped.
     pub(super) async fn transact<I, T>(&self, work: &Work<Connection, I, T>) -> Result<T>
     where
         I: Send + Sync + 'static,
@@ -92,13 +93,13 @@ impl Writer {
         }
     }
 
-    /// The number of transactions that were ever in the queue.
+    /// The number of transactions that were ever queued.
     #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
         self.queued.load(Ordering::SeqCst)
     }
 
-    /// Runs the transactions that wait, and ends the threads.
+    /// Runs the queued transactions, and ends the threads.
     pub(super) async fn close(&self) {
         drop(self.queue.lock().take());
         self.checkpoints.stop();
@@ -121,10 +122,10 @@ impl Drop for Writer {
 trait Transaction: Send {
     fn is_awaited(&self) -> bool;
 
-    /// Runs its statements. Answers whether nothing has to be undone.
+    /// Runs its statements. Returns true if nothing has to be rolled back.
     fn run(&mut self, connection: &mut Connection) -> bool;
 
-    /// Notes that its statements were undone.
+    /// Records that its statements were rolled back.
     fn undone(&mut self, because: &Error);
 
     fn answer(self: Box<Self>);
@@ -144,11 +145,12 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
 
     fn run(&mut self, connection: &mut Connection) -> bool {
         if self.done.is_none() && self.since.elapsed() > PATIENCE {
-            // The transaction has not begun, so nothing has to be undone.
+            // The transaction has not begun, so there is nothing to roll back.
             self.done = Some(Err(busy(1)));
             return true;
         }
-        // The connection runs each statement at once, so the work never waits.
+        // The connection executes each statement immediately, so the future is ready at the first
+        // poll.
         let done = match catch_unwind(AssertUnwindSafe(|| self.work.on(connection).now_or_never()))
         {
             Ok(Some(done)) => done,
@@ -168,13 +170,13 @@ impl<I: Send + Sync, T: Send> Transaction for Waiting<I, T> {
 
     fn answer(self: Box<Self>) {
         if let Some(done) = self.done {
-            // A caller that has given up does not matter.
+            // The caller may have given up, which does not matter.
             drop(self.answer.send(done));
         }
     }
 }
 
-/// A copy of an error for another caller.
+/// Copies an error for another caller.
 fn alike(error: &Error) -> Error {
     match error {
         Error::Transient(cause) => Error::Transient(cause.to_string().into()),
@@ -202,7 +204,7 @@ fn serve(
                     Ok(()) => connection.keys.committed(),
                     Err(_) => connection.keys.undone(),
                 }
-                // A connection that cannot undo is in an unknown state: it is closed.
+                // A connection that cannot roll back is in an unknown state, so it is closed.
                 let is_clean =
                     !connection.is_in_transaction() || connection.command("ROLLBACK").is_ok();
                 kept = is_clean.then_some(connection);
@@ -222,10 +224,11 @@ fn serve(
     }
 }
 
-/// Runs the transactions and commits those that went well. After an error none of them is stored.
+/// Runs the transactions and commits those that succeeded. If this returns an error, none of them
+/// is stored.
 fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     begin(connection)?;
-    // Nearly always all go well. Behind a savepoint SQLite would copy each page before its
+    // Almost always all succeed. After a savepoint, SQLite would copy each page before a
     // transaction changes it.
     if group
         .iter_mut()
@@ -243,8 +246,8 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
     }
 }
 
-/// Runs and commits each transaction behind a savepoint, so that one that fails undoes only its own
-/// changes.
+/// Runs each transaction inside a savepoint, so that a failed one undoes only its own changes, and
+/// commits the others.
 fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     let mut left: Vec<_> = group.iter_mut().collect();
     loop {
@@ -259,8 +262,9 @@ fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>])
     }
 }
 
-/// Runs transactions behind savepoints. Answers the place of one with which SQLite undid all: it
-/// does that where the disk is full. The others may go without it.
+/// Runs transactions inside savepoints. If SQLite rolls back everything, which it does when the
+/// disk is full, returns the index of the transaction that caused it. The others may succeed
+/// without that one.
 fn run_apart(
     connection: &mut Connection,
     group: &mut [&mut Box<dyn Transaction>],
@@ -281,7 +285,7 @@ fn run_apart(
 }
 
 fn begin(connection: &mut Connection) -> Result<()> {
-    // One that reads first could not become the writer later if another process is.
+    // A transaction that begins with a read could not start to write if another process is writing.
     connection.command("BEGIN IMMEDIATE")?;
     connection.keys.begin(&connection.db).map_err(error)
 }

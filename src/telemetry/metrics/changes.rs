@@ -1,4 +1,4 @@
-//! Changes of live work.
+//! Operators' changes of unfinished tasks.
 
 use ::metrics::{Unit, counter, describe_counter};
 
@@ -12,7 +12,7 @@ pub(super) fn describe() {
     );
 }
 
-/// A wish to change a task has an outcome.
+/// A pending change of a task was decided, with this outcome.
 pub fn task_changed(what: &'static str, outcome: &'static str) {
     counter!(TASKS_CHANGED, "what" => what, "outcome" => outcome).increment(1);
 }

@@ -25,7 +25,7 @@ label! {
 }
 
 label! {
-    /// Why discovery did not make a task of it. Duplicates are counted with their batch.
+    /// Why discovery did not store a task. Duplicates are counted with their batch.
     Dropped {
         Duplicate = "duplicate",
         Rejected = "rejected",
@@ -36,7 +36,7 @@ label! {
 }
 
 label! {
-    /// Why a discovered task went to dead-letters.
+    /// Why a discovered task became a dead letter.
     Lettered {
         MaxUnfinished = "max_unfinished",
         MaxQueues = "max_queues",
@@ -111,13 +111,13 @@ pub fn discovery_batch(
     histogram!(DISCOVERY_BATCH_DURATION).record(elapsed);
 }
 
-/// Tasks came in and were turned away.
+/// Tasks came in and were not stored.
 pub fn discovery_dropped(source: Source, reason: Dropped, count: usize) {
     counter!(DISCOVERY_IN, "source" => source.as_str()).increment(count as u64);
     counter!(DISCOVERY_DROPPED, "reason" => reason.as_str()).increment(count as u64);
 }
 
-/// Discovered tasks went to dead-letters.
+/// Discovered tasks became dead letters.
 pub fn discovery_lettered(reason: Lettered, count: usize) {
     counter!(DISCOVERY_LETTERED, "reason" => reason.as_str()).increment(count as u64);
 }
@@ -137,12 +137,12 @@ pub fn discovery_waited(tasks: usize) {
     gauge!(DISCOVERY_DEPTH).decrement(tasks as f64);
 }
 
-/// Fresh tasks stand on the bus.
+/// New tasks were published right after they were stored.
 pub fn outbox_published(count: usize) {
     counter!(OUTBOX_PUBLISHED).increment(count as u64);
 }
 
-/// The watchdog published what stood in the outbox.
+/// The watchdog published tasks from the outbox.
 pub fn outbox_republished(reason: Republished, count: usize) {
     counter!(OUTBOX_REPUBLISHED, "reason" => reason.as_str()).increment(count as u64);
 }

@@ -1,4 +1,4 @@
-//! Enrichment: what endpoints made of new tasks.
+//! Enrichment: what endpoints did with new tasks.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub const ENRICHMENT_OPEN: &str = "taskd_enrichment_open_breakers";
 pub const ENRICHMENT_CALL_DURATION: &str = "taskd_enrichment_call_duration_seconds";
 
 label! {
-    /// Why tasks went on without.
+    /// Why tasks were not enriched.
     Skipped { TimedOut = "timed_out", Failed = "failed", Wrong = "wrong", Busy = "busy", Open = "open" }
 }
 
@@ -43,18 +43,18 @@ pub fn enrichment_done(queue: &str, enriched: usize, rejected: usize) {
     }
 }
 
-/// Tasks of `queue` went on without.
+/// Tasks of `queue` continued without enrichment.
 pub fn enrichment_skipped(queue: &str, why: Skipped, count: usize) {
     counter!(ENRICHMENT_TASKS, "queue" => queue.to_owned(), "outcome" => why.as_str())
         .increment(count as u64);
 }
 
-/// Calls of an endpoint begin: none of its breakers is open.
+/// Calls of an endpoint begin: none of its breakers is open yet.
 pub fn enrichment_begins(endpoint: &str) {
     gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned()).set(0.0);
 }
 
-/// A breaker of an endpoint turned. Queues with different settings have one each.
+/// A breaker of an endpoint opened or closed. Queues with different settings have one each.
 pub fn enrichment_turned(endpoint: &str, is_open: bool) {
     let open = gauge!(ENRICHMENT_OPEN, "endpoint" => endpoint.to_owned());
     if is_open {

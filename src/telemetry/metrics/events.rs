@@ -1,4 +1,4 @@
-//! Watchers of tasks, and what they are told.
+//! Watchers of tasks, and the events that they get.
 
 use ::metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
@@ -61,17 +61,17 @@ pub fn event_sent() {
     counter!(EVENTS_SENT).increment(1);
 }
 
-/// Announcements were lost.
+/// Notifications of status changes were lost.
 pub fn events_dropped(count: usize) {
     counter!(EVENTS_DROPPED).increment(count as u64);
 }
 
-/// Events went to their topic.
+/// Events were published to topic `events`.
 pub fn events_published(count: usize) {
     counter!(EVENTS_PUBLISHED).increment(count as u64);
 }
 
-/// Events did not reach their topic. SQL keeps them.
+/// Events could not be published. SQL keeps them.
 pub fn events_publish_failed() {
     counter!(EVENTS_FAILED).increment(1);
 }

@@ -76,14 +76,14 @@ pub(super) fn describe() {
     );
 }
 
-/// A batch of records was dealt with.
+/// A batch of records was handled.
 pub fn fanout_batch(batch: FanoutBatch, elapsed: Duration) {
     fanout_done(batch);
     histogram!(FANOUT_BATCH_SIZE).record(batch.records as f64);
     histogram!(FANOUT_BATCH_DURATION).record(elapsed);
 }
 
-/// Records were dealt with.
+/// Records were handled.
 pub fn fanout_done(batch: FanoutBatch) {
     counter!(FANOUT_IN).increment(batch.records as u64);
     counter!(FANOUT_ENQUEUED).increment(batch.enqueued as u64);
@@ -98,24 +98,24 @@ pub fn fanout_done(batch: FanoutBatch) {
     }
 }
 
-/// Tasks came from SQL, past the bus.
+/// Tasks came from SQL, without the bus.
 pub fn fanout_took(added: usize, repeated: usize) {
     counter!(FANOUT_ENQUEUED).increment(added as u64);
     counter!(FANOUT_DROPPED, "reason" => FanoutDropped::Repeated.as_str())
         .increment(repeated as u64);
 }
 
-/// The oldest record of a batch waited so long on the bus.
+/// How long the oldest record of a batch waited on the bus.
 pub fn fanout_oldest(age: Duration) {
     gauge!(FANOUT_OLDEST).set(age.as_secs_f64());
 }
 
-/// How much of `topic` is not dealt with.
+/// How many records of `topic` have not been handled yet.
 pub fn bus_backlog(topic: &'static str, records: u64) {
     gauge!(BUS_BACKLOG, "topic" => topic).set(records as f64);
 }
 
-/// `topic` did not take some reports, and nobody sends them again.
+/// `topic` did not accept some reports, and they will not be published again.
 pub fn reports_left_out(topic: &'static str, count: usize) {
     counter!(BUS_LEFT_OUT, "topic" => topic).increment(count as u64);
 }

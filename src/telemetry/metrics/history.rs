@@ -8,7 +8,7 @@ pub const HISTORY_ATTEMPTS: &str = "taskd_history_attempts_total";
 pub const HISTORY_REMOVED: &str = "taskd_history_removed_attempts_total";
 
 label! {
-    /// How a failed attempt ended; or SQL refused it, whatever its end.
+    /// How a failed attempt ended, or `Refused` if SQL did not accept it.
     Ended { Rejected = "rejected", Expired = "expired", Refused = "refused" }
 }
 

@@ -14,23 +14,23 @@ use crate::model::{Priority, TraceId};
 
 pub const TASKS_LATENCY: &str = "taskd_tasks_latency_seconds";
 
-/// From a task that is done at once to one that waited for days.
+/// From a task that is completed at once to one that waits for a day.
 pub(super) const BUCKETS: [f64; 13] = [
     0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 7200.0, 86_400.0,
 ];
 
-/// The queues that have series of their own: each has up to 48.
+/// The most queues with series of their own. Each has up to 48 series.
 const MOST_QUEUES: usize = 100;
-/// The series of the queues beyond. No queue has such a name.
+/// The label that all further queues share. No queue can have this name.
 pub const OTHER_QUEUES: &str = "(others)";
 
 static QUEUES: Mutex<Option<Queues>> = Mutex::new(None);
 static FORGET: OnceLock<Duration> = OnceLock::new();
 
-/// The queues with series of their own, each with its last completion.
+/// The queues with series of their own, and when each had its last completion.
 type Queues = HashMap<String, Instant>;
 
-/// A sampled task that stands for its bucket: the last one.
+/// A sampled task as the exemplar of its bucket: the last one.
 #[derive(Clone, Copy, Debug)]
 struct Exemplar {
     trace: TraceId,
@@ -50,13 +50,13 @@ pub(super) fn describe() {
     );
 }
 
-/// A queue gives its series up after this time without a completion. Zero: never.
+/// Sets after which time without a completion a queue loses its series. Zero: never.
 pub(super) fn forget_after(forget: Duration) {
-    // The first recorder of a process decides.
+    // The first recorder of a process sets it.
     FORGET.get_or_init(|| forget);
 }
 
-/// Tasks of a queue and a priority were completed: the time of each, and its trace if it is
+/// Tasks of a queue and a priority were completed: how long each took, and its trace if it is
 /// sampled.
 pub fn tasks_completed(
     queue: &str,
@@ -84,7 +84,7 @@ pub fn tasks_completed(
     }
 }
 
-/// The label of a queue: its name, while there is room for its series.
+/// Returns the label of a queue: its name if it may have series of its own, else [`OTHER_QUEUES`].
 fn label_of(queue: &str) -> String {
     let mut queues = QUEUES.lock();
     let queues = queues.get_or_insert_default();
@@ -98,7 +98,7 @@ fn label_of(queue: &str) -> String {
         if queues.len() >= MOST_QUEUES {
             return OTHER_QUEUES.to_owned();
         }
-        // The series of the others have left, or leave with the next look.
+        // The series of the other queues are gone, or will be dropped at the next rendering.
         if let Some(exemplars) = &mut *EXEMPLARS.lock() {
             exemplars.retain(|(queue, _), _| queue == OTHER_QUEUES || queues.contains_key(queue));
         }
@@ -115,7 +115,7 @@ fn name(priority: Priority) -> &'static str {
     }
 }
 
-/// Adds the exemplar of its bucket to a line of the histogram. Other lines stay as they are.
+/// Appends the exemplar of its bucket to a line of the histogram. Other lines stay as they are.
 pub(super) fn add_exemplar(line: &mut String) {
     let Some(exemplar) = exemplar_of(line) else {
         return;
@@ -125,7 +125,7 @@ pub(super) fn add_exemplar(line: &mut String) {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
         .as_secs_f64();
-    // Writing to a text does not fail.
+    // Writing to a string does not fail.
     write!(
         line,
         " # {{trace_id=\"{}\"}} {} {at:.3}",

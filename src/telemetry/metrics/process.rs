@@ -79,12 +79,12 @@ pub fn grpc_request(method: &'static str, code: &'static str, elapsed: Duration)
     histogram!(GRPC_DURATION, "method" => method, "code" => code).record(elapsed);
 }
 
-/// A worker that set no `max_bytes` was sent more than clients take by default.
+/// A worker that set no `max_bytes` was sent more than clients accept by default.
 pub fn grpc_oversized_answer() {
     counter!(GRPC_OVERSIZED).increment(1);
 }
 
-/// A certificate was read that is valid until then.
+/// A certificate was read that expires at this time.
 pub fn certificate_expires(unix_seconds: i64) {
     gauge!(CERTIFICATE_EXPIRES).set(unix_seconds as f64);
 }
@@ -94,7 +94,7 @@ pub fn denied_call(reason: &'static str) {
     counter!(DENIED_CALLS, "reason" => reason).increment(1);
 }
 
-/// A connection had no room.
+/// A connection was refused, since `max_connections` are open.
 pub fn refused_connection(protocol: Protocol) {
     let protocol = match protocol {
         Protocol::Http => "http",
@@ -103,17 +103,17 @@ pub fn refused_connection(protocol: Protocol) {
     counter!(REFUSED_CONNECTIONS, "protocol" => protocol).increment(1);
 }
 
-/// Bytes of the request budget that are taken.
+/// How many bytes of the request budget are taken.
 pub fn requests_held(bytes: usize) {
     gauge!(REQUESTS_HELD).set(bytes as f64);
 }
 
-/// The calls that wait, now.
+/// The number of calls that wait right now.
 pub fn waiting_calls(count: usize) {
     gauge!(WAITING_CALLS).set(count as f64);
 }
 
-/// The system's figures of this process: memory, CPU, descriptors.
+/// Updates what the system knows of this process: memory, CPU, file descriptors.
 pub fn process() {
     metrics_process::Collector::default().collect();
 }

@@ -1,4 +1,4 @@
-//! Redis, the database and the bus: whether they answer, round trips, memory, retries.
+//! Redis, the database and the bus: whether they answer, round trips, memory and retries.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ pub(super) fn describe() {
     );
 }
 
-/// A script was called for `items` callers' items at once.
+/// A script was called once for the combined items of its callers.
 pub fn redis_script(script: &'static str, items: usize, elapsed: Duration) {
     histogram!(SCRIPT_DURATION, "script" => script).record(elapsed);
     histogram!(SCRIPT_BATCH_SIZE, "script" => script).record(items as f64);
@@ -81,12 +81,12 @@ pub fn server_is_up(server: &'static str, is_up: bool) {
     gauge!(SERVER_UP, "server" => server).set(if is_up { 1.0 } else { 0.0 });
 }
 
-/// A server that answered is away.
+/// A server stopped answering.
 pub fn server_went_away(server: &'static str) {
     counter!(SERVER_OUTAGES, "server" => server).increment(1);
 }
 
-/// Whether taskd's promises do not hold with a setting of a Redis server.
+/// Whether a setting of a Redis server breaks taskd's promises.
 pub fn unsafe_setting(server: &str, setting: &'static str, is_unsafe: bool) {
     gauge!(REDIS_UNSAFE, "server" => server.to_owned(), "setting" => setting).set(if is_unsafe {
         1.0

@@ -37,7 +37,7 @@ pub(super) fn describe() {
     );
 }
 
-/// The process has so many sessions now.
+/// How many sessions this process has now.
 pub fn sessions(open: usize) {
     gauge!(SESSIONS_OPEN).set(open as f64);
 }
@@ -47,7 +47,7 @@ pub fn session_ended(why: SessionEnd) {
     counter!(SESSIONS_ENDED, "reason" => why.as_str()).increment(1);
 }
 
-/// Leases ended with their session: their tasks are offered again, failed and wait for their
+/// Leases ended with their session: their tasks are offered again, have failed and wait for their
 /// backoff, or are dead.
 pub fn session_leases(offered: usize, failed: usize, dead: usize) {
     for (outcome, count) in [("offered", offered), ("failed", failed), ("dead", dead)] {

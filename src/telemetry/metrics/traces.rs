@@ -1,4 +1,4 @@
-//! Spans on their way to the collector.
+//! Spans that are exported to the collector.
 
 use ::metrics::{Unit, counter, describe_counter};
 
@@ -7,8 +7,8 @@ use super::label::label;
 pub const TRACES_SPANS: &str = "taskd_traces_spans_total";
 
 label! {
-    /// The fate of a span. Dropped: the queue of the exporter was full. Failed: the collector did
-    /// not take it.
+    /// What became of a span. Dropped: the queue of the exporter was full. Failed: the collector
+    /// did not accept it.
     SpanOutcome { Exported = "exported", Dropped = "dropped", Failed = "failed" }
 }
 

@@ -16,8 +16,8 @@ pub const FSCK_UNCHECKED_SHARDS: &str = "taskd_fsck_unchecked_shards";
 pub const WATCHDOG_STEP_DURATION: &str = "taskd_watchdog_step_duration_seconds";
 
 label! {
-    /// An act of the watchdog on a task. Undelivered: the lease expired before the worker had the
-    /// task.
+    /// What the watchdog did with a task. Undelivered: the lease expired before the worker had
+    /// received the task.
     Watched {
         Expired = "expired",
         Retried = "retried",
@@ -63,28 +63,29 @@ pub(super) fn describe() {
     );
 }
 
-/// The watchdog dealt with tasks.
+/// The watchdog handled tasks.
 pub fn watchdog_handled(what: Watched, count: usize) {
     counter!(WATCHDOG_HANDLED, "what" => what.as_str()).increment(count as u64);
 }
 
-/// This process has the leader lease now, or not.
+/// Whether this process holds the leader lease now.
 pub fn watchdog_leads(leads: bool) {
     gauge!(WATCHDOG_LEADS).set(if leads { 1.0 } else { 0.0 });
 }
 
-/// A round of checks found so many differences of a kind.
+/// A round of checks found this many differences of a kind.
 pub fn invariant_violations(kind: &'static str, count: u64) {
     gauge!(INVARIANT_VIOLATIONS, "kind" => kind).set(count as f64);
 }
 
-/// A round of checks could not look at so many suspected tasks, and so many shards.
+/// A round of checks could not look again at this many suspected tasks, and failed for this many
+/// shards.
 pub fn fsck_unchecked(tasks: u64, shards: usize) {
     gauge!(FSCK_UNCHECKED).set(tasks as f64);
     gauge!(FSCK_UNCHECKED_SHARDS).set(shards as f64);
 }
 
-/// A loop of the watchdog went round once; its waits do not count.
+/// A loop of the watchdog finished a step. The time excludes its waits.
 pub fn watchdog_step(name: &'static str, elapsed: Duration) {
     histogram!(WATCHDOG_STEP_DURATION, "loop" => name).record(elapsed);
 }

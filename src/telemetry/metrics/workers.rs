@@ -1,4 +1,4 @@
-//! Workers' calls, the queues that they work on, and their reports.
+//! Workers' calls, the queues that they work on, and the reports of completed and dead tasks.
 
 use std::time::Duration;
 
@@ -31,18 +31,18 @@ label! {
 }
 
 label! {
-    /// The outcome of a rejection.
+    /// What became of a rejected task.
     Rejected { Retried = "retried", Dead = "dead", Returned = "returned" }
 }
 
-/// A queue at one moment, all shards together.
+/// The size of a queue at one moment, all shards together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueDepth {
     pub pending: u64,
     pub waiting: u64,
     pub leased: u64,
     pub delayed: u64,
-    /// The time since the insert of the oldest waiting task; zero when none waits.
+    /// The time since the oldest waiting task was inserted; zero if none waits.
     pub oldest: Duration,
 }
 
@@ -118,7 +118,7 @@ pub fn tasks_rejected(outcome: Rejected, count: usize) {
     counter!(TASKS_REJECTED, "outcome" => outcome.as_str()).increment(count as u64);
 }
 
-/// How `queue` stands.
+/// How many tasks `queue` has in each state now.
 pub fn queue_depth(queue: &str, depth: QueueDepth) {
     let states = [
         ("pending", depth.pending),
@@ -132,14 +132,14 @@ pub fn queue_depth(queue: &str, depth: QueueDepth) {
     gauge!(QUEUE_OLDEST, "queue" => queue.to_owned()).set(depth.oldest.as_secs_f64());
 }
 
-/// Reports moved from Redis to the bus.
+/// Reports were moved from Redis to the bus.
 pub fn results_forwarded(count: usize, elapsed: Duration) {
     counter!(RESULTS_FORWARDED).increment(count as u64);
     histogram!(RESULTS_BATCH_SIZE).record(count as f64);
     histogram!(RESULTS_BATCH_DURATION).record(elapsed);
 }
 
-/// Entries wait to be moved to the bus, in all shards.
+/// How many entries wait to be moved to the bus, in all shards.
 pub fn results_depth(entries: u64) {
     gauge!(RESULTS_DEPTH).set(entries as f64);
 }

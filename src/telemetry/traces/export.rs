@@ -1,4 +1,4 @@
-//! Spans on their way to an OTLP collector, in batches.
+//! Exports spans to an OTLP collector, in batches.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -27,24 +27,24 @@ use crate::{
     },
 };
 
-/// The spans of one call.
+/// The most spans of one call.
 const BATCH: usize = 512;
-/// How long the first span of a batch waits for others.
+/// How long the first span of a batch waits for more.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long a batch is tried again. Meanwhile the queue fills, and then spans are dropped.
+/// How long a batch is retried. Meanwhile the queue fills up, and then spans are dropped.
 const TRY_FOR: Duration = Duration::from_secs(15);
-/// The waits between the tries.
+/// The wait before each retry.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How long the last spans may take at the stop.
+/// How long exporting the last spans may take at the stop.
 const FLUSH_WITHIN: Duration = Duration::from_secs(3);
 
-/// Empties the queue of spans into a collector.
+/// Sends the spans of the queue to a collector.
 pub struct Exporter {
     transport: Transport,
     timeout: Duration,
     resource: Resource,
     spans: mpsc::Receiver<Span>,
-    /// The last call failed, and the log says so.
+    /// True if the last call failed, which has been logged.
     is_failing: bool,
 }
 
@@ -73,7 +73,7 @@ impl Exporter {
         })
     }
 
-    /// Exports until the stop, and then the spans that are left, as far as the time allows.
+    /// Exports until the stop, and then the spans that are left, as far as time allows.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         while stop
@@ -82,7 +82,7 @@ impl Exporter {
             .is_some()
         {
             let until = Instant::now() + TRY_FOR;
-            // At the stop the batch stays, and the flush tries it once more.
+            // At the stop the batch is kept, and the flush below tries it once more.
             if stop
                 .run_until_cancelled(self.export_until(&batch, until))
                 .await
@@ -116,11 +116,11 @@ impl Exporter {
         }
     }
 
-    /// Fills the batch. If the future is dropped, the batch keeps what it has.
+    /// Fills the batch. If the future is dropped, the batch keeps the spans that it has.
     async fn gather(&mut self, batch: &mut Vec<Span>) {
         while batch.is_empty() {
             if self.spans.recv_many(batch, BATCH).await == 0 {
-                // The sender is as old as the process.
+                // Cannot happen: the sender is in a static.
                 return std::future::pending().await;
             }
         }
@@ -137,7 +137,7 @@ impl Exporter {
         }
     }
 
-    /// Tries to export until it works or the time is over.
+    /// Retries the export until it succeeds, the collector refuses it for good, or time is up.
     async fn export_until(&mut self, batch: &[Span], until: Instant) {
         loop {
             let Err(Refused { why, is_final }) = self.export(batch).await else {
@@ -191,7 +191,7 @@ impl Exporter {
     }
 }
 
-/// A span in the form of OTLP, with the attributes that OpenTelemetry names for messaging.
+/// Converts a span to OTLP, with the attributes that OpenTelemetry defines for messaging.
 fn otlp(span: &Span) -> OtlpSpan {
     let Span {
         hop,

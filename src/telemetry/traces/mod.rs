@@ -1,9 +1,9 @@
-//! Spans of tasks. taskd knows the time and the parent of each hop, so it makes whole spans by
-//! hand, and only of sampled tasks.
+//! Spans of tasks. taskd knows the times and the parent of each hop, so it builds finished spans
+//! itself, and only for sampled tasks.
 //!
 //! [`install`] gives the process one bounded queue of spans, which [`Exporter`] empties. Nothing
 //! here waits: a span that finds the queue full is counted and dropped. Without an endpoint nothing
-//! is installed, and each hop costs one load.
+//! is installed, and each hop costs one atomic load.
 
 mod export;
 mod span;
@@ -31,26 +31,25 @@ use crate::{
     model::{LeaseNumber, LeaseTrace, QueueName, SpanId, TaskId, TraceContext, TraceId},
 };
 
-/// The spans that wait for the exporter: at most so many, some 8 MiB.
+/// The most spans that wait for the exporter, about 8 MiB.
 const QUEUE: usize = 16_384;
 
 static SINK: OnceLock<Sink> = OnceLock::new();
 
-/// The tasks in a second, and at once, that callers may have traced in this process. A caller with
-/// a right to insert decides about its own tasks only, and must not fill the queue of spans with
-/// them.
+/// How many tasks per second, and in one burst, callers may have traced in this process. The right
+/// to insert does not include filling the queue of spans, which all callers share.
 const OF_CALLERS: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
-/// The process's way to the exporter.
+/// Where this process sends its spans, and which tasks it samples.
 struct Sink {
     of_callers: DefaultDirectRateLimiter,
     spans: mpsc::Sender<Span>,
-    /// Random numbers below it are sampled, of 2^64.
+    /// A task is sampled if a random `u64` is below this.
     sample_below: u64,
     sample_all: bool,
 }
 
-/// Installs the queue of spans, once per process. `None` without an endpoint.
+/// Installs the queue of spans, once per process. Returns `None` without an endpoint.
 pub fn install(settings: &Traces) -> Result<Option<Exporter>, Error> {
     if settings.endpoint.is_empty() {
         return Ok(None);
@@ -69,8 +68,8 @@ pub fn install(settings: &Traces) -> Result<Option<Exporter>, Error> {
     Ok(Some(exporter))
 }
 
-/// The time for the beginning of a span. It is this machine's: a collector shows it to people, and
-/// nothing compares it.
+/// The start time for a span. It comes from this machine's clock: a collector shows it to people,
+/// and nothing compares it.
 pub fn now() -> SystemTime {
     SystemTime::now()
 }
@@ -85,7 +84,7 @@ pub fn trace_of(traceparent: &str) -> Option<tracing::field::DisplayValue<TraceI
     TraceContext::sampled(traceparent).map(|context| tracing::field::display(context.trace))
 }
 
-/// Hands a span to the exporter, if there is room.
+/// Hands a span to the exporter. Drops it if the queue is full.
 pub fn record(span: Span) {
     if let Some(sink) = SINK.get()
         && sink.spans.try_send(span).is_err()
@@ -104,15 +103,15 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// A child of a sampled context; `None` when it is not sampled, or this process exports
-    /// nothing.
+    /// Begins a child of a sampled context. Returns `None` if the context is not sampled or this
+    /// process exports nothing.
     pub fn child_of(traceparent: &str) -> Option<Self> {
         let parent = TraceContext::sampled(traceparent).filter(|_| is_on())?;
         Some(Self::child(parent))
     }
 
-    /// A child of the sampled context that the sender of a task gave it. Beyond a bound per second
-    /// the task is not traced, and its context says so from now on.
+    /// Begins a child of the sampled context that came with an inserted task. Beyond a number of
+    /// tasks per second the task is not traced, and `traceparent` says so from then on.
     pub fn child_of_caller(traceparent: &mut String) -> Option<Self> {
         let parent = TraceContext::sampled(traceparent)?;
         let sink = SINK.get()?;
@@ -128,7 +127,7 @@ impl Begun {
         Some(Self::child(parent))
     }
 
-    /// A child of a context that is known to be sampled, in a process that exports spans.
+    /// Begins a child of a context that is known to be sampled, in a process that exports spans.
     pub fn child(parent: TraceContext) -> Self {
         let context = parent.at(new_span());
         Self {
@@ -139,7 +138,7 @@ impl Begun {
         }
     }
 
-    /// The first span of a trace, for the part of all tasks that `trace_sample` says.
+    /// Begins a new trace, for the fraction of tasks that is to be sampled.
     pub fn root() -> Option<Self> {
         let sink = SINK.get()?;
         if !sink.sample_all && (sink.sample_below == 0 || random() >= sink.sample_below) {
@@ -159,7 +158,7 @@ impl Begun {
         })
     }
 
-    /// With a link to another span.
+    /// Adds a link to another span.
     pub fn linked(self, link: Option<TraceContext>) -> Self {
         Self { link, ..self }
     }
@@ -168,7 +167,7 @@ impl Begun {
         Self { start, ..self }
     }
 
-    /// The parent of what follows, as a traceparent.
+    /// The context of this span, which is the parent of those that follow.
     pub fn context(&self) -> TraceContext {
         self.context
     }
@@ -221,7 +220,7 @@ impl Begun {
     }
 }
 
-/// The end of a lease by its worker's report.
+/// How a worker's report ended its lease.
 pub struct WorkEnd<'a> {
     pub task: TaskId,
     pub queue: &'a QueueName,
@@ -262,8 +261,9 @@ pub fn record_work(trace: &LeaseTrace, end: WorkEnd<'_>) {
     });
 }
 
-/// The span of the claim that led to this work. The process that gets the report knows only its
-/// token. An attempt whose lease came back at no cost has several claims.
+/// Returns the span id of the claim that led to this work. It is derived from the lease number,
+/// because the process that gets the report knows only the lease token, and because an attempt has
+/// several claims if its lease came back at no cost.
 pub fn claim_of(work: TraceContext, lease: LeaseNumber) -> SpanId {
     SpanId::derived(
         work,
@@ -278,6 +278,8 @@ fn new_span() -> SpanId {
 }
 
 fn random() -> u64 {
-    // Two of the bits are not random: those of the version are in the upper half.
+    // The lower half of a v4 UUID begins with the two fixed bits of the variant, which the shift
+    // drops. The upper half of another UUID fills the gap; its fixed bits of the version do no
+    // harm, since they are combined with random ones.
     uuid::Uuid::new_v4().as_u64_pair().1 << 2 ^ uuid::Uuid::new_v4().as_u64_pair().0
 }

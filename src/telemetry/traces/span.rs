@@ -4,20 +4,20 @@ use std::time::SystemTime;
 
 use crate::model::{QueueName, SpanId, TaskId, TraceContext};
 
-/// A step of a task. The names of spans.
+/// A step of a task, which names a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hop {
-    /// From the call, or the report of the parent, to the commit in SQL.
+    /// From the call, or the report of the parent task, to the SQL commit.
     Insert,
-    /// Onto the bus.
+    /// From SQL onto the bus.
     Publish,
     /// From the bus into the queue.
     Enqueue,
-    /// From the look into the queue to the lease.
+    /// From the beginning of the claim to the lease.
     Claim,
     /// From the lease to the report.
     Work,
-    /// The report into SQL.
+    /// From the report to the SQL commit.
     Settle,
 }
 
@@ -40,7 +40,7 @@ pub struct Span {
     pub hop: Hop,
     pub context: TraceContext,
     pub parent: Option<SpanId>,
-    /// A span that led to this one, and is not its parent.
+    /// A span that led to this one but is not its parent.
     pub link: Option<TraceContext>,
     pub start: SystemTime,
     pub end: SystemTime,
@@ -49,6 +49,6 @@ pub struct Span {
     pub worker: Option<String>,
     pub attempt: Option<u32>,
     pub outcome: &'static str,
-    /// Empty: the hop went well.
+    /// Empty if the hop succeeded.
     pub error: String,
 }

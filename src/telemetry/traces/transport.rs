@@ -1,4 +1,4 @@
-//! The two ways to a collector: OTLP over gRPC and over HTTP.
+//! The two transports to a collector: OTLP over gRPC and over HTTP.
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ use crate::{
     telemetry::error::Error,
 };
 
-/// An answer needs no more.
+/// The most bytes of an answer that are read.
 const ANSWER_BYTES: usize = 64 << 10;
-/// How long a connection waits for its next batch.
+/// How long an idle connection is kept for the next batch.
 const IDLE: Duration = Duration::from_secs(60);
-/// The path of spans, where the endpoint names none.
+/// The path of spans, if the endpoint has none.
 const PATH: &str = "/v1/traces";
 
-/// A way to a collector.
+/// A client of a collector.
 pub(super) enum Transport {
     Grpc(Box<Grpc>),
     Http(Box<Http>),
@@ -50,10 +50,10 @@ pub(super) struct Http {
     headers: MetadataMap,
 }
 
-/// A batch that the collector did not take.
+/// A batch that the collector did not accept.
 pub(super) struct Refused {
     pub(super) why: String,
-    /// The collector would refuse the batch again.
+    /// True if the collector would refuse the batch again.
     pub(super) is_final: bool,
 }
 
@@ -79,8 +79,8 @@ impl Transport {
         Ok(Self::Grpc(Box::new(Grpc { client, headers })))
     }
 
-    /// Sends a batch. Answers how many spans the collector refused. The caller sets a deadline,
-    /// too.
+    /// Sends a batch. Returns how many of its spans the collector refused. The caller must set a
+    /// deadline as well, because HTTP ignores `timeout`.
     pub(super) async fn send(
         &mut self,
         batch: ExportTraceServiceRequest,
@@ -181,7 +181,8 @@ impl Http {
         let body = Limited::new(response.into_body(), ANSWER_BYTES)
             .collect()
             .await;
-        // The spans have arrived. An answer that says no more counts as one without refused spans.
+        // The spans have arrived: an answer that cannot be read counts as one without refused
+        // spans.
         Ok(body
             .ok()
             .and_then(|body| ExportTraceServiceResponse::decode(body.to_bytes()).ok())
@@ -198,7 +199,7 @@ fn is_final(code: tonic::Code) -> bool {
     )
 }
 
-/// As OTLP says which answers a client may repeat.
+/// True for the statuses after which OTLP lets a client retry.
 fn is_passing(status: StatusCode) -> bool {
     matches!(
         status,

@@ -1,4 +1,4 @@
-//! Access tokens, and operators' acts.
+//! Tests of access tokens and operators' acts.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -46,7 +46,7 @@ pub(crate) async fn tokens_come_and_go_with_their_acts(db: &impl Database) {
     let [make_b, make_a, end_b] =
         ["make b", "make a", "end b"].map(|what| Act::new("me", what, "on this"));
     let mut versions = vec![store.tokens_version().await.unwrap()];
-    // A repeated call has taken effect already, and changes nothing.
+    // A repeated call changes nothing, because it has already taken effect.
     for _ in 0..2 {
         assert_eq!(
             store.add_token(one, &token("b"), &make_b).await.unwrap(),
@@ -127,7 +127,7 @@ pub(crate) async fn old_acts_go_a_few_at_a_time(db: &impl Database) {
             .unwrap();
         assert_eq!(left().await, expected);
     }
-    // A task that is sent again brings an act, too.
+    // Sending a task again also records an act.
     store.keep_acts(&[before(10)]).await.unwrap();
     assert_eq!(left().await, 5);
     let task = row("q", "k");

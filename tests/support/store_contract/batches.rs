@@ -1,4 +1,4 @@
-//! Promises about batches: the fresh tasks of one insert, which go to the bus together.
+//! Tests of batches: the fresh tasks of one insert, which are published together.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,7 +16,7 @@ use super::{
     walked_to,
 };
 
-/// Inserts new rows; their batch.
+/// Inserts new rows and returns their batch.
 async fn insert(store: &dyn Store, rows: &[NewRow]) -> Turn {
     let stored: Stored<_> = store.insert(rows).await.unwrap();
     assert!(stored.batch.is_batch());
@@ -75,7 +75,7 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
 
     store.settle(&[completed(&fresh[0], "w")]).await.unwrap();
     for _ in 0..2 {
-        // Twice, as when the first answer was lost.
+        // Mark twice, as after a lost answer.
         mark(&*store, "g", fresh, batch, at(7, 1)).await;
         assert_eq!(published(&*store).await, all_at(&fresh[1..], at(7, 1)));
         assert_eq!(
@@ -87,7 +87,7 @@ pub(crate) async fn a_batch_is_marked_as_a_whole(db: &impl Database) {
         assert_eq!(outbox(&*store).await, [in_outbox(&others[1], Scheduled)]);
         assert!(!detail_of(&*store, &fresh[1]).await.unpublished);
     }
-    // A topic that was made anew.
+    // In another generation of the topic, the offsets are unknown.
     let elsewhere: Vec<_> = fresh[1..]
         .iter()
         .map(|row| published_at(row, None))
@@ -180,11 +180,11 @@ pub(crate) async fn what_is_put_off_is_due_later(db: &impl Database) {
     let all: Vec<_> = batch[..3].iter().map(|row| in_outbox(row, Fresh)).collect();
     assert_eq!(due_rows(&*store, NOW + 8_999, 10).await, all[..1]);
     assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all);
-    // Once more, out of the outbox itself.
+    // Put one of them off again, now that it is in the outbox itself.
     store.put_off(&ids(&batch[2..]), NOW + 9_001).await.unwrap();
     assert_eq!(due_rows(&*store, NOW + 9_000, 10).await, all[..2]);
     assert_eq!(due_rows(&*store, NOW + 9_001, 10).await, all);
-    // The clock steps back: they do not wait for the time from before.
+    // After the clock steps back, they do not wait until the old time.
     store.bring_forward(NOW, NOW, None, 10).await.unwrap();
     assert_eq!(due_rows(&*store, NOW, 10).await.len(), 3);
 }
@@ -193,7 +193,7 @@ pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &imp
     let store = db.open().await;
     let batch = rows("q", 4);
     let turn = insert(&*store, &batch).await;
-    // The fanout was faster than the publisher, and found the queue full.
+    // The fanout was faster than the publisher's mark, and found the queue full.
     store.unpublish(&ids(&batch[..1]), Parked).await.unwrap();
     mark(&*store, "g", &batch, turn, at(1, 0)).await;
     assert_eq!(
@@ -203,7 +203,7 @@ pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &imp
     assert_eq!(published(&*store).await, all_at(&batch[1..], at(1, 0)));
     assert!(detail_of(&*store, &batch[0]).await.unpublished);
 
-    // It goes out, to a later place; and another one is missing.
+    // It is published, at a later offset; and another task is missing.
     let parked = store
         .parked(&queue("q"), 10, &HashSet::new())
         .await
@@ -213,7 +213,7 @@ pub(crate) async fn a_late_mark_of_a_batch_leaves_a_task_that_came_back(db: &imp
     assert_eq!(published(&*store).await, expected);
     store.unpublish(&ids(&batch[1..2]), Missing).await.unwrap();
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
-    // The same mark comes once more.
+    // The same mark is repeated.
     mark(&*store, "g", &batch, turn, at(1, 0)).await;
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
     assert_eq!(
@@ -259,7 +259,7 @@ pub(crate) async fn many_small_batches_come_in_one_page(db: &impl Database) {
     assert_eq!(due_rows(&*store, NOW + 149, 100).await, expected[..100]);
     assert_eq!(due_rows(&*store, NOW + 2, 100).await, expected[..6]);
 
-    // Some that nobody needs hide nothing.
+    // Batches with only completed tasks must not hide other rows.
     let reports: Vec<_> = all[..200].iter().map(|row| completed(row, "w")).collect();
     store.settle(&reports).await.unwrap();
     assert_eq!(due_rows(&*store, NOW + 149, 10).await, expected[200..210]);
@@ -272,7 +272,7 @@ pub(crate) async fn batches_that_no_task_needs_are_removed(db: &impl Database) {
     for batch in &batches {
         turns.push(insert(&*store, batch).await);
     }
-    // The last one is not published.
+    // The last batch is not published.
     for (batch, turn) in batches.iter().zip(&turns).take(4) {
         mark(&*store, "g", batch, *turn, at(1, 0)).await;
     }
@@ -289,8 +289,9 @@ pub(crate) async fn batches_that_no_task_needs_are_removed(db: &impl Database) {
     assert_eq!(pages().await, 3);
     assert_eq!(db.number("SELECT COUNT(*) FROM batches").await, 5);
 
-    // Done; dead and back in the outbox; one still on the bus; at places of their own, which may be
-    // earlier ones.
+    // The first batch is completed; of the second, one task is dead and the rest is back in the
+    // outbox; of the third, one task is still on the bus; those of the fourth have their own
+    // offsets, which may be earlier ones.
     store
         .settle(
             &batches[0]
@@ -327,22 +328,22 @@ pub(crate) async fn batches_that_no_task_needs_are_removed(db: &impl Database) {
         ]
         .concat()
     );
-    // Late marks of what is gone.
+    // Late marks of tasks that are gone.
     mark(&*store, "g", &batches[0], turns[0], at(9, 0)).await;
     assert_eq!(published(&*store).await, before);
 }
 
-/// The state of a task.
+/// The expected state of a task.
 #[derive(Clone)]
 struct Known {
     row: NewRow,
     is_final: bool,
-    /// The turn in which it waits for the bus, and whether it is parked.
+    /// The turn in which it waits to be published, and whether it is parked.
     waits: Option<(Turn, bool)>,
     place: Option<Offset>,
 }
 
-/// Numbers that look random, the same in each run.
+/// A deterministic pseudo-random generator.
 struct Dice(u64);
 
 impl Dice {
@@ -355,8 +356,8 @@ impl Dice {
     }
 }
 
-/// Marks of batches and of tasks, late and repeated ones too, in any order with all else: always as
-/// if each task had a row of its own in the outbox.
+/// Random marks of batches and of single tasks, some of them late or repeated, mixed with all other
+/// operations. The result must always be as if each task had its own row in the outbox.
 pub(crate) async fn batches_agree_with_a_row_for_each_task(db: &impl Database) {
     let store = db.open().await;
     let (mut dice, mut known, mut past) =
@@ -404,7 +405,7 @@ pub(crate) async fn batches_agree_with_a_row_for_each_task(db: &impl Database) {
                     past.push((task, turn));
                 }
             }
-            // A mark of all or some of those that ever waited in a turn.
+            // Marks all or some of the tasks that ever waited in a turn.
             kind => {
                 let (_, turn) = past[dice.below(past.len())];
                 let tasks: Vec<usize> = past

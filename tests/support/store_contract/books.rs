@@ -1,4 +1,4 @@
-//! The counts of the books.
+//! Tests of the counts in the books.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) async fn what_waits_off_the_bus_is_counted(db: &impl Database) {
     let mut far = fresh(task("q", "far"));
     (far.unpublished, far.due_unix_ms) = (Unpublished::Scheduled, i64::MAX - 1);
     some.push(far);
-    // Two batches; one has tasks of both queues.
+    // Insert two batches; the first one has tasks of both queues.
     let both: Vec<_> = some.iter().chain(&others).cloned().collect();
     let stored = store.insert(&both).await.unwrap();
     insert_new(&*store, &rows("s", 2)).await;
@@ -33,7 +33,7 @@ pub(crate) async fn what_waits_off_the_bus_is_counted(db: &impl Database) {
     ]);
     assert_eq!(off_bus(&*store).await, want);
 
-    // The first batch is published, some of it comes back, and one of these ends.
+    // The first batch is published, some of it comes back, and one of those tasks ends.
     let (offset, tasks) = (
         Offset { major: 1, minor: 0 },
         ids(&both).into_iter().map(|id| (id, stored.batch)),

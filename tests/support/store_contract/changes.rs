@@ -1,4 +1,4 @@
-//! Changes of live work: the wishes that SQL keeps, and their ends.
+//! Tests of changes of live tasks: pending changes in SQL, and how they end.
 
 use taskd::{
     model::{Act, Change, ChangeKind, Requeue, TaskAct, Update},
@@ -117,7 +117,7 @@ pub(crate) async fn a_wish_is_kept_until_its_task_is_cancelled<D: Database>(db: 
         (fresh.task.id, &shard_of(&fresh), 1, 0)
     );
     assert_eq!(wishes[0].kind, ChangeKind::Cancel);
-    // Only what may change something is an act.
+    // Only tasks that may change get an act.
     let targets: HashSet<String> = store
         .acts(None, 10)
         .await
@@ -156,7 +156,7 @@ pub(crate) async fn a_wish_is_kept_until_its_task_is_cancelled<D: Database>(db: 
         ],
     );
     assert_eq!(store.parked_queues().await.unwrap(), []);
-    // A second time it changes nothing, and neither does a completion that comes late.
+    // A repetition changes nothing, and neither does a late completion.
     assert_eq!(
         store.end_changes(&ends, NOW + 10).await.unwrap(),
         [ends_of(&fresh), ends_of(&parked)]
@@ -190,7 +190,7 @@ pub(crate) async fn a_decision_counts_in_its_epoch_and_generation_only<D: Databa
     insert_new(&*store, std::slice::from_ref(&task)).await;
     store.open_shards(&[shard_of(&task)]).await.unwrap();
     let wish = kept_of(&want(&*store, &[&task]).await[0]);
-    // Redis lost the shard behind the script.
+    // Redis lost the shard after the script ran.
     assert_eq!(
         store.begin_rebuild(&[(shard_of(&task), 1)]).await.unwrap(),
         [2]
@@ -204,7 +204,7 @@ pub(crate) async fn a_decision_counts_in_its_epoch_and_generation_only<D: Databa
         unfinished
     );
     assert_eq!(kept(&*store).await, [task.task.id]);
-    // That of a database that was set back is behind the one of Redis.
+    // If the database was set back, its generation is older than that in Redis.
     assert_eq!(
         store
             .end_changes(&[cancelled(&wish, 3)], NOW)
@@ -213,8 +213,8 @@ pub(crate) async fn a_decision_counts_in_its_epoch_and_generation_only<D: Databa
         [ended(&task, StoredStatus::Cancelled)]
     );
 
-    // A cancelled task that is sent again is in its next epoch, and no wish is left of the one
-    // before.
+    // A cancelled task that is sent again is in its next epoch, without pending changes from the
+    // previous one.
     let retried = store
         .retry_with_acts(&[task.task.id], NOW, "ops", "retry")
         .await
@@ -265,7 +265,7 @@ pub(crate) async fn a_later_wish_stays_when_the_earlier_one_ends<D: Database>(db
     store.end_changes(&[over(&second)], NOW).await.unwrap();
     assert_eq!(kept(&*store).await, []);
 
-    // Pages end where they should, and wishes about what is final go.
+    // Pages end at the limit, and pending changes of final tasks are removed.
     want(&*store, &[&tasks[0], &tasks[1], &tasks[2]]).await;
     let (mut after, mut found) = (None, Vec::new());
     loop {
@@ -325,7 +325,7 @@ pub(crate) async fn new_values_are_stored_with_their_wish<D: Database>(db: &D) {
     let state = store.states(&[parked.task.id]).await.unwrap().remove(0);
     assert_eq!((state.replicas, state.priority), (2, Priority::High));
 
-    // A NUM that the credits reach completes it.
+    // Lowering NUM to the number of credits completes the task.
     store.settle(&[completed(&parked, "a")]).await.unwrap();
     let wish = kept_of(&update(&*store, &parked, replicas(1)).await);
     let updated = EndedChange {
@@ -359,7 +359,7 @@ pub(crate) async fn a_higher_num_reopens_a_completed_task<D: Database>(db: &D) {
         Wanted::Final(Completed)
     );
     assert_eq!(update(&*store, &one, replicas(2)).await, Wanted::Reopened);
-    // A surplus result becomes the credit that is missing.
+    // A surplus result becomes the missing credit.
     assert_eq!(update(&*store, &late, replicas(2)).await, Wanted::Reopened);
     assert_eq!(
         counts(&*store).await,
@@ -400,7 +400,7 @@ pub(crate) async fn a_completion_before_a_higher_num_reopens_once_sql_has_it<D: 
             credited: 1,
         },
     };
-    // The report of the queue's completion has not come.
+    // The report of the completion in the queue has not arrived yet.
     store.end_changes(&[before], NOW).await.unwrap();
     assert_eq!(db.number("SELECT COUNT(*) FROM changes").await, 1);
     store.settle(&[completed(&task, "a")]).await.unwrap();
@@ -459,7 +459,7 @@ pub(crate) async fn of_two_changes_at_once_the_queue_gets_the_later<D: Database>
         end: updated_to(kept),
     };
     let wishes = async || db.number("SELECT COUNT(*) FROM changes").await;
-    // The second one's wish is gone when the values of the first come to the queue.
+    // The second pending change ends before the values of the first reach the queue.
     store
         .end_changes(&[updated(&second, true)], NOW)
         .await
@@ -475,7 +475,7 @@ pub(crate) async fn of_two_changes_at_once_the_queue_gets_the_later<D: Database>
     };
     let kept = store.kept_changes(&pages).await.unwrap().changes;
     assert_eq!((kept.len(), kept[0].task.replicas), (1, 3));
-    // Where it is kept, it stays.
+    // It stays as long as it must be kept.
     store
         .end_changes(&[updated(&kept[0], false)], NOW)
         .await
@@ -521,9 +521,9 @@ pub(crate) async fn of_two_reservations_the_earlier_end_stays_until_the_queue_na
     };
     let first = reserve(Some(NOW + 100)).await;
     assert_eq!((first.at_unix_ms, first.is_second), (NOW + 100, false));
-    // Its process may be killed before its script.
+    // The process may be killed before it calls the script, so the first end still holds.
     assert_eq!(reserve(Some(NOW + 500)).await.at_unix_ms, NOW + 100);
-    // One without an end keeps no row of its own.
+    // A reservation without an end is not kept in a row of its own.
     assert_eq!(reserve(None).await.kind, ChangeKind::Requeue);
     let kept = due(NOW + 100).await.remove(0);
     let end = |kept: &KeptChange, end| {
@@ -533,7 +533,7 @@ pub(crate) async fn of_two_reservations_the_earlier_end_stays_until_the_queue_na
             end,
         }]
     };
-    // The queue has the second one. A turn of before moves nothing.
+    // The queue has accepted the second one. The end of an earlier turn changes nothing.
     store
         .end_changes(&end(&first, Decided::ReservedUntil(NOW + 900)), NOW)
         .await
@@ -560,7 +560,8 @@ pub(crate) async fn credits_on_their_way_count_once_when_a_task_is_reopened<D: D
     let store = db.open().await;
     let task = replicated("k", 3);
     insert_new(&*store, std::slice::from_ref(&task)).await;
-    // The queue has credited a, b and c. The report of a has come; NUM falls to 1 and rises to 4.
+    // The queue has credited a, b and c, but only the report of a has arrived when NUM falls to 1
+    // and rises to 4.
     store.settle(&[completed(&task, "a")]).await.unwrap();
     let wish = kept_of(&update(&*store, &task, replicas(1)).await);
     let updated = EndedChange {
@@ -586,7 +587,7 @@ pub(crate) async fn credits_on_their_way_count_once_when_a_task_is_reopened<D: D
         (state.status, &state.workers[..]),
         (Unfinished, &["a".to_owned(), "b".to_owned()][..])
     );
-    // c comes late, twice, and so does b once more. d is the fourth.
+    // The reports of c arrive late and twice, and so does that of b. d is the fourth worker.
     for (worker, status, repeated) in [
         ("c", Unfinished, false),
         ("c", Unfinished, true),

@@ -1,4 +1,4 @@
-//! Counts that are made again, and tasks that nobody would publish.
+//! Tests of recounting, and of finding tasks that would never be published.
 
 use taskd::{
     model::{Offset, TaskId},
@@ -23,7 +23,7 @@ async fn wrong(store: &dyn Store) -> Vec<(String, i64, i64)> {
 pub(crate) async fn a_wrong_count_is_found_and_corrected(db: &impl Database) {
     let store = db.open().await;
     assert_eq!(wrong(&*store).await, []);
-    // On the bus, in a batch, parked, missing, final.
+    // Tasks on the bus, in a batch, parked, missing, and final.
     let (q, r) = (rows("q", 20), rows("r", 5));
     let stored = store.insert(&q).await.unwrap();
     insert_new(&*store, &r).await;
@@ -72,7 +72,7 @@ pub(crate) async fn a_wrong_count_is_found_and_corrected(db: &impl Database) {
         store.correct_count(&queue("q")).await.unwrap();
         assert_eq!(wrong(&*store).await, []);
     }
-    // A row that is missing is made.
+    // A missing row is added.
     db.execute("DELETE FROM queue_counts WHERE queue = 'q' AND status = 0")
         .await;
     assert_eq!(wrong(&*store).await, [("q".to_owned(), 0, 18)]);
@@ -86,7 +86,7 @@ pub(crate) async fn a_wrong_count_is_found_and_corrected(db: &impl Database) {
             .collect::<Vec<_>>(),
         [18, 4]
     );
-    // A queue that has none gets no count.
+    // An unknown queue gets no count.
     store.correct_count(&queue("none")).await.unwrap();
     assert_eq!(
         (
@@ -101,8 +101,8 @@ pub(crate) async fn published_tasks_are_found_by_id(db: &impl Database) {
     let store = db.open().await;
     let some = rows("q", 12);
     let stored = store.insert(&some).await.unwrap();
-    // Six by their batch (the batch is published in part), two each by themselves, one of another
-    // generation.
+    // Of one batch, six tasks are published together, then two more at a later offset, and then one
+    // in another generation.
     let publish = async |rows: std::ops::Range<usize>, generation: &str, major| {
         let tasks = ids(&some[rows])
             .into_iter()
@@ -160,7 +160,7 @@ pub(crate) async fn a_stranded_task_is_found(db: &impl Database) {
         .unwrap();
     store.settle(&[completed(&some[9], "w")]).await.unwrap();
     assert_eq!(store.stranded(None).await.unwrap(), (Vec::new(), None));
-    // Every unfinished task is taken off the bus, and the parked ones are in the outbox.
+    // Every unfinished task is taken off the bus, while only the parked ones are in the outbox.
     db.execute("UPDATE tasks SET on_bus = 0").await;
     let mut found = store.stranded(None).await.unwrap().0;
     found.sort_unstable();

@@ -1,4 +1,4 @@
-//! The deadlines of tasks.
+//! Tests of task deadlines.
 
 use taskd::{
     model::ChangingTask,
@@ -9,7 +9,7 @@ use super::*;
 
 const DAY: i64 = 24 * 3_600_000;
 
-/// A task with a deadline so long after [`NOW`].
+/// A task with a deadline this long after [`NOW`].
 fn within(key: &str, ms: i64) -> NewRow {
     fresh(TaskRow {
         deadline_unix_ms: NOW + ms,
@@ -70,7 +70,7 @@ pub(crate) async fn a_deadline_comes_until_its_task_is_final<D: Database>(db: &D
     )
     .await;
     let [late, early, none, done] = &rows;
-    // A duplicate keeps nothing, and the same call once more changes nothing.
+    // A duplicate stores no deadline, and a repeated call changes nothing.
     let again = within("early", 50);
     let answers = store.insert(&[again, late.clone()]).await.unwrap().answers;
     assert_eq!(
@@ -107,7 +107,7 @@ pub(crate) async fn a_deadline_comes_until_its_task_is_final<D: Database>(db: &D
 
     store.settle(&[completed(done, "w")]).await.unwrap();
     assert_eq!(due(&*store, NOW + 99, 10).await, (vec![], false));
-    // The earliest first; each once, until it comes again.
+    // The earliest come first; each is returned once, until it is due again.
     assert_eq!(
         due(&*store, NOW + 400, 1).await,
         (vec![overdue(early)], true)
@@ -137,7 +137,7 @@ pub(crate) async fn a_deadline_comes_until_its_task_is_final<D: Database>(db: &D
         ),
         (0, 0)
     );
-    // A row that is not due goes with its task.
+    // A deadline that is not due is removed together with its task.
     let gone = within("gone", 100);
     insert_new(&*store, std::slice::from_ref(&gone)).await;
     store.settle(&[completed(&gone, "w")]).await.unwrap();

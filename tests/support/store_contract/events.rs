@@ -1,4 +1,4 @@
-//! Events that SQL keeps for topic `events`.
+//! Tests of the events that SQL keeps for topic `events`.
 
 use taskd::{
     config::{EventQueues, QueueSettings, Queues},
@@ -9,7 +9,7 @@ use taskd::{
 
 use super::*;
 
-/// The events of queue q, and of no other.
+/// Events for queue q only.
 fn of_q() -> EventQueues {
     let on = QueueSettings {
         events: true,
@@ -27,7 +27,7 @@ async fn open<D: Database>(db: &D) -> Arc<dyn Store> {
     store
 }
 
-/// Takes all events that are kept, with their numbers.
+/// Takes all kept events, with their numbers.
 async fn take(store: &dyn Store) -> Vec<(u64, EventRecord)> {
     let kept = store.kept_events(1_000).await.unwrap();
     assert!(kept.is_sorted_by_key(|row| row.number));
@@ -59,7 +59,7 @@ fn event(row: &NewRow, status: TaskStatus, at_unix_ms: i64) -> EventRecord {
     }
 }
 
-/// The events without their numbers, in the order of keys.
+/// Takes all kept events, without their numbers, sorted by key.
 async fn taken(store: &dyn Store) -> Vec<EventRecord> {
     let mut events: Vec<EventRecord> = take(store)
         .await
@@ -124,7 +124,7 @@ pub(crate) async fn a_change_has_one_event_and_a_call_that_changes_nothing_has_n
         store.settle(&reports).await.unwrap();
         assert_eq!(taken(&*store).await, expected);
     }
-    // A credit is no end, and neither is a surplus.
+    // A credit that does not complete the task has no event, and neither has a surplus completion.
     let three = replicated("three", 2);
     insert_new(&*store, std::slice::from_ref(&three)).await;
     take(&*store).await;
@@ -145,7 +145,7 @@ pub(crate) async fn a_change_has_one_event_and_a_call_that_changes_nothing_has_n
         ..completed
     };
     assert_eq!(taken(&*store).await, [completed]);
-    // Off again, in this process.
+    // Switch events off again, in this process.
     store.keep_events_of(EventQueues::default());
     insert_new(&*store, &[row("q", "more")]).await;
     assert_eq!(take(&*store).await, []);
@@ -204,7 +204,7 @@ pub(crate) async fn what_operators_do_has_events_too<D: Database>(db: &D) {
             .unwrap();
         assert_eq!(taken(&*store).await, expected);
     }
-    // Sent again, in the next epoch.
+    // Both are sent again, in the next epoch.
     store
         .retry_with_acts(&[dead.task.id, cancelled.task.id], NOW + 40, "ops", "retry")
         .await
@@ -214,7 +214,7 @@ pub(crate) async fn what_operators_do_has_events_too<D: Database>(db: &D) {
         ..event(row, TaskStatus::Pending, NOW + 40)
     };
     assert_eq!(taken(&*store).await, [again(cancelled), again(dead)]);
-    // A lower NUM completes, and a higher one reopens.
+    // A lower NUM completes a task, and a higher one reopens it.
     let num = |replicas| {
         Change::Update(Update {
             replicas: Some(replicas),
@@ -282,7 +282,7 @@ pub(crate) async fn events_stay_until_they_are_removed_in_the_order_of_their_tas
     )
     .await;
     store.close().await;
-    // A process that starts again finds them.
+    // A restarted process finds the events.
     let store = open(db).await;
     let first = store.kept_events(3).await.unwrap();
     assert_eq!(
@@ -307,7 +307,7 @@ pub(crate) async fn events_stay_until_they_are_removed_in_the_order_of_their_tas
             [TaskStatus::Pending, TaskStatus::Completed]
         );
     }
-    // No number comes again.
+    // Numbers are never reused.
     insert_new(&*store, &[row("q", "one more")]).await;
     let (number, event) = take(&*store).await.remove(0);
     assert!(

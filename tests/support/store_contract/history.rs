@@ -1,4 +1,4 @@
-//! Histories of tasks: their attempts, and what operators did to them.
+//! Tests of the histories of tasks: their attempts, and what operators did to them.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ fn shown(failure: &FailedAttempt) -> Attempt {
     }
 }
 
-/// The completion under a lease that was given then.
+/// The completion with a lease from this time.
 fn lease_given(mut report: Settlement, unix_ms: i64) -> Settlement {
     if let Settlement::Completed { leased_unix_ms, .. } = &mut report {
         *leased_unix_ms = unix_ms;
@@ -64,7 +64,7 @@ pub(crate) async fn an_attempt_is_kept_once_and_told_in_its_order(db: &impl Data
         leased_unix_ms: 0,
         ..failed(&other, "v \u{1f600}", 1, NOW)
     };
-    // One comes twice in a call, and all of them come again.
+    // One failure occurs twice in a call, and then all of them are repeated.
     store
         .keep_failures(&[third.clone(), first.clone(), first.clone(), unknown.clone()])
         .await
@@ -93,7 +93,7 @@ pub(crate) async fn an_attempt_is_kept_once_and_told_in_its_order(db: &impl Data
         }]
     );
 
-    // The second worker made its token up.
+    // The second worker made up its token.
     let reports = [
         (completed(&one, "w"), NOW + 4),
         (completed(&one, "v"), NOW + 11),
@@ -135,7 +135,8 @@ pub(crate) async fn a_task_keeps_its_last_failures_and_takes_them_with_it(db: &i
     for part in of_many.chunks(50) {
         store.keep_failures(part).await.unwrap();
     }
-    // The earliest ones come again, and go again. A task that was never stored has no history.
+    // The earliest ones are repeated and removed again. A task that was never stored has no
+    // history.
     let again = [
         of_many[0].clone(),
         failed(&few, "w", 1, NOW),
@@ -190,7 +191,7 @@ pub(crate) async fn acts_are_found_by_their_target(db: &impl Database) {
         Act::new("bob", "third", one),
     ];
     store.keep_acts(&acts[..2]).await.unwrap();
-    // Again, as after a lost answer.
+    // Repeated, as after a lost answer.
     store.keep_acts(&acts).await.unwrap();
     store.keep_acts(&[]).await.unwrap();
     assert_eq!(

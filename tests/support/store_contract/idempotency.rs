@@ -1,4 +1,4 @@
-//! Idempotency keys of inserts.
+//! Tests of the idempotency keys of inserts.
 
 use taskd::model::Idempotency;
 
@@ -45,18 +45,18 @@ pub(crate) async fn an_insert_with_an_idempotency_key_is_answered_again<D: Datab
     let store = db.open().await;
     let first = with("i", "k");
     assert_eq!(insert(&store, std::slice::from_ref(&first)).await, [New]);
-    // A new process, a new id: the caller had no answer.
+    // A retry through another process, with a new id, because the caller got no answer.
     let other = db.open().await;
     assert_eq!(insert(&other, &[with("i", "k")]).await, [again(&first)]);
-    // The same call, repeated because its COMMIT had no answer.
+    // The same call is repeated because its COMMIT was not answered.
     assert_eq!(insert(&store, std::slice::from_ref(&first)).await, [New]);
-    // Without its idempotency key the task is a duplicate, and so is another one with a key of its
-    // own: every time.
+    // Without its idempotency key the task is a duplicate, and so is the same task with a different
+    // idempotency key, every time.
     assert_eq!(insert(&store, &[row("q", "k")]).await, [duplicate(&first)]);
     for _ in 0..2 {
         assert_eq!(insert(&store, &[with("j", "k")]).await, [duplicate(&first)]);
     }
-    // All in one call: the first with a key has it.
+    // Within one call, the first task with an idempotency key wins.
     let rows = [
         with("l", "l"),
         with("l", "l"),
@@ -76,7 +76,7 @@ pub(crate) async fn an_insert_with_an_idempotency_key_is_answered_again<D: Datab
     assert_eq!(insert(&store, &rows).await, expected);
     assert_eq!(store.unfinished().await.unwrap(), [(queue("q"), 3)]);
     assert_eq!(db.number("SELECT COUNT(*) FROM tasks").await, 3);
-    // The answer stays while the task ends and goes.
+    // The answer is kept when the task is completed and removed.
     store.settle(&[completed(&first, "w")]).await.unwrap();
     assert_eq!(insert(&store, &[with("i", "k")]).await, [again(&first)]);
     db.execute("UPDATE tasks SET updated_ms = 1 WHERE status <> 0")
@@ -99,7 +99,7 @@ pub(crate) async fn an_idempotency_key_is_for_one_task<D: Database>(db: &D) {
         insert(&store, &[with("i", "other")]).await,
         [Inserted::KeyReused]
     );
-    // Also where the first one was a duplicate, and within a call.
+    // Also if the first one was a duplicate, and within one call.
     assert_eq!(insert(&store, &[with("j", "k")]).await, [duplicate(&first)]);
     assert_eq!(
         insert(&store, &[with("j", "other")]).await,
@@ -120,8 +120,8 @@ pub(crate) async fn an_idempotency_key_is_for_one_task<D: Database>(db: &D) {
         Inserted::KeyReused,
     ];
     assert_eq!(insert(&store, &rows).await, expected);
-    // The task that was refused is new under a key of its own, and in another queue the key is
-    // another one.
+    // The refused task is new with an idempotency key of its own; and in another queue, the same
+    // idempotency key is independent.
     assert_eq!(insert(&store, &[with("other", "other")]).await, [New]);
     let mut elsewhere = with("i", "k");
     elsewhere.task.queue = queue("r");
@@ -142,7 +142,7 @@ pub(crate) async fn an_idempotency_key_is_free_after_its_window<D: Database>(db:
         insert(&store, &[at(NOW + WINDOW - 1, "i", "k")]).await,
         [again(&first)]
     );
-    // The window began with the first insert. The row is there still, and another task takes it.
+    // The window began with the first insert. The row still exists, and another task reuses it.
     let second = at(NOW + WINDOW, "i", "other");
     assert_eq!(insert(&store, std::slice::from_ref(&second)).await, [New]);
     assert_eq!(
@@ -186,7 +186,7 @@ pub(crate) async fn an_idempotency_key_is_free_after_its_window<D: Database>(db:
         insert(&store, &[at(NOW + WINDOW, "i8", "k8")]).await,
         [again(&rows[8])]
     );
-    // Free: the key of the task decides again.
+    // The window is over, so the key of the task decides again.
     assert_eq!(
         insert(&store, &[at(NOW + WINDOW, "i0", "k0")]).await,
         [duplicate(&rows[0])]
@@ -200,7 +200,7 @@ pub(crate) async fn an_idempotency_key_is_free_after_its_window<D: Database>(db:
 pub(crate) async fn of_concurrent_inserts_one_takes_an_idempotency_key<D: Database>(db: &D) {
     const KEYS: usize = 30;
     let stores = [db.open().await, db.open().await];
-    // Every writer has tasks of its own under the same idempotency keys, each in another order.
+    // Every writer inserts its own tasks with the same idempotency keys, each in another order.
     let writer = |n: usize| {
         let store = Arc::clone(&stores[n % 2]);
         tokio::spawn(async move {

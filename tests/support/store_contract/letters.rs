@@ -1,4 +1,4 @@
-//! Dead letters: kept with the death, listed, sent again, purged.
+//! Tests of dead letters: stored with the death, listed, sent again and purged.
 
 use std::time::Duration;
 
@@ -50,7 +50,7 @@ fn letter_of(row: &NewRow) -> StoredLetter {
     }
 }
 
-/// As a list shows it.
+/// The letter as a list shows it.
 fn brief(mut stored: StoredLetter) -> StoredLetter {
     stored.letter.value.clear();
     if let Some(task) = &mut stored.letter.task {
@@ -93,7 +93,7 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
     let (dead, other) = (replicated("dead", 2), replicated("other", 1));
     insert_new(&*store, &[dead.clone(), other.clone()]).await;
     publish(&*store, &[dead.clone(), other.clone()], at(1, 0)).await;
-    // A worker is credited, then the task dies. The report of the death comes twice.
+    // A worker is credited, then the task dies. The report of the death is delivered twice.
     store
         .settle(&[completed(&dead, "a"), died_in(&dead, 0), died_in(&dead, 0)])
         .await
@@ -156,7 +156,7 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
             .collect::<Vec<_>>(),
         [(dead.task.id, Missing)]
     );
-    // A second time it is not dead any more, and in its second life its worker completes it.
+    // The second time it is not dead any more. In its second life, its worker completes it.
     assert_eq!(
         store
             .retry_with_acts(&[dead.task.id], NOW + 40, "ops", "retry")
@@ -213,7 +213,8 @@ pub(crate) async fn a_death_of_an_earlier_epoch_ends_nothing<D: Database>(db: &D
         .retry_with_acts(&[task.task.id], NOW, "ops", "retry")
         .await
         .unwrap();
-    // The reader of reports was killed before it committed: the death comes again.
+    // The reader of reports was killed before it committed, so the report of the death is delivered
+    // again.
     let answers = store.settle(&[died_in(&task, 0)]).await.unwrap().answers;
     assert_eq!(
         answers,
@@ -226,14 +227,14 @@ pub(crate) async fn a_death_of_an_earlier_epoch_ends_nothing<D: Database>(db: &D
         (state(&*store, &task).await.status, listed(&*store).await),
         (Unfinished, vec![])
     );
-    // In its own epoch it dies, and has a letter again.
+    // In its current epoch, it dies and gets a letter again.
     let answers = store.settle(&[died_in(&task, 1)]).await.unwrap().answers;
     assert_eq!(answers, [settled_dead(&task)]);
     assert_eq!(
         store.letter(task.task.id).await.unwrap(),
         Some(letter_of(&task))
     );
-    // A task that the bus never takes dies whatever its epoch is.
+    // A task that was refused by the bus dies whatever its epoch is.
     store
         .retry_with_acts(&[task.task.id], NOW, "ops", "retry")
         .await
@@ -282,7 +283,7 @@ pub(crate) async fn completions_behind_the_death_count_when_a_task_is_sent_again
         due.iter().map(|row| row.task.id).collect::<Vec<_>>(),
         [half.task.id]
     );
-    // A completion of the first life that comes now is a credit, too: its worker has done a
+    // A late completion from the first life is also a credit, because its worker has done a
     // replica.
     store.settle(&[completed(&half, "last")]).await.unwrap();
     assert_eq!(state(&*store, &half).await.status, Completed);
@@ -323,7 +324,7 @@ pub(crate) async fn letters_are_kept_once_and_listed_by_every_filter<D: Database
     let dead = row("q", "k");
     insert_new(&*store, std::slice::from_ref(&dead)).await;
     store.settle(&[died_in(&dead, 0)]).await.unwrap();
-    // The names of queues that discovered tasks have may be none.
+    // The queue names of discovered tasks may be invalid.
     let letters = [
         record(1),
         unstored("q", Some(dead.task.id), NOW + 2),
@@ -439,7 +440,7 @@ pub(crate) async fn letters_are_paged_and_purged_and_removed_by_age<D: Database>
         .settle(&dead.iter().map(|row| died_in(row, 0)).collect::<Vec<_>>())
         .await
         .unwrap();
-    // Three at one time, and three more.
+    // Three letters with the same time, and three more.
     let records = [record(20), record(21), record(22)];
     store.keep_letters(&records).await.unwrap();
     let (mut after, mut seen): (Option<LetterCursor>, Vec<LetterId>) = (None, Vec::new());
@@ -474,7 +475,7 @@ pub(crate) async fn letters_are_paged_and_purged_and_removed_by_age<D: Database>
     );
     assert_eq!(listed(&*store).await.len(), 4);
 
-    // The letter of a dead task goes with the task.
+    // The letter of a dead task is removed together with the task.
     assert_eq!(
         store
             .remove_old_letters(Duration::from_secs(1), 1)

@@ -1,4 +1,4 @@
-//! Paused queues.
+//! Tests of paused queues.
 
 use taskd::{
     model::{Act, PausedQueue},
@@ -27,7 +27,7 @@ pub(crate) async fn queues_are_paused_and_resumed_with_their_acts<D: Database>(d
         store.pause(&paused("b"), &pause).await.unwrap(),
         Pausing::Done
     );
-    // The same call, repeated because its COMMIT had no answer.
+    // The same call is repeated because its COMMIT was not answered.
     assert_eq!(
         store.pause(&paused("b"), &pause).await.unwrap(),
         Pausing::Done

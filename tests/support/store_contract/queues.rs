@@ -1,4 +1,4 @@
-//! Shards that open and close, and what each queue has.
+//! Tests of opening and closing shards, and of the counts of each queue.
 
 use std::{collections::HashSet, task::Poll};
 
@@ -36,7 +36,7 @@ async fn open(store: &dyn Store) -> Vec<(ShardId, u64)> {
 
 pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Database) {
     let store = db.open().await;
-    // More than one statement holds, in two partitions.
+    // More than fit into one statement, in two partitions.
     let many: Vec<ShardId> = (0..600)
         .map(|n| shard(&format!("q{}", n / 2), n % 2))
         .collect();
@@ -45,7 +45,7 @@ pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Datab
         vec![first(true); 600]
     );
     assert_eq!(open(&*store).await.len(), 600);
-    // Again, with a new one among them.
+    // Open some of them again, together with a new one.
     let some = [
         many[3].clone(),
         shard("new", 7),
@@ -56,13 +56,13 @@ pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Datab
     assert_eq!(store.open_shards(&some).await.unwrap(), again);
     assert_eq!(store.open_shards(&[]).await.unwrap(), []);
 
-    // Only in the generation that the caller names.
+    // A shard only closes if the caller names its generation.
     assert!(!store.close_shard(&many[0], 2).await.unwrap());
     for _ in 0..2 {
         assert!(store.close_shard(&many[0], 1).await.unwrap());
     }
     assert!(!open(&*store).await.iter().any(|(id, _)| *id == many[0]));
-    // Its neighbour stays open, and it comes back in a generation of its own.
+    // Its neighbour stays open, and the shard reopens in a new generation.
     assert_eq!(
         store.open_shards(&many[..2]).await.unwrap(),
         [
@@ -77,7 +77,7 @@ pub(crate) async fn shards_open_all_at_once_and_close_one_by_one(db: &impl Datab
         !store.close_shard(&many[0], 1).await.unwrap(),
         "it lives again"
     );
-    // Closed, and brought back by somebody who took it for lost.
+    // It is closed, and then rebuilt by a process that considers it lost.
     assert!(store.close_shard(&many[0], 2).await.unwrap());
     assert_eq!(
         store.begin_rebuild(&[(many[0].clone(), 2)]).await.unwrap(),
@@ -255,7 +255,7 @@ pub(crate) async fn rows_and_owners_are_found_by_ids_and_keys(db: &impl Database
     assert_eq!(found, expected);
     assert_eq!(store.rows(&[]).await.unwrap(), []);
 
-    // Also of a task that was removed.
+    // This includes a task that was removed.
     store.settle(&[completed(&stored[0], "w")]).await.unwrap();
     let (hour, century) = (
         std::time::Duration::from_secs(3600),

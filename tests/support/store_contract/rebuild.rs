@@ -1,5 +1,5 @@
-//! Promises about shards that Redis lost: their tasks are published again, and one row per shard
-//! says so.
+//! Tests of shards that Redis lost: their tasks are published again, and one row per shard records
+//! this.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ async fn end(store: &dyn Store, shard: &ShardId, generation: u64, offset: Option
     store.end_rebuild("g", &[rebuilt]).await.unwrap();
 }
 
-/// All pages of at most so many tasks.
+/// All pages, with at most `limit` tasks each.
 async fn pages(store: &dyn Store, of: &Rebuilding, limit: u32) -> Vec<RebuildPage> {
     let (mut pages, mut after) = (Vec::new(), None);
     loop {
@@ -128,7 +128,7 @@ pub(crate) async fn the_generation_of_a_lost_shard_is_raised_once(db: &impl Data
         }
     );
 
-    // A process that found it empty closes it. Another one takes it for lost, and brings it back.
+    // A process that finds it empty closes it. Another one considers it lost, and rebuilds it.
     assert!(store.close_shard(&second, 2).await.unwrap());
     assert!(
         !store
@@ -171,31 +171,31 @@ pub(crate) async fn shards_are_rebuilt_page_by_page(db: &impl Database) {
     store.unpublish(&ids(&rows[4..5]), Parked).await.unwrap();
     let places = published(&*store).await;
 
-    // Of the batch that nobody has marked as published, too: it may be published, before the end.
+    // Include the batch that is not marked as published: it may have been published before the end.
     let rebuilding = begin(&*store, &[shard("q", 0), shard("other", 0)]).await;
     assert_eq!(rebuilding.upto, Some(elsewhere[1].task.id));
-    // The smaller queue first.
+    // The smaller queue comes first.
     let expected = tasks(&[&elsewhere[0], &rows[0], &rows[2], &rows[5], &rows[6]]);
     for (limit, count) in [(1, 8), (2, 4), (3, 3), (7, 2), (8, 1)] {
         let pages = pages(&*store, &rebuilding, limit).await;
-        // The walk passes seven tasks, one in another shard and one in the outbox. A full page may
-        // have a next one.
+        // The walk passes seven tasks; one is in another shard, and one is in the outbox. A full
+        // page may have a next page.
         assert_eq!(pages.len(), count, "{limit}");
         assert_eq!(tasks_of(&pages), expected, "{limit}");
         assert_eq!(pages.iter().map(|page| page.credited).sum::<u64>(), 1);
     }
 
-    // A task that is stored now is published behind the end, and needs no walk.
+    // A task that is stored now is published after the end, so it is not part of the walk.
     let late = [row_in("q", 0, "late")];
     insert_new(&*store, &late).await;
     assert_eq!(tasks_of(&pages(&*store, &rebuilding, 2).await), expected);
-    // One that became final, or came into the outbox meanwhile, does neither.
+    // A task that became final or came into the outbox meanwhile is not part of it, either.
     store.settle(&[completed(&rows[0], "w")]).await.unwrap();
     store.unpublish(&ids(&rows[5..6]), Missing).await.unwrap();
     let expected = tasks(&[&elsewhere[0], &rows[2], &rows[6]]);
     assert_eq!(tasks_of(&pages(&*store, &rebuilding, 2).await), expected);
 
-    // The walk has changed nothing.
+    // The walk has not changed anything.
     let left: Vec<_> = places
         .into_iter()
         .filter(|task| ![rows[0].task.id, rows[5].task.id].contains(&task.id))
@@ -239,7 +239,7 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
         .iter()
         .filter(|row| lost.contains(&published_at(row, None).shard))
         .collect();
-    // It has a task less than `q`.
+    // Queue `s` comes first, because it has one task fewer than `q`.
     of_lost.sort_by_key(|row| row.task.queue != queue("s"));
     let rebuilding = begin(&*store, &lost).await;
     assert_eq!(rebuilding.upto, rows.iter().map(|row| row.task.id).max());
@@ -272,7 +272,7 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
             tasks(&of_lost)
         );
     }
-    // A wrong count stops no walk.
+    // A wrong count does not stop a walk.
     db.execute("UPDATE queue_counts SET count = -3 WHERE queue = 'q'")
         .await;
     assert_eq!(walk(None, 3).await, all);
@@ -291,7 +291,7 @@ pub(crate) async fn walks_go_by_queue_and_id_through_all_shards(db: &impl Databa
         tasks_of(&pages(&*store, &rebuilding, 3).await),
         tasks(&of_lost)
     );
-    // The place of a walk may be in a queue that has none any more, or before one that came.
+    // A walk may continue after a queue that has no tasks any more, or before one that is new.
     let gone = Walked {
         queue: queue("qq"),
         id: TaskId::new(),
@@ -416,7 +416,7 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
     ];
     begin(&*store, std::slice::from_ref(&first)).await;
     assert_eq!(places("g").await, own, "it is not published again yet");
-    // Of a generation of before, which the shard has left.
+    // The end of an earlier generation of the shard is ignored.
     end(&*store, &first, 1, Some(at(8, 8))).await;
     assert_eq!(
         store.rebuilding().await.unwrap().shards,
@@ -435,11 +435,11 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
     ];
     assert_eq!(places("g").await, rebuilt);
     assert_eq!(places("h").await, [None; 5], "of another topic");
-    // A second watchdog ends later, and has published them once more.
+    // A second watchdog, which published the tasks once more, ends later.
     end(&*store, &first, 2, Some(at(6, 0))).await;
     assert_eq!(places("g").await, rebuilt);
 
-    // A task that comes back to an earlier place, or is stored later.
+    // A task is published again at an earlier offset, and another one is stored later.
     publish(&*store, &rows[1..2], at(3, 0)).await;
     assert_eq!(places("g").await[1], Some(at(5, 7)));
     let late = [row_in("q", 0, "late")];
@@ -458,7 +458,7 @@ pub(crate) async fn the_tasks_of_a_rebuilt_shard_have_one_place(db: &impl Databa
             .contains(&published_at(&late[0], Some(at(7, 0))))
     );
 
-    // Lost again, and there is nothing to publish.
+    // The shard is lost again, but there is nothing to publish.
     assert_eq!(
         store.begin_rebuild(&[(first.clone(), 2)]).await.unwrap(),
         [3]

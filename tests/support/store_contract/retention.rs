@@ -1,4 +1,4 @@
-//! Promises about tasks that finished long ago.
+//! Tests of tasks that finished long ago.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,10 +18,10 @@ use super::{
     result_of, row, rows,
 };
 
-/// Long ago by the database's clock: [`NOW`] is.
+/// Tasks of [`NOW`] are older than this by the database's clock.
 pub(crate) const AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// Removes all that finished long ago, page by page.
+/// Removes everything that finished long ago, page by page.
 async fn remove_finished(store: &dyn Store) -> u64 {
     let mut count = 0;
     loop {
@@ -49,7 +49,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
         epoch: None,
         at_unix_ms: now,
     };
-    // The end of a reservation that lies far ahead stays when its task ends.
+    // A reservation that ends far in the future is kept when its task ends.
     let reserve = Requeue::To {
         worker: WorkerName::new("w").unwrap(),
         until_unix_ms: Some(i64::MAX),
@@ -108,8 +108,8 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
         "what ever finished is counted on"
     );
 
-    // Twice: the second time the keys are known to be old. That of the dead task is free, as its
-    // letter is gone.
+    // Insert twice: the second time the keys are known to be old. The key of the dead task is free,
+    // because its letter is gone.
     let owners =
         |owners: Vec<(KeyHash, TaskId, StoredStatus)>| owners.into_iter().map(|(_, id, _)| id);
     let [hash_of_done, hash_of_dead] = [&done, &dead].map(|row| row.task.key_hash);
@@ -161,7 +161,7 @@ pub(crate) async fn what_finished_long_ago_is_removed_and_stays_a_duplicate(db: 
         counts(&*store).await[0],
         count("q", Unfinished, before[0].count + 2)
     );
-    // A second death and removal free the key again.
+    // A second death and removal frees the key again.
     let id = dead_again.expect("it was inserted again");
     let died = Settlement::Died {
         id,
@@ -183,7 +183,7 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
     let store = db.open().await;
     let batch = rows("q", 6);
     insert_new(&*store, &batch).await;
-    // Finished in another order than they came, and in both ways.
+    // They finish in a different order from that of their inserts, some completed and some dead.
     let order = [3, 0, 5, 1, 4, 2];
     let report = |(moment, row): (usize, &usize)| {
         let (id, at_unix_ms) = (batch[*row].task.id, NOW + moment as i64);
@@ -257,7 +257,7 @@ pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Databas
     store.settle(std::slice::from_ref(&report)).await.unwrap();
     assert_eq!(remove_finished(&*store).await, 1);
 
-    // Delivered again, a surplus one with something new, and a death.
+    // The report is delivered again, with a surplus one that discovers a new task, and a death.
     let surplus = discovering(&parent, "late", vec![row("q", "other child")]);
     let unknown = Settled {
         unknown: true,
@@ -276,7 +276,7 @@ pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Databas
     assert_eq!(outbox(&*store).await, [in_outbox(&child, Fresh)]);
     assert_eq!(store.results(parent.task.id).await.unwrap(), []);
 
-    // Nor does what comes late from elsewhere bring it back.
+    // Other late operations do not bring it back, either.
     store.unpublish(&[parent.task.id], Missing).await.unwrap();
     mark(&*store, first_turn(&[parent.task.id]), at(9, 9)).await;
     assert_eq!(outbox(&*store).await, [in_outbox(&child, Fresh)]);
@@ -344,7 +344,7 @@ pub(crate) async fn many_old_keys_among_new_ones_are_told_apart(db: &impl Databa
         .unwrap();
     assert_eq!(remove_finished(&*store).await, 600);
 
-    // Few old keys, then many, then few: each way to ask for them.
+    // Few old keys, then many, then few, to cover each way of querying for them.
     for (round, share) in [50, 2, 2, 50, 50].into_iter().enumerate() {
         let key = |i: usize| {
             if i.is_multiple_of(share) {
@@ -382,14 +382,14 @@ pub(crate) async fn no_key_is_new_again_while_its_task_is_removed(db: &impl Data
         .await
         .unwrap();
 
-    // Two remove, in small pages, while two insert the same keys again and again.
+    // Two remove tasks in small pages while two others keep inserting the same keys.
     let remover = |n: usize| {
         let store = Arc::clone(&stores[n]);
         tokio::spawn(async move {
             let mut removed = 0;
             loop {
                 match store.remove_finished(AGE, 7).await.unwrap() {
-                    // The other one may have taken this page.
+                    // Retry once, because the other remover may have taken this page.
                     0 if store.remove_finished(AGE, 7).await.unwrap() == 0 => return removed,
                     some => removed += some,
                 }

@@ -1,4 +1,4 @@
-//! Lists of tasks by every filter, page by page.
+//! Tests of listing tasks with every filter, page by page.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use super::{
     insert_new, queue, rows, task,
 };
 
-/// A stored task, and what a filter may ask of it.
+/// A stored task, with the properties that a filter can match.
 struct Known {
     task: TaskRow,
     status: StoredStatus,
@@ -42,7 +42,7 @@ impl Known {
     }
 }
 
-/// The ids of all pages, and how many pages there were.
+/// The ids on all pages, and the number of pages.
 async fn listed(
     store: &dyn Store,
     filter: &TaskFilter,
@@ -319,7 +319,7 @@ pub(crate) async fn a_page_ends_when_it_has_looked_at_enough(db: &impl Database)
     for rows in all.chunks(500) {
         insert_new(&*store, rows).await;
     }
-    // The oldest one has the key that is asked for.
+    // The oldest task has the key that is searched for.
     let oldest = all.iter().min_by_key(|row| row.task.id).unwrap();
     let filter = TaskFilter {
         queue: Some(queue("q")),

@@ -1,4 +1,4 @@
-//! The task of tokio that opens the stream, serves it, and opens it again when it broke.
+//! The tokio task that opens the stream, serves it, and reopens it after it breaks.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     pb::{self, ItemStatus},
 };
 
-/// A stream that lived so long was no failure: the waits begin anew.
+/// A stream that lived this long was no failure: the retry delays start over.
 const STEADY: Duration = Duration::from_secs(2);
 const SHORTEST_SLEEP: Duration = Duration::from_millis(10);
 
@@ -34,39 +34,40 @@ pub(super) struct Actor {
     commands: mpsc::UnboundedReceiver<Command>,
     tell: Tell,
     outbox: Outbox,
-    /// Tasks to give back: the session goes on on another stream, and does not name them.
+    /// Tasks to give back: to do so, the session continues on another stream whose opening does not
+    /// list them.
     returns: Vec<Report>,
     drain: Option<Drain>,
-    /// Dropped at the end.
+    /// Dropped when the actor ends, which completes the close.
     close: Option<oneshot::Sender<()>>,
     is_closing: bool,
 }
 
 struct Drain {
     reply: oneshot::Sender<()>,
-    /// The number of the frame that surrenders.
+    /// The number of the frame that surrenders the demand, if it has been sent.
     number: Option<u64>,
 }
 
-/// The end of a stream.
+/// Why a stream ended.
 enum End {
     Closed,
-    /// The session goes on on another stream of the same server.
+    /// The session continues on another stream to the same server.
     Renew,
-    /// The server stops.
+    /// The server is shutting down.
     Moved,
     Broke(Error),
-    /// Nothing came: the connection may be dead, and the next stream must not wait for it.
+    /// The stream was silent: its connection may be dead, so the next stream needs a new one.
     Silent(Error),
-    /// One of the reports was to blame.
+    /// One of the reports was invalid.
     Spoilt,
     Refused(Error),
 }
 
-/// The outcome of something that commands may cut short.
+/// The outcome of work that a command may interrupt.
 enum Attended<T> {
     Done(T),
-    /// The worker drains: what was asked for is too much.
+    /// The worker drains, so the session needs no stream that asks for tasks.
     Drained,
     Closed,
 }
@@ -94,7 +95,7 @@ impl Actor {
         }
     }
 
-    /// Until the worker closes the session, or taskd refuses it.
+    /// Runs until the worker closes the session or taskd refuses it.
     pub(super) async fn run(mut self) {
         let (mut waits, mut pause, mut old) = (WAITS.build(), Duration::ZERO, 0);
         let client = self.client.clone();
@@ -122,7 +123,7 @@ impl Actor {
                     self.outbox.broke();
                     end
                 }
-                // In a rolling update another server may know it.
+                // During a rolling update, another server may implement it.
                 Err(error) if error.is_unimplemented() => {
                     old += 1;
                     if old >= servers.count() {
@@ -160,7 +161,8 @@ impl Actor {
         }
     }
 
-    /// Goes on with the session, if there is one, with all in hand that is not to be given back.
+    /// Builds the opening frame. It resumes the session, if there is one, and lists the held tasks
+    /// except those to be given back.
     fn open_session(&self) -> pb::OpenSession {
         let returns: Vec<&str> = self
             .returns
@@ -180,8 +182,8 @@ impl Actor {
         }
     }
 
-    /// Waits for `work`, and takes what the worker says meanwhile. There is no stream, so no task
-    /// is on its way.
+    /// Waits for `work`, and handles commands meanwhile. There is no stream, so no task is in
+    /// flight.
     async fn attend<T>(&mut self, work: impl Future<Output = T>) -> Attended<T> {
         let mut work = pin!(work);
         loop {
@@ -218,7 +220,8 @@ impl Actor {
         }
     }
 
-    /// The first `returning` reports of `returns` were not named when the stream was opened.
+    /// Handles the opened stream. The opening did not list the first `returning` reports of
+    /// `returns`.
     fn opened(&mut self, stream: &Open, returning: usize) {
         let pb::SessionOpened {
             session, resumed, ..
@@ -237,8 +240,8 @@ impl Actor {
                 report.answer(Ok(Answer::Items(results)));
             }
         } else {
-            // Another process, or the session is over: the leases are alive, and the worker keeps
-            // them by extending.
+            // Another process answered, or the session has ended: the leases are still alive, and
+            // the worker keeps them by extending them.
             returned
                 .into_iter()
                 .for_each(|report| self.outbox.report_first(report));
@@ -267,7 +270,7 @@ impl Actor {
                 .outbox
                 .wakes_at()
                 .map_or(line.beats_at(), |at| at.min(line.beats_at()));
-            // Something else may keep it from speaking.
+            // Avoid a busy loop if something other than the time keeps it from sending.
             let wake_at = wake_at.max(Instant::now() + SHORTEST_SLEEP);
             tokio::select! {
                 permit = to.reserve(), if line.next.is_some() && !line.is_deaf => match (permit, line.next.take()) {
@@ -290,7 +293,7 @@ impl Actor {
                         self.take(command);
                         self.listen().await;
                     }
-                    // The worker is gone.
+                    // The worker was dropped.
                     None => return End::Closed,
                 },
                 () = self.shared.has_room.notified() => self.listen().await,
@@ -299,8 +302,8 @@ impl Actor {
         }
     }
 
-    /// Takes what the worker says at the same moment, so that it goes in the same frame: a report,
-    /// and its room.
+    /// Takes the commands that the worker issues at the same moment, so that they share a frame:
+    /// for example a report, and its new capacity.
     async fn listen(&mut self) {
         yield_now().await;
         while let Ok(command) = self.commands.try_recv() {
@@ -308,10 +311,10 @@ impl Actor {
         }
     }
 
-    /// The next frame, if there is anything to say.
+    /// The next frame, if there is anything to send.
     fn compose(&mut self, line: &mut Line) -> Option<pb::WorkerFrame> {
         if self.is_closing {
-            // taskd answers what came before, and takes back the rest.
+            // taskd answers what was sent before, and takes back the rest.
             let is_first = !std::mem::replace(&mut line.has_closed, true);
             return is_first.then(|| pb::WorkerFrame {
                 close: true,
@@ -320,7 +323,7 @@ impl Actor {
         }
         let beat = (Instant::now() >= line.beats_at()).then(pb::WorkerFrame::default);
         if line.is_ending || !self.returns.is_empty() {
-            // The next stream says all that is not said yet.
+            // Everything that is not sent yet goes over the next stream.
             return beat;
         }
         if let Some(drain) = &mut self.drain
@@ -335,7 +338,8 @@ impl Actor {
             .or(beat)
     }
 
-    /// The worker leaves the stream when each of its frames has its answer.
+    /// Says whether the worker leaves the stream: it does so only after each of its frames is
+    /// answered.
     fn leaves(&self, line: &Line) -> Option<End> {
         if self.is_closing || !self.outbox.is_answered() {
             return None;
@@ -372,7 +376,7 @@ impl Actor {
         line.is_ending |= closing.is_some();
     }
 
-    /// The stream is over.
+    /// Classifies the end of a stream.
     fn over(&mut self, end: Result<(), Status>, line: &Line) -> End {
         if self.is_closing {
             return End::Closed;
@@ -391,13 +395,13 @@ impl Actor {
         }
     }
 
-    /// taskd has no streams: whatever waits goes by calls.
+    /// Falls back to calls: taskd has no streams, so all waiting reports are sent by calls.
     fn go_by_polls(mut self) {
         self.shared.go_by_polls();
         self.take_rest().into_iter().for_each(Report::by_call);
     }
 
-    /// taskd refuses the worker.
+    /// Ends the session because taskd refuses the worker: all reports fail with this error.
     fn refuse(mut self, error: &Error) {
         self.shared.refuse(error.clone());
         self.take_rest()
@@ -405,7 +409,7 @@ impl Actor {
             .for_each(|report| report.answer(Err(error.clone())));
     }
 
-    /// All reports; none comes behind them.
+    /// Takes all reports, and accepts no more.
     fn take_rest(&mut self) -> Vec<Report> {
         self.commands.close();
         while let Ok(command) = self.commands.try_recv() {

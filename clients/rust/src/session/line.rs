@@ -1,4 +1,4 @@
-//! One stream, while it lasts.
+//! One stream and its state.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use tokio::time::Instant;
 use super::open::Open;
 use crate::{error::Error, pb};
 
-/// For a taskd that does not say.
+/// Defaults, for a taskd that does not send these values.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// One stream, and the state that ends with it.
+/// A stream, and the state that ends with it.
 pub(super) struct Line {
     pub(super) stream: Open,
     pub(super) address: String,
     pub(super) heartbeat: Duration,
-    /// How long a stream may be silent. It is less than the time-out of the session, which taskd
-    /// counts from the last frame that it heard, up to a heartbeat before: the worker goes on with
-    /// its session before it ends.
+    /// How long a stream may be silent. It is shorter than the session's timeout, which taskd
+    /// counts from the last frame that it received, up to a heartbeat earlier: so the worker
+    /// resumes its session before it ends.
     pub(super) patience: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
-    /// The frame that waits for the connection.
+    /// The frame to send once the connection accepts it.
     pub(super) next: Option<pb::WorkerFrame>,
-    /// The connection takes no more frames; the reading side will say why.
+    /// The connection accepts no more frames; the receiving side will learn why.
     pub(super) is_deaf: bool,
-    /// The server stops.
+    /// The server is shutting down.
     pub(super) is_ending: bool,
     pub(super) has_closed: bool,
 }
@@ -56,7 +56,7 @@ impl Line {
         }
     }
 
-    /// A little earlier than taskd asks for.
+    /// When the next heartbeat is due: a little earlier than taskd requires.
     pub(super) fn beats_at(&self) -> Instant {
         self.spoke + self.heartbeat * 4 / 5
     }

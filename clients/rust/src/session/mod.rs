@@ -1,8 +1,8 @@
-//! The source that holds a stream: taskd sends tasks as they come, and takes the reports on the
-//! same stream.
+//! The source that holds a stream: taskd sends tasks as they become available, and receives reports
+//! on the same stream.
 //!
-//! A task of tokio of its own serves the stream ([`Actor`]) and opens it again when it broke.
-//! Against a taskd without streams the session goes on with long polls.
+//! A separate tokio task ([`Actor`]) serves the stream and reopens it after it breaks. If taskd has
+//! no streams, the session falls back to long polls.
 
 mod actor;
 mod line;
@@ -31,15 +31,16 @@ use crate::{
     unary::{Unary, extend_within},
 };
 
-/// The bounds of a session's time-out that taskd takes.
+/// The range of session timeouts that taskd accepts.
 const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// One worker's session. Ends when dropped; taskd then gives back what is in its hands.
+/// One worker's session. Dropping it ends the session; taskd then gives back the tasks that it
+/// holds.
 pub(crate) struct Session {
     commands: mpsc::UnboundedSender<Command>,
     shared: Arc<Shared>,
-    /// For a taskd without streams.
+    /// Used if taskd has no streams.
     polls: Unary,
     extend_within: Duration,
     /// Aborted when dropped.
@@ -47,7 +48,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Opens its stream beside its caller, in a runtime of tokio.
+    /// Opens the stream in the background. Must be called in a tokio runtime.
     pub(crate) fn new(
         client: &Client,
         worker: &str,
@@ -56,7 +57,8 @@ impl Session {
         polls: Unary,
         tell: Tell,
     ) -> Self {
-        // Each report waits for its answer, so their number is bounded by the worker's calls.
+        // Unbounded is fine: each report waits for its answer, so the worker's calls bound their
+        // number.
         let (commands, heard) = mpsc::unbounded_channel();
         let shared = Arc::<Shared>::default();
         let opening = pb::OpenSession {
@@ -103,7 +105,8 @@ impl Session {
     }
 }
 
-/// The time-out of a session with such leases. A dead connection is noticed while they live.
+/// The session timeout for leases of this duration: short enough to notice a dead connection before
+/// they expire.
 fn timeout(lease: Duration) -> Duration {
     (lease / 2).clamp(SHORTEST_TIMEOUT, LONGEST_TIMEOUT)
 }
@@ -202,7 +205,7 @@ mod tests {
                 items: Items::Extensions(Vec::new()),
                 reply: Some(reply),
             });
-            // Its time is over.
+            // Its caller has given up.
             drop(answer);
         }
         assert_eq!(outbox.take_all().count(), 1);

@@ -1,4 +1,4 @@
-//! The opening of a stream.
+//! Opens a stream.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use crate::{
     pb::{self, tasks_client::TasksClient},
 };
 
-/// How long taskd may take to open a stream, the connection included.
+/// The timeout for opening a stream, including the connection.
 pub(super) const OPEN_WITHIN: Duration = Duration::from_secs(10);
-/// Frames that wait for the connection.
+/// The number of frames that may wait for the connection.
 const WAITING: usize = 4;
 
 /// A stream with an open session.
@@ -20,7 +20,7 @@ pub(super) struct Open {
     pub(super) to: mpsc::Sender<pb::WorkerFrame>,
     pub(super) from: Streaming<pb::TaskdFrame>,
     pub(super) opened: pb::SessionOpened,
-    /// The first frame of taskd, without that.
+    /// The rest of taskd's first frame.
     pub(super) first: pb::TaskdFrame,
 }
 

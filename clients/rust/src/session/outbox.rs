@@ -1,5 +1,5 @@
-//! The worker's side of a session: what is in hand, what is to be said, what was said and has no
-//! answer yet.
+//! The worker's side of a session: the tasks that it holds, what it has to send, and what it sent
+//! that is not answered yet.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -16,28 +16,28 @@ use crate::{
     source::EndedLease,
 };
 
-/// Frames without an answer. taskd reads no more of 16.
+/// The most unanswered frames. taskd stops reading at 16.
 const MOST_OPEN: usize = 8;
-/// The items of a frame, and their bytes; a single report may have more.
+/// The most items and bytes in a frame; a single report may have more.
 const MOST_ITEMS: usize = 1000;
 const MOST_BYTES: usize = 2 << 20;
-/// When to want again what taskd did not grant.
+/// How long to wait before asking again for demand that taskd did not grant.
 const WANT_AGAIN: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 pub(super) struct Outbox {
     waiting: VecDeque<Report>,
-    /// Frames without an answer, by their numbers.
+    /// Unanswered frames, by number.
     sent: BTreeMap<u64, Sent>,
     last: u64,
-    /// How many tasks taskd may still send, as its last frame said.
+    /// How many tasks taskd may still send, according to its last frame.
     pub(super) demand: u32,
-    /// The lease tokens of the tasks in hand, by their ids.
+    /// The lease tokens of the held tasks, by task id.
     in_hand: HashMap<String, String>,
     want_after: Option<Instant>,
-    /// Reports that go one by one, since taskd refused a frame for one of them.
+    /// How many reports must be sent one by one, because taskd refused a frame due to one of them.
     alone: usize,
-    /// The items of reports that share a frame, if taskd has refused as many.
+    /// The most items of reports that may share a frame; set after taskd refused a larger frame.
     most_items: Option<usize>,
 }
 
@@ -50,13 +50,12 @@ struct Sent {
 
 impl Outbox {
     pub(super) fn report(&mut self, report: Report) {
-        // While there is no stream no report leaves, and the worker makes new extensions again and
-        // again.
+        // Without a stream no report is sent, but the worker keeps producing new extensions.
         self.waiting.retain(|report| !report.is_over());
         self.waiting.push_back(report);
     }
 
-    /// Reports that go before all others.
+    /// Queues a report ahead of all others.
     pub(super) fn report_first(&mut self, report: Report) {
         self.waiting.push_front(report);
     }
@@ -75,7 +74,7 @@ impl Outbox {
         }
     }
 
-    /// Forgets tasks whose leases taskd has ended; returns those that were in hand, with their
+    /// Forgets tasks whose leases taskd has ended; returns those that the worker held, with their
     /// lease tokens.
     pub(super) fn ended(&mut self, ended: Vec<pb::ItemResult>) -> Vec<EndedLease> {
         ended
@@ -84,12 +83,13 @@ impl Outbox {
             .collect()
     }
 
-    /// The ids of the tasks in hand.
+    /// The ids of the held tasks.
     pub(super) fn holding(&self) -> impl Iterator<Item = &String> {
         self.in_hand.keys()
     }
 
-    /// Extends all tasks in hand before anything else: so they belong to a new session.
+    /// Queues extensions of all held tasks ahead of everything else, which makes the tasks part of
+    /// a new session.
     pub(super) fn extend_all(&mut self, by: Option<prost_types::Duration>) {
         let all: Vec<_> = self.in_hand.iter().collect();
         for part in all.chunks(MOST_ITEMS) {
@@ -103,7 +103,7 @@ impl Outbox {
         }
     }
 
-    /// True if each frame has its answer.
+    /// True if no frame is unanswered.
     pub(super) fn is_answered(&self) -> bool {
         self.sent.is_empty()
     }
@@ -112,12 +112,12 @@ impl Outbox {
         self.sent.values().any(|sent| !sent.reports.is_empty())
     }
 
-    /// When there may be something to say that nothing else announces.
+    /// When there may be something to send that nothing else signals.
     pub(super) fn wakes_at(&self) -> Option<Instant> {
         self.want_after
     }
 
-    /// The next frame, if there is something to say: reports, and as much demand as `target`.
+    /// The next frame, if there is something to send: reports, and demand up to `target`.
     pub(super) fn next_frame(&mut self, target: u32, now: Instant) -> Option<pb::WorkerFrame> {
         self.want_after = self.want_after.filter(|after| *after > now);
         let most_open = if self.alone > 0 { 1 } else { MOST_OPEN };
@@ -139,7 +139,7 @@ impl Outbox {
         Some(self.numbered(frame, reports))
     }
 
-    /// Sets the demand to 0; answers the number of the frame.
+    /// Reduces the demand to 0; returns the frame and its number.
     pub(super) fn surrender(&mut self) -> (u64, pb::WorkerFrame) {
         let frame = pb::WorkerFrame {
             surrender: true,
@@ -163,8 +163,8 @@ impl Outbox {
         }
     }
 
-    /// Moves reports that wait into the frame: one of each kind at most, because the answers come
-    /// by kind.
+    /// Moves waiting reports into the frame: at most one of each kind, because the answers are
+    /// grouped by kind.
     fn fill(&mut self, frame: &mut pb::WorkerFrame) -> Vec<Report> {
         let mut reports = Vec::new();
         let (mut count, mut bytes) = (0, 0);
@@ -196,8 +196,8 @@ impl Outbox {
         reports
     }
 
-    /// Hands the answers to those who wait; returns the leases that ended, as the session's own
-    /// extensions found.
+    /// Passes the answers to the waiting callers; returns the leases that the session's own
+    /// extensions found ended.
     pub(super) fn answered(&mut self, answer: pb::FrameAnswer, now: Instant) -> Vec<EndedLease> {
         let mut ended = Vec::new();
         let Some(sent) = self.sent.remove(&answer.number) else {
@@ -207,7 +207,7 @@ impl Outbox {
         if answer.granted < sent.want {
             self.want_after = Some(now + WANT_AGAIN);
         } else if !sent.reports.is_empty() {
-            // They have made room.
+            // The reports have freed capacity.
             self.want_after = None;
         }
         let pb::FrameAnswer {
@@ -223,7 +223,7 @@ impl Outbox {
                 Items::Extensions(_) => &mut extensions,
             });
             self.note(&report.items, &results);
-            // The caller of an extension may have given up.
+            // The caller that requested an extension may have given up.
             if report.reply.is_some() && !report.is_over() {
                 report.answer(Ok(Answer::Items(results)));
             } else if let Items::Extensions(all) = report.items {
@@ -237,7 +237,7 @@ impl Outbox {
         ended
     }
 
-    /// Forgets the tasks that were answered for good.
+    /// Forgets the tasks whose items have a final answer.
     fn note(&mut self, items: &Items, results: &[pb::ItemResult]) {
         let is_over =
             |result: &pb::ItemResult| is_lost(result.status()) || result.status() == ItemStatus::Ok;
@@ -268,20 +268,20 @@ impl Outbox {
             }
         };
         for (id, token) in leases {
-            // Another lease of the task may have come since.
+            // The worker may have received a newer lease of the task.
             if self.in_hand.get(id).is_some_and(|held| held == token) {
                 self.in_hand.remove(id);
             }
         }
     }
 
-    /// The stream is over: what has no answer waits again, in the same order. A report that arrives
-    /// twice counts once.
+    /// Handles the end of a stream: unanswered reports wait again, in the same order. A report that
+    /// arrives twice counts once.
     pub(super) fn broke(&mut self) {
         let sent = std::mem::take(&mut self.sent)
             .into_values()
             .flat_map(|sent| sent.reports);
-        // The session extends anew what it needs.
+        // Drops the session's own extensions: it creates new ones as needed.
         let again: Vec<_> = sent.filter(|report| report.reply.is_some()).collect();
         self.waiting.retain(|report| report.reply.is_some());
         again
@@ -291,8 +291,9 @@ impl Outbox {
         (self.demand, self.want_after) = (0, None);
     }
 
-    /// One of the reports without an answer spoilt the stream: its sender hears of it. Of several,
-    /// nobody knows which one is to blame: they go again one by one, before all others.
+    /// Handles a stream that ended because of an invalid report. If only one report is unanswered,
+    /// its sender gets the error. If there are several, any of them may be the cause: they are sent
+    /// again one by one, ahead of all others.
     pub(super) fn refuse_open(&mut self, error: &Error) {
         let open: Vec<_> = std::mem::take(&mut self.sent)
             .into_values()
@@ -312,7 +313,7 @@ impl Outbox {
             .for_each(|report| self.waiting.push_front(report));
     }
 
-    /// All reports, answered or not.
+    /// Takes all reports, sent or not.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Report> {
         self.broke();
         std::mem::take(&mut self.waiting).into_iter()
@@ -329,7 +330,7 @@ fn measure(items: &Items) -> (usize, usize) {
     }
 }
 
-/// True if nobody waits for a report of the task any more.
+/// True if the lease is gone, so that reports of the task no longer count.
 pub(super) fn is_lost(status: ItemStatus) -> bool {
     match status {
         ItemStatus::Ok | ItemStatus::TryLater | ItemStatus::Invalid | ItemStatus::Unspecified => {
@@ -441,7 +442,7 @@ mod tests {
                 .map(|one| one.id)
                 .collect::<Vec<_>>()
         };
-        // Their answers are told apart by their frames.
+        // Both share a kind, so they need frames of their own.
         assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["a"]);
         assert_eq!(ids(outbox.next_frame(0, now).unwrap()), ["b"]);
         outbox.broke();

@@ -1,4 +1,4 @@
-//! The state that a session's worker and the task that serves its stream share.
+//! The state shared by a session's worker and the task that serves its stream.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -9,12 +9,12 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::{error::Error, pb, source::EndedLease};
 
-/// A call of the worker.
+/// A request of the worker to the session.
 pub(super) enum Command {
     Report(Report),
-    /// The worker takes no more. Answered when no task is on its way.
+    /// The worker takes no more tasks. Answered when no task is in flight.
     Drain(oneshot::Sender<()>),
-    /// The worker reports no more. Answered, or dropped, when the session is closed.
+    /// The worker reports nothing more. Answered, or dropped, when the session is closed.
     Close(oneshot::Sender<()>),
 }
 
@@ -32,11 +32,12 @@ pub(super) enum Items {
 #[derive(Debug)]
 pub(super) enum Answer {
     Items(Vec<pb::ItemResult>),
-    /// taskd has no streams: the worker sends them by a call.
+    /// taskd has no streams: the worker must send the items by a call.
     ByCall(Items),
 }
 
-/// Reports that wait for their answers. Nobody waits for those that the session makes itself.
+/// Reports that wait for their answers. `reply` is `None` for extensions that the session makes
+/// itself.
 pub(super) struct Report {
     pub(super) items: Items,
     pub(super) reply: Option<oneshot::Sender<Result<Answer, Error>>>,
@@ -56,7 +57,7 @@ impl Report {
         }
     }
 
-    /// True if the worker waits no longer.
+    /// True if the caller no longer waits.
     pub(super) fn is_over(&self) -> bool {
         self.reply.as_ref().is_some_and(oneshot::Sender::is_closed)
     }
@@ -65,24 +66,24 @@ impl Report {
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// There is something for `get`.
+    /// Signals that [`Self::take`] has something to return.
     for_worker: Notify,
     has_ended: Notify,
-    /// The worker has other room.
+    /// Signals that the worker's capacity changed.
     pub(super) has_room: Notify,
 }
 
 #[derive(Default)]
 struct State {
-    /// How many tasks the worker can take, those of `arrived` included.
+    /// How many tasks the worker can take, including those in `arrived`.
     room: usize,
-    /// Tasks that the worker has not taken yet.
+    /// Tasks that the worker has not taken out yet.
     arrived: VecDeque<pb::LeasedTask>,
     ended: Vec<EndedLease>,
     way: Way,
 }
 
-/// The way on which tasks come.
+/// How tasks arrive.
 #[derive(Default)]
 enum Way {
     #[default]
@@ -101,7 +102,7 @@ pub(super) enum Taken {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // No method panics with the state half changed.
+        // No method panics while the state is half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -112,7 +113,7 @@ impl Shared {
         }
     }
 
-    /// The demand that fits the room.
+    /// The demand that matches the worker's capacity.
     pub(super) fn target(&self) -> u32 {
         let state = self.state();
         u32::try_from(state.room.saturating_sub(state.arrived.len())).unwrap_or(u32::MAX)
@@ -123,7 +124,7 @@ impl Shared {
         self.for_worker.notify_one();
     }
 
-    /// Waits for something to take. Tasks that are taken take room.
+    /// Waits for tasks, or for another state of the session. Taken tasks reduce the capacity.
     pub(super) async fn take(&self) -> Taken {
         loop {
             {
@@ -142,18 +143,19 @@ impl Shared {
         }
     }
 
-    /// The tasks that nobody has taken.
+    /// Takes the remaining tasks.
     pub(super) fn take_rest(&self) -> Vec<pb::LeasedTask> {
         self.state().arrived.drain(..).collect()
     }
 
-    /// Tells the worker of leases that ended. A task that it has not taken yet does not reach it.
+    /// Notifies the worker of leases that ended. Discards their tasks if the worker has not taken
+    /// them yet.
     pub(super) fn end(&self, leases: Vec<EndedLease>) {
         if leases.is_empty() {
             return;
         }
         let mut state = self.state();
-        // Another lease of the same task may have arrived.
+        // Compare tokens, too: a newer lease of the same task may have arrived.
         let ended: HashSet<_> = leases
             .iter()
             .map(|(token, result)| (&*result.id, &**token))
@@ -182,7 +184,7 @@ impl Shared {
         self.for_worker.notify_one();
     }
 
-    /// True from the moment at which taskd turned out to have no streams.
+    /// True once taskd turned out to have no streams.
     pub(super) fn goes_by_polls(&self) -> bool {
         matches!(self.state().way, Way::Polls)
     }

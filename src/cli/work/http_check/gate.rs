@@ -1,4 +1,4 @@
-//! How many requests go to one host at a time, and how soon after each other.
+//! Limits how many requests go to one host at a time, and how quickly they follow each other.
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Hosts without a request are forgotten above this number.
+/// Above this number, hosts without a request are forgotten.
 const MOST_HOSTS: usize = 4096;
 
 pub(super) struct Gates {
@@ -22,7 +22,7 @@ pub(super) struct Gates {
 
 struct Host {
     places: Arc<Semaphore>,
-    /// When the next request may begin. The request whose turn it is holds the lock until then.
+    /// When the next request may start. The request whose turn it is holds the lock until then.
     next: Turns<Instant>,
 }
 
@@ -35,10 +35,10 @@ impl Gates {
         }
     }
 
-    /// Waits for a place at the host. It is free again when the answer is dropped.
+    /// Waits for a permit to request the host. Dropping the permit frees it for the next request.
     pub(super) async fn enter(&self, host: &str) -> Option<OwnedSemaphorePermit> {
         let host = self.host(host);
-        // Nobody closes the semaphore.
+        // The semaphore is never closed.
         let place = host.places.clone().acquire_owned().await.ok();
         let mut next = host.next.lock().await;
         sleep_until(*next).await;

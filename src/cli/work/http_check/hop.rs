@@ -1,4 +1,5 @@
-//! One request over a connection of its own, so that its times and its certificate belong to it.
+//! Makes one request, over a new connection, so that the times and the certificate belong to this
+//! request.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -41,13 +42,13 @@ pub(super) struct Answer {
     pub(super) first_byte: Duration,
     pub(super) bytes: u64,
     pub(super) is_truncated: bool,
-    /// The address that answered.
+    /// The address that the request connected to.
     pub(super) server: SocketAddr,
     pub(super) tls_expires_at: Option<String>,
 }
 
 impl Answer {
-    /// The target of a redirect. Bytes that are not ASCII are percent-encoded, as curl does it.
+    /// The target of a redirect. Non-ASCII bytes are percent-encoded, as in curl.
     pub(super) fn redirect(&self) -> Option<String> {
         let is_redirect = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         self.headers
@@ -56,7 +57,7 @@ impl Answer {
             .map(ascii)
     }
 
-    /// The wait that a busy server asks for.
+    /// How long a busy server asks to wait.
     pub(super) fn asks_to_wait(&self) -> Option<Duration> {
         let is_busy = matches!(
             self.status,
@@ -76,7 +77,7 @@ impl Answer {
         self.text(header::CONTENT_TYPE)
     }
 
-    /// The value of a header, with marks in place of what is not UTF-8.
+    /// The value of a header; invalid UTF-8 is replaced.
     fn text(&self, name: HeaderName) -> Option<String> {
         self.headers
             .get(name)
@@ -85,17 +86,17 @@ impl Answer {
 }
 
 impl Hop {
-    /// Returns the answer; the error says at which step there was none. The caller sets a deadline.
+    /// Returns the answer; the error says which step failed. The caller sets a deadline.
     ///
-    /// `sent_by` is the address of a site outside that redirects here. It makes no connection to a
-    /// server inside.
+    /// `sent_by` is the address of the public site that redirects here, if there is one. Then only
+    /// public addresses, and the site itself, are connected to.
     pub(super) async fn ask(
         &self,
         url: &Url,
         method: &Method,
         sent_by: Option<IpAddr>,
     ) -> Result<Answer, String> {
-        // All causes: that of TLS is the last one.
+        // Show all causes, because that of TLS comes last.
         self.request(url, method, sent_by)
             .await
             .map_err(|error| format!("{error:#}"))
@@ -119,7 +120,7 @@ impl Hop {
             .collect();
         if let Some(sent_by) = sent_by {
             let first = addresses.first().copied();
-            // A site may lead to itself.
+            // A site may redirect to itself.
             addresses.retain(|address| !is_inside(address.ip()) || address.ip() == sent_by);
             if let Some(first) = first.filter(|_| addresses.is_empty()) {
                 bail!(
@@ -177,7 +178,7 @@ impl Hop {
         })
     }
 
-    /// How much of the body was read, and whether there is more.
+    /// Reads the body; returns how much was read, and whether there is more.
     async fn read(&self, mut body: Incoming) -> anyhow::Result<(u64, bool)> {
         let mut bytes = 0;
         while let Some(frame) = body.frame().await {
@@ -191,7 +192,7 @@ impl Hop {
     }
 }
 
-/// The value with each byte that is not ASCII percent-encoded.
+/// Percent-encodes the bytes of the value that are not ASCII.
 fn ascii(value: &HeaderValue) -> String {
     let mut text = String::new();
     for byte in value.as_bytes() {
@@ -204,8 +205,8 @@ fn ascii(value: &HeaderValue) -> String {
     text
 }
 
-/// True for an address of a network that one installs oneself: only servers there may lead to
-/// others there.
+/// True for an address in a private network. Only servers there may redirect to other internal
+/// addresses.
 pub(super) fn is_of_own_network(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => {
@@ -220,8 +221,8 @@ pub(super) fn is_of_own_network(ip: IpAddr) -> bool {
     }
 }
 
-/// True for an address that IANA's registries of special-purpose addresses do not call globally
-/// reachable, and for one that leads to such an address by a translation or a tunnel.
+/// True for an address that IANA's special-purpose registries do not list as globally reachable,
+/// and for one that maps to such an address by translation or tunneling.
 pub(super) fn is_inside(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => is_inside_v4(ip),
@@ -239,7 +240,7 @@ fn is_inside_v4(ip: Ipv4Addr) -> bool {
         ([172, 16, 0, 0], 12),
         ([192, 0, 0, 0], 24),
         ([192, 0, 2, 0], 24),
-        // The relays of 6to4, which no longer exist.
+        // 6to4 relays, which no longer exist.
         ([192, 88, 99, 0], 24),
         ([192, 168, 0, 0], 16),
         ([198, 18, 0, 0], 15),
@@ -250,7 +251,7 @@ fn is_inside_v4(ip: Ipv4Addr) -> bool {
         ([240, 0, 0, 0], 4),
         ([255, 255, 255, 255], 32),
     ];
-    // PCP and TURN, anycast.
+    // Anycast addresses of PCP and TURN.
     const OUTSIDE: [[u8; 4]; 2] = [[192, 0, 0, 9], [192, 0, 0, 10]];
     let bits = ip.to_bits();
     let is_in = |(net, length): &([u8; 4], u32)| {
@@ -261,11 +262,11 @@ fn is_inside_v4(ip: Ipv4Addr) -> bool {
 
 fn is_inside_v6(ip: Ipv6Addr) -> bool {
     const INSIDE: [(Ipv6Addr, u32); 13] = [
-        // Unspecified, loopback, and IPv4-compatible addresses, which are deprecated.
+        // Unspecified, loopback, and the deprecated IPv4-compatible addresses.
         (Ipv6Addr::UNSPECIFIED, 96),
         // IPv4-translated (RFC 2765).
         (Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, 0, 0), 96),
-        // NAT64 of a network of its own.
+        // NAT64 prefixes for local use.
         (Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, 0, 0), 48),
         (Ipv6Addr::new(0x100, 0, 0, 0, 0, 0, 0, 0), 64),
         (Ipv6Addr::new(0x100, 0, 0, 1, 0, 0, 0, 0), 64),
@@ -275,12 +276,12 @@ fn is_inside_v6(ip: Ipv6Addr) -> bool {
         (Ipv6Addr::new(0x5f00, 0, 0, 0, 0, 0, 0, 0), 16),
         (Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0), 7),
         (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10),
-        // Site-local, which is deprecated.
+        // Site-local addresses, which are deprecated.
         (Ipv6Addr::new(0xfec0, 0, 0, 0, 0, 0, 0, 0), 10),
         // Multicast.
         (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8),
     ];
-    // Parts of 2001::/23.
+    // Exceptions within 2001::/23.
     const OUTSIDE: [(Ipv6Addr, u32); 7] = [
         (Ipv6Addr::new(0x2001, 1, 0, 0, 0, 0, 0, 1), 128),
         (Ipv6Addr::new(0x2001, 1, 0, 0, 0, 0, 0, 2), 128),
@@ -296,7 +297,7 @@ fn is_inside_v6(ip: Ipv6Addr) -> bool {
     const SIX_TO_FOUR: (Ipv6Addr, u32) = (Ipv6Addr::new(0x2002, 0, 0, 0, 0, 0, 0, 0), 16);
     let bits = ip.to_bits();
     let is_in = |(net, length): &(Ipv6Addr, u32)| (bits ^ net.to_bits()).leading_zeros() >= *length;
-    // An IPv4 address that begins at this bit.
+    // The IPv4 address that starts at this bit.
     let v4_at = |bit: u32| {
         Ipv4Addr::from_bits(u32::try_from(bits >> (96 - bit) & 0xffff_ffff).unwrap_or_default())
     };
@@ -315,8 +316,8 @@ fn is_inside_v6(ip: Ipv6Addr) -> bool {
     INSIDE.iter().any(is_in) && !OUTSIDE.iter().any(is_in)
 }
 
-/// A wait as `Retry-After` has it: seconds, or the time until which to wait. A time that has passed
-/// asks for no wait.
+/// Parses the value of `Retry-After`: seconds, or the time until which to wait. A time in the past
+/// means no wait.
 fn wait(text: &str, now: SystemTime) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -334,7 +335,7 @@ async fn handshake(
     Ok(sender)
 }
 
-/// The end of a certificate, as RFC 3339 has it.
+/// The expiry time of a certificate, in RFC 3339 format.
 fn expires_at(certificate: &[u8]) -> Option<String> {
     let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
     Some(to_rfc_3339(
@@ -472,7 +473,7 @@ mod tests {
                 "{said}"
             );
         }
-        // Addresses are judged before a connection is made: the first one to arrive is this test's
+        // Addresses are checked before connecting, so the first connection to arrive is this test's
         // own.
         let own = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
         let (_, peer) = listener.accept().await.unwrap();

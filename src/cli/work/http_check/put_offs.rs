@@ -1,4 +1,4 @@
-//! How often a host has put off the check of a task.
+//! Counts how often a host has put off the check of a task.
 
 use std::{
     collections::HashMap,
@@ -7,20 +7,20 @@ use std::{
     time::Duration,
 };
 
-/// The longest wait that a server may ask for.
+/// The longest delay that a server can ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// A host that asks for no wait is not asked again at once.
+/// The shortest delay, used if a server asks for none.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
-/// How often a check is put off as the host asks. Then each wait is at least twice as long as the
-/// one before it.
+/// How often a check is put off for as long as the host asks. After that, the minimum delay doubles
+/// each time.
 const AS_ASKED: u32 = 5;
-/// How often a check is put off at all: together about five hours if the host asks for seconds.
-/// Then an answer that asks to wait is a failed attempt.
+/// How often a check is put off at most: together about five hours, if the host asks for seconds.
+/// After that, an answer that asks to wait fails the attempt.
 const MOST_TIMES: u32 = 20;
-/// The tasks of a generation. This process remembers two.
+/// The tasks per generation. This process remembers two generations.
 const MOST_TASKS: usize = 50_000;
 
-/// The checks that were put off by this process, and how often.
+/// How often this process has put off the check of each task.
 #[derive(Default)]
 pub(super) struct PutOffs {
     generations: Mutex<Generations>,
@@ -33,8 +33,8 @@ struct Generations {
 }
 
 impl PutOffs {
-    /// Counts that the host of the task asks for this wait, and returns how long the check is put
-    /// off. `None`: it was put off too often.
+    /// Counts that the task's host asked for this delay, and returns how long to put the check off;
+    /// `None` if it was already put off too often.
     pub(super) fn next(&self, id: &str, asked: Duration) -> Option<Duration> {
         let mut generations = self.generations();
         let times = generations.times(id);
@@ -49,7 +49,7 @@ impl PutOffs {
         Some(asked.max(least).min(LONGEST_WAIT))
     }
 
-    /// Forgets a task that has its answer.
+    /// Forgets a task that has got its answer.
     pub(super) fn forget(&self, id: &str) {
         let mut generations = self.generations();
         generations.newer.remove(id);
@@ -77,7 +77,7 @@ impl Generations {
     }
 }
 
-/// The wait of a check that counts as a failure.
+/// The delay after a failed attempt.
 pub(super) fn within_bounds(asked: Duration) -> Duration {
     asked.clamp(SHORTEST_WAIT, LONGEST_WAIT)
 }

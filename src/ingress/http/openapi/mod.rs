@@ -18,10 +18,11 @@ use crate::{
     ingress::{operation::Operation, operations},
 };
 
-/// The routes of the document and of its page. They take no token: what they show is the same for
+/// The routes of the document and of its page. They need no token, because they show the same to
 /// everybody.
 ///
-/// The first caller has the document made: a process that nobody asks does without its memory.
+/// The document is made for the first caller, so that a process that nobody asks does not spend the
+/// memory.
 pub(super) fn routes<S: Clone + Send + Sync + 'static>(auth: Auth) -> Router<S> {
     let document = Arc::new(LazyLock::new(move || document(&operations::all(), auth)));
     let answer = move || async move {
@@ -35,7 +36,7 @@ pub(super) fn routes<S: Clone + Send + Sync + 'static>(auth: Auth) -> Router<S> 
         .merge(ui::routes())
 }
 
-/// The document of these operations.
+/// Makes the document of these operations.
 fn document(operations: &[Operation], auth: Auth) -> Bytes {
     let mut schemas = Schemas::new();
     let mut paths: Map<String, Value> = Map::new();

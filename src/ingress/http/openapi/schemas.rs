@@ -1,13 +1,13 @@
-//! The schemas of what requests and answers carry.
+//! The JSON schemas of requests and answers in the OpenAPI document.
 
 use schemars::{Schema, SchemaGenerator, generate::SchemaSettings, transform::RecursiveTransform};
 use serde_json::{Map, Value};
 
-/// The places of named schemas.
+/// The prefix of a reference to a named schema.
 pub(super) const SCHEMAS: &str = "#/components/schemas/";
 
-/// The generators of schemas: a request and an answer of one type differ in the fields that must be
-/// there.
+/// The schema generators. There are two, because a type has other required fields in a request
+/// than in an answer.
 pub(super) struct Schemas {
     pub(super) requests: SchemaGenerator,
     pub(super) answers: SchemaGenerator,
@@ -36,7 +36,7 @@ impl Schemas {
         }
     }
 
-    /// The named schemas.
+    /// Returns the named schemas of both.
     pub(super) fn into_components(mut self) -> Map<String, Value> {
         let mut schemas = self.requests.take_definitions(true);
         schemas.extend(self.answers.take_definitions(true));
@@ -44,14 +44,14 @@ impl Schemas {
     }
 }
 
-/// Writes `{}` for any value: not every program knows the schema `true`.
+/// Replaces the schema `true` (any value) with `{}`, because not every tool supports it.
 fn as_object(schema: &mut Schema) {
     if schema.as_bool() == Some(true) {
         schema.ensure_object();
     }
 }
 
-/// An answer leaves out what is not there.
+/// Removes `null` from a schema, because answers omit absent values.
 fn without_null(schema: &mut Schema) {
     let Some(object) = schema.as_object_mut() else {
         return;
@@ -76,8 +76,8 @@ fn without_null(schema: &mut Schema) {
     }
 }
 
-/// Writes one list of values for values that have descriptions of their own: few programs read the
-/// other form.
+/// Turns a `oneOf` of strings with a description each into one `enum`, and lists the descriptions
+/// in its own: few tools understand the `oneOf`.
 fn as_enum(schema: &mut Schema) {
     let Some(object) = schema.as_object_mut() else {
         return;

@@ -1,5 +1,6 @@
-//! `/docs/`: Swagger UI for the document, out of the binary. The page loads nothing from elsewhere,
-//! calls nothing but the taskd that it comes from, and keeps a token only as long as it is open.
+//! `/docs/`: Swagger UI for the document, served from the binary. The page loads nothing from
+//! elsewhere, calls nothing but the taskd that it comes from, and keeps a token only as long as it
+//! is open.
 
 use axum::{
     Router,
@@ -8,7 +9,7 @@ use axum::{
     routing::get,
 };
 
-/// Scripts run from files of this taskd only. Swagger UI sets styles within its elements.
+/// Only scripts from files of this taskd run. Swagger UI sets inline styles.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \
      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",

@@ -1,4 +1,4 @@
-//! An operation as `/openapi.json` has it.
+//! Describes an operation for `/openapi.json`.
 
 use schemars::SchemaGenerator;
 use serde_json::{Map, Value, json};
@@ -10,7 +10,7 @@ use crate::{
     model::{self, Role},
 };
 
-/// The operation at `path`.
+/// Describes the operation at `path`.
 pub(super) fn written(
     operation: &Operation,
     path: &str,

@@ -1,25 +1,25 @@
-//! The shards of a round, by turns.
+//! Groups the shards of a round into turns.
 
 use std::collections::BTreeMap;
 
 use crate::model::ShardId;
 
-/// The bytes of reports read from a shard in one turn, about.
+/// About how many bytes of reports to read in one turn.
 pub(super) const READ_BYTES: usize = 4 << 20;
-/// The shards that have a turn together, at most.
+/// The most shards that share a turn.
 pub(super) const TOGETHER: usize = 64;
 
-/// Shards with something in their outboxes, and how many bytes, about.
+/// Shards with something in their outboxes, and about how many bytes.
 pub(super) type Due = BTreeMap<ShardId, usize>;
 
-/// Shards whose reports go to the same partition of the bus, as many as have a turn together.
+/// Shards that share a turn: their reports go to the same partition of the bus.
 pub(super) struct Group {
     pub(super) partition: u32,
     pub(super) shards: Vec<ShardId>,
 }
 
-/// The groups of shards that have their turns together, at most `most` of them. One with more than
-/// its share of [`READ_BYTES`] is alone.
+/// Groups the shards into turns of at most `most`. A shard with more than its share of
+/// [`READ_BYTES`] gets a turn of its own.
 pub(super) fn groups(due: Due, partitions: u32, most: usize) -> Vec<Group> {
     let mut groups = Vec::new();
     let mut small = BTreeMap::<u32, Vec<ShardId>>::new();

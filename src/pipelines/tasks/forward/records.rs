@@ -1,4 +1,4 @@
-//! Reports, and what else an outbox has, as records of the bus.
+//! Turns reports, and whatever else an outbox contains, into records of the bus.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use crate::{
     wire,
 };
 
-/// How many reports a record has.
+/// How many reports go into one record.
 #[derive(Clone, Copy)]
 pub(super) enum Packed {
-    /// As many as fit into [`RECORD_BYTES`]. A larger one is alone.
+    /// As many as fit into [`RECORD_BYTES`]. A larger report gets a record of its own.
     Densely,
-    /// As many as fit into [`LOOSE_BYTES`]: for a topic that takes no larger record.
+    /// As many as fit into [`LOOSE_BYTES`], for a topic that accepts no larger record.
     Loosely,
 }
 
-/// The bytes of reports in one record, about.
+/// About how many bytes of reports go into one record.
 const RECORD_BYTES: usize = 512 << 10;
-/// The bytes of reports in a record after one was too large. Each is published alone, so it holds
-/// many small reports.
+/// The same after a record was too large. Each such record is published alone, so it should still
+/// hold many small reports.
 const LOOSE_BYTES: usize = 64 << 10;
 
-/// Entries as records of the bus.
+/// Collects entries into records of the bus.
 pub(super) struct Records<'a> {
-    /// The shard of all of them; `None`: they are of several.
+    /// The shard of all entries; `None` if they are of several shards.
     of: Option<&'a ShardId>,
     partition: u32,
     /// A record has no more bytes than this, unless it holds only one report.
@@ -37,7 +37,7 @@ pub(super) struct Records<'a> {
     failures: Vec<Bytes>,
     bytes: usize,
     by_topic: BTreeMap<&'static str, (Topic, Vec<Record>)>,
-    /// Failed attempts go into the histories of their tasks.
+    /// Whether failed attempts are kept in the histories of their tasks.
     keeps_history: bool,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// Adds an event; answers the number of its reports.
+    /// Adds an event. Returns the number of reports in it.
     pub(super) fn add(&mut self, shard: &ShardId, event: &Event, at_unix_ms: i64) -> usize {
         match event {
             Event::Completed(report) => {
@@ -127,8 +127,8 @@ impl<'a> Records<'a> {
         self.reports.push(report);
     }
 
-    /// Adds a failed attempt. The record of the reports carries it, so it costs none of its own
-    /// beside them.
+    /// Adds a failed attempt. It goes into the same record as the reports, so that it costs no
+    /// record of its own.
     pub(super) fn failure(&mut self, failure: &Bytes, at_unix_ms: i64) {
         if !self.keeps_history {
             return;
@@ -138,7 +138,7 @@ impl<'a> Records<'a> {
         self.failures.push(failure);
     }
 
-    /// Begins another record, if this one has no room for so many bytes more.
+    /// Starts another record if this one has no space for this many more bytes.
     fn make_room(&mut self, bytes: usize) {
         if self.bytes + bytes > self.full {
             self.flush();
@@ -167,8 +167,8 @@ impl<'a> Records<'a> {
         records.push(Record { partition, value });
     }
 
-    /// The records by topic, task results first: the bus may refuse them for long, and each retry
-    /// would publish the other reports again.
+    /// Returns the records by topic, those of the other topics last: these may be refused for a
+    /// long time, and each retry would publish the task results again.
     pub(super) fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
         self.flush();
         let mut topics: Vec<_> = self.by_topic.into_values().collect();

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::model::WorkerName;
 
-/// How long a process keeps an allotment small after another process lacked some of the cap.
+/// How long a process keeps an allotment small after another one ran short of the cap.
 const SCARCE: Duration = Duration::from_secs(10);
 
 pub(super) type AllotmentLock = Arc<tokio::sync::Mutex<()>>;
@@ -22,18 +22,19 @@ pub(super) struct Allotments(pub(super) Mutex<BTreeMap<WorkerName, Allotment>>);
 
 #[derive(Default)]
 pub(super) struct Allotment {
-    /// How many tasks the worker's sessions here may have in hand and on demand. Never less than
-    /// Redis has noted.
+    /// How many tasks the worker's sessions here may hold and demand. Never less than Redis has
+    /// stored.
     pub(super) allowed: usize,
     pub(super) scarce_since: Option<Instant>,
-    /// Redis may have another number.
+    /// Redis may have another number stored.
     pub(super) is_unwritten: bool,
-    /// Held by the one caller that asks Redis. The allotment is not removed meanwhile.
+    /// Held by the one caller that asks Redis. The allotment is not removed while it is held.
     pub(super) lock_of_allotment: AllotmentLock,
 }
 
 impl Allotments {
-    /// The lock under which to ask Redis for this worker's allotment; `None` if it has none here.
+    /// Returns the lock under which to ask Redis for this worker's allotment, or `None` if it has
+    /// none here.
     pub(super) fn lock_of_allotment(&self, worker: &WorkerName) -> Option<AllotmentLock> {
         self.0
             .lock()
@@ -41,8 +42,8 @@ impl Allotments {
             .map(|allotment| Arc::clone(&allotment.lock_of_allotment))
     }
 
-    /// The lock under which to ask Redis for the allotment of a worker with a session here. Inserts
-    /// an allotment if there is none.
+    /// Returns the lock under which to ask Redis for the allotment of a worker with a session here.
+    /// Inserts an allotment if there is none.
     pub(super) fn lock_or_insert(&self, worker: &WorkerName) -> AllotmentLock {
         Arc::clone(
             &self
@@ -54,14 +55,14 @@ impl Allotments {
         )
     }
 
-    /// Changes an allotment. It exists while the caller holds its lock.
+    /// Changes an allotment. The caller holds its lock, so it exists.
     pub(super) fn change(&self, worker: &WorkerName, change: impl FnOnce(&mut Allotment)) {
         if let Some(allotment) = self.0.lock().get_mut(worker) {
             change(allotment);
         }
     }
 
-    /// Removes an allotment of 0 that Redis has noted, unless another caller has its lock or waits
+    /// Removes an allotment of 0 that Redis has stored, unless another caller has its lock or waits
     /// for it.
     pub(super) fn forget(&self, worker: &WorkerName, lock_of_allotment: &AllotmentLock) {
         let mut allotments = self.0.lock();
@@ -73,8 +74,8 @@ impl Allotments {
         }
     }
 
-    /// How many of these workers have an allotment that Redis should know. `None`: none of them is
-    /// known here.
+    /// Returns how many of these workers have an allotment that Redis should know, or `None` if
+    /// none of them is known here.
     pub(super) fn count(&self, of: impl Fn(&WorkerName) -> bool) -> Option<usize> {
         let allotments = self.0.lock();
         let mut theirs = allotments
@@ -89,7 +90,7 @@ impl Allotments {
         self.0.lock().keys().cloned().collect()
     }
 
-    /// The workers of whose cap some process lacked a part within the last [`SCARCE`].
+    /// Returns the workers whose cap was too small for some process within the last [`SCARCE`].
     pub(super) fn scarce(&self) -> Vec<WorkerName> {
         let mut allotments = self.0.lock();
         for allotment in allotments.values_mut() {

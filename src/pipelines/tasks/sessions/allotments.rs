@@ -2,15 +2,15 @@
 //!
 //! A process has an *allotment* of the cap for all streams of a worker together, and grants demand
 //! within it. Redis adds up the allotments of all processes and the shared sessions, so the sum
-//! never exceeds the cap. While nobody lacks anything, an allotment is the most that the worker's
-//! sessions here can use: it is asked for once, when a session opens. A process or a call that
-//! lacks something tells all others: each lowers its allotment to what it uses, and for a while
-//! asks for no more than that.
+//! never exceeds the cap. As long as everybody gets enough, an allotment is the most that the
+//! worker's sessions here can use, and is requested once, when a session opens. A process or a call
+//! that gets too little notifies all other processes: each lowers its allotment to what it uses,
+//! and for a while requests no more than that.
 //!
-//! A process that is silent for ten seconds loses its allotments; what its workers have in hand
-//! does not count any more. If it comes back, or Redis has lost its data, it brings its allotments
-//! back, even if they exceed the cap. If Redis does not answer for as long, the process allows a
-//! worker up to the cap by itself: the worker's queues may be in another part of a cluster.
+//! A process that is silent for ten seconds loses its allotments, and what its workers hold no
+//! longer counts. If it comes back, or Redis has lost its data, it writes its allotments again,
+//! even if they exceed the cap. If Redis does not answer for as long, the process allows a worker
+//! up to the cap by itself: the worker's queues may be in another part of a cluster.
 
 use std::time::{Duration, Instant};
 
@@ -27,22 +27,23 @@ use crate::{
     runtime::{Loop, Supervisor},
 };
 
-/// How often a process says that it lives, and looks for allotments that may be smaller.
+/// How often a process checks for allotments that may be smaller, and how often it reports that it
+/// is alive.
 const EVERY: Duration = Duration::from_millis(500);
 const LIVE_EVERY: Duration = Duration::from_secs(3);
-/// The allotments that are written again at a time.
+/// How many allotments are written again concurrently.
 const AT_ONCE: usize = 64;
-/// How often and how soon somebody who lacks something asks again.
+/// The waits before each of the retries of somebody who got too little.
 const ASK_AGAIN: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_millis(150),
     Duration::from_millis(300),
 ];
-/// How long, and how often, a wish is asked again while Redis does not answer.
+/// For how long, and how often, to ask again for more while Redis does not answer.
 const TRY_FOR: Duration = Duration::from_secs(10);
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 
-/// Keeps the allotments of this process alive, and small where others lack something.
+/// Keeps the allotments of this process alive, and small if others get too little.
 pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     supervisor.spawn_loop(
         "tasks/allotments",
@@ -63,8 +64,8 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
 }
 
 impl Handle {
-    /// Adds to the demand of a session within the allotment of this process; answers how much it
-    /// took. `None`: Redis must be asked for more.
+    /// Adds to the demand of a session within the allotment of this process, and returns how much
+    /// was added. Returns `None` if Redis must be asked for more.
     pub fn want(&self, attached: &Attached, want: u32) -> Option<u32> {
         if want == 0 {
             return Some(0);
@@ -73,8 +74,8 @@ impl Handle {
             .want(attached, want, self.settings.limits.max_session_tasks)
     }
 
-    /// Adds all of `want` to the demand, as [`Self::want`] does, or nothing. Answers how much it
-    /// took.
+    /// Adds all of `want` to the demand, as [`Self::want`] does, or nothing. Returns how much was
+    /// added.
     pub fn want_whole(&self, attached: &Attached, want: u32) -> u32 {
         match attached
             .session
@@ -86,8 +87,8 @@ impl Handle {
         }
     }
 
-    /// Adds to the demand of a session, if `still` holds; answers how much it took. It asks Redis
-    /// for a larger allotment, and waits while Redis does not answer.
+    /// Adds to the demand of a session as long as `still` returns true, and returns how much was
+    /// added. Asks Redis for a larger allotment, and waits while Redis does not answer.
     pub async fn want_more(&self, attached: &Attached, want: u32, still: impl Fn() -> bool) -> u32 {
         let worker = &attached.session.worker;
         let most = self.settings.limits.max_session_tasks;
@@ -96,8 +97,8 @@ impl Handle {
         let began = Instant::now();
         loop {
             let wait = {
-                // For one question: the end of the worker's sessions and its other wishes come in
-                // between.
+                // Held for one question only, so that the end of the worker's sessions and their
+                // other requests can run in between.
                 let _turn = lock_of_allotment.lock().await;
                 if !still() || self.sessions.of_worker(worker).is_empty() {
                     return 0;
@@ -135,8 +136,8 @@ impl Handle {
         }
     }
 
-    /// Asks for the rest of a wish, if streams of the worker may hold more of its cap than they
-    /// use.
+    /// Asks for the rest of what a session wants, if streams of the worker may hold more of its cap
+    /// than they use.
     pub(super) async fn want_rest(
         &self,
         session: &SharedSession,
@@ -149,7 +150,7 @@ impl Handle {
             }
             self.tell_allotment(&session.worker).await;
             tokio::time::sleep(wait).await;
-            // The worker may have surrendered meanwhile.
+            // The worker may have surrendered since.
             let rest = SharedWish::Rest {
                 want: want - called.by,
                 surrenders: called.surrenders,
@@ -164,8 +165,8 @@ impl Handle {
         Ok(())
     }
 
-    /// Asks for an allotment with room for so many more. True: it is less, and others may give some
-    /// back.
+    /// Asks for an allotment that is large enough for `want` more tasks. Returns true if it got
+    /// less, and others may give some back.
     async fn enlarge(&self, worker: &WorkerName, want: u32) -> queue::Result<bool> {
         let limits = &self.settings.limits;
         let (used, asked, needed) = {
@@ -176,7 +177,7 @@ impl Handle {
                 .is_some_and(|allotment| allotment.scarce_since.is_some());
             let whole = self.sessions.of_worker(worker).len() * limits.max_session_tasks as usize;
             let needed = taken + want as usize;
-            // Sessions may take what is allowed while Redis is asked.
+            // Sessions may use up what is allowed while Redis is being asked.
             let used = allotments
                 .get(worker)
                 .map_or(0, |allotment| allotment.allowed)
@@ -193,8 +194,8 @@ impl Handle {
         Ok(answer.allotment < needed && answer.streams_hold)
     }
 
-    /// Makes room for so many more within the cap, though Redis does not answer. The caller has the
-    /// turn, and Redis hears of it later: the allotment is unwritten.
+    /// Allows `want` more tasks, within the cap, although Redis does not answer. The caller holds
+    /// the lock. Redis learns of it later, because the allotment is marked as unwritten.
     fn allow_unasked(&self, worker: &WorkerName, want: u32) {
         let needed = self.sessions.taken_by(worker) + want as usize;
         let allowed = needed.min(self.settings.limits.max_worker_tasks);
@@ -203,7 +204,7 @@ impl Handle {
         });
     }
 
-    /// Asks Redis for an allotment. The caller has the turn.
+    /// Asks Redis for an allotment. The caller holds the lock.
     async fn allot(
         &self,
         worker: &WorkerName,
@@ -212,7 +213,8 @@ impl Handle {
     ) -> queue::Result<queue::Allotment> {
         let allotments = &self.sessions.allotments;
         let most = self.settings.limits.max_worker_tasks;
-        // Redis may do it, and the answer may get lost, or the call that waits for it.
+        // Redis may store the allotment although its answer, or the call that waits for it, is
+        // lost.
         allotments.change(worker, |allotment| allotment.is_unwritten = true);
         let answer = self
             .queue
@@ -225,8 +227,8 @@ impl Handle {
         Ok(answer)
     }
 
-    /// Somebody lacks something of this worker's cap. It does not wait for Redis, as
-    /// [`Self::hear_takeover`].
+    /// Handles the notification that somebody gets too little of this worker's cap. Does not wait
+    /// for Redis, like [`Self::hear_takeover`].
     pub(super) fn give_back_allotment(&self, worker: WorkerName) {
         self.sessions.allotments.change(&worker, |allotment| {
             allotment.scarce_since = Some(Instant::now())
@@ -242,7 +244,7 @@ impl Handle {
         let Some(lock_of_allotment) = self.sessions.allotments.lock_of_allotment(worker) else {
             return;
         };
-        // The caller that asks now leaves a small allotment behind.
+        // Whoever holds the lock asks Redis now, and then leaves a small allotment.
         let Ok(_turn) = lock_of_allotment.try_lock() else {
             return;
         };
@@ -254,7 +256,7 @@ impl Handle {
             let Some(allotment) = allotments.get_mut(worker).filter(is_large) else {
                 return;
             };
-            // Nothing is granted beyond it from now on, also if Redis hears of it later.
+            // Nothing beyond this is granted from now on, even if Redis learns of it only later.
             allotment.allowed = used;
             used
         };
@@ -272,20 +274,21 @@ impl Handle {
         let _turn = lock_of_allotment.lock().await;
         if self.sessions.leave_allotment(worker) {
             self.write(worker, 0).await;
-            // Otherwise the next look tries again.
+            // If this failed, the next round tries again.
             self.sessions.allotments.forget(worker, &lock_of_allotment);
         }
     }
 
-    /// Tells Redis how much is allowed.
+    /// Writes to Redis how much is allowed.
     async fn write(&self, worker: &WorkerName, allowed: usize) {
         if let Err(error) = self.allot(worker, allowed, allowed).await {
             tracing::debug!("cannot write the allotment of {worker}'s tasks: {error}");
         }
     }
 
-    /// Says that this process lives, and brings back allotments that Redis has lost. However long
-    /// this lasts, Redis must not take the process for dead meanwhile, in any slot.
+    /// Reports that this process is alive, and writes the allotments again that Redis has lost.
+    /// This may take long, so it keeps reporting, in every slot: Redis must not presume the process
+    /// dead meanwhile.
     async fn keep_allotments(&self, cx: &Loop) {
         let workers = self.sessions.allotments.all();
         future::join_all(workers.iter().map(|worker| self.drop_allotment(worker))).await;
@@ -297,7 +300,7 @@ impl Handle {
                 return;
             }
             if lived.elapsed() >= LIVE_EVERY {
-                // The next look finds what Redis has lost since then.
+                // What Redis has lost since then is left to the next round.
                 self.live().await;
                 lived = Instant::now();
             }
@@ -310,8 +313,8 @@ impl Handle {
         }
     }
 
-    /// Says in each slot that this process lives; answers whether Redis lacks allotments there.
-    /// `None`: there are none, or Redis does not answer.
+    /// Reports in each slot that this process is alive. Returns for each slot whether Redis lacks
+    /// allotments; `None` if there are none, or if Redis does not answer.
     async fn live(&self) -> Vec<Option<bool>> {
         let lives = (0..SESSION_SLOTS).map(async |slot| {
             let allotments = self
@@ -329,7 +332,7 @@ impl Handle {
         future::join_all(lives).await
     }
 
-    /// Writes an allotment again, if Redis may know another one, or in any case.
+    /// Writes an allotment again if Redis may have another one, or `in_any_case`.
     async fn write_again(&self, worker: &WorkerName, in_any_case: bool) {
         let Some(lock_of_allotment) = self.sessions.allotments.lock_of_allotment(worker) else {
             return;

@@ -1,8 +1,8 @@
-//! The leases that a session's worker has in hand, as this process remembers them.
+//! The leases that a session's worker holds, as this process remembers them.
 //!
-//! Redis decides; the book may be out of date. If the worker reported or extended a lease through
-//! another process, it stays in the book until it would have run out. When the session ends, the
-//! queue leaves such a lease alone.
+//! Redis decides; the book may be out of date. A lease that the worker reported or extended through
+//! another process stays in the book until it would have run out. When the session ends, the queue
+//! leaves such a lease alone.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,7 +17,7 @@ use crate::{
     queue::Started,
 };
 
-/// A lease that the worker has in hand.
+/// A lease that the worker holds.
 #[derive(Clone, Debug)]
 pub(super) struct HeldLease {
     pub(super) token: LeaseToken,
@@ -115,8 +115,8 @@ impl Book {
         }
     }
 
-    /// Notes the answers to extensions. A lease that the session did not have came by another way,
-    /// and is its own now.
+    /// Records the answers to extensions. A lease that the session did not have was granted in
+    /// another way, and belongs to the session from now on.
     pub(super) fn extended(
         &mut self,
         items: &[Reported<Duration>],
@@ -159,8 +159,8 @@ impl Book {
         }
     }
 
-    /// Notes that taskd extended a lease, unless it is another one by now, or its worker extended
-    /// it for longer meanwhile.
+    /// Records that taskd extended a lease, unless the lease was replaced since, or its worker has
+    /// extended it for longer.
     pub(super) fn kept(
         &mut self,
         id: TaskId,
@@ -180,7 +180,7 @@ impl Book {
         }
     }
 
-    /// Removes the lease, if the book has it; whether it had.
+    /// Removes the lease. Returns whether the book had it.
     pub(super) fn forget(&mut self, lease: Option<&(TaskId, LeaseToken)>) -> bool {
         let Some((id, token)) = lease else {
             return false;
@@ -195,8 +195,8 @@ impl Book {
         is_here && self.leases.remove(id).is_some()
     }
 
-    /// Takes out those that an operator or a deadline ended; answers their tasks. It looks at the
-    /// smaller of the two.
+    /// Removes the leases that an operator or a deadline ended, and returns their tasks. Iterates
+    /// over the smaller of the two.
     pub(super) fn take_ended(&mut self, ended: &EndedLeases) -> Vec<TaskId> {
         if self.leases.len() < ended.grants.len() {
             return self
@@ -211,7 +211,7 @@ impl Book {
         ids
     }
 
-    /// The leases of which half is over.
+    /// Returns the leases whose time is half over.
     pub(super) fn due(&self, now: Instant) -> Vec<(TaskId, HeldLease)> {
         let due = self
             .leases
@@ -220,20 +220,20 @@ impl Book {
         due.map(|(id, held)| (*id, held.clone())).collect()
     }
 
-    /// Removes the leases that are over, wherever they were extended or not.
+    /// Removes the leases whose time is over, even if they may have been extended elsewhere.
     pub(super) fn drop_lapsed(&mut self, now: Instant) {
         self.leases
             .retain(|_, held| now.saturating_duration_since(held.set) <= held.lease);
     }
 
-    /// Takes out the leases that the worker does not have.
+    /// Removes the leases that the worker does not hold, and returns them.
     pub(super) fn take_missing(&mut self, holding: &HashSet<TaskId>) -> Vec<(TaskId, HeldLease)> {
         self.leases
             .extract_if(|id, _| !holding.contains(id))
             .collect()
     }
 
-    /// Takes out the leases of these tasks.
+    /// Removes the leases of these tasks, and returns them.
     pub(super) fn take(&mut self, tasks: impl Iterator<Item = TaskId>) -> Vec<(TaskId, HeldLease)> {
         tasks
             .filter_map(|id| Some((id, self.leases.remove(&id)?)))
@@ -251,7 +251,7 @@ impl Book {
 /// Leases that an operator or a deadline ended.
 pub(super) struct EndedLeases {
     pub(super) status: ItemStatus,
-    /// Of each task the grants; none: all of them.
+    /// For each task its grants; an empty list stands for all of them.
     grants: HashMap<TaskId, Vec<u64>>,
 }
 
@@ -285,9 +285,9 @@ fn is_same(one: &LeaseToken, other: &LeaseToken) -> bool {
     one.shard == other.shard && one.lease() == other.lease()
 }
 
-/// An item of a report, as far as a book needs it.
+/// An item of a report, reduced to what a book needs.
 pub(super) struct Reported<T> {
-    /// `None`: it names no lease.
+    /// `None` if the item names no lease.
     pub(super) lease: Option<(TaskId, LeaseToken)>,
     pub(super) report: T,
 }
@@ -319,7 +319,7 @@ pub struct Reports {
 }
 
 impl Reports {
-    /// Prepares to note the answers to reports.
+    /// Prepares to record the answers to these reports.
     pub fn of(
         completions: &Items<Completion>,
         rejections: &Items<Rejection>,

@@ -60,11 +60,11 @@ use crate::{
     telemetry::metrics::{self, SessionEnd},
 };
 
-/// The time without a frame after which a session ends.
+/// After this time without a frame a session ends.
 const TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a claim waits for a wake before it asks all shards again. A wake may get lost.
+/// How long a claim waits for a wake before it asks all shards again, because a wake may be lost.
 const LOOK_AGAIN: Duration = Duration::from_secs(60);
-/// How often the process looks for sessions whose workers stay away.
+/// How often the process checks for sessions whose workers stay away.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// A call may name at least this many task ids, however small `max_session_tasks` is.
 const MOST_IDS: usize = 5000;
@@ -77,9 +77,9 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     supervisor.spawn_loop("tasks/sessions", handle.clone(), |handle, cx| async move {
         while cx.pause(LOOK_EVERY).await {
             let now = Instant::now();
-            // Each on its own: a shard that does not answer holds up the sessions that have leases
-            // there, and no others. The end of a session waits for the extension of its leases,
-            // because it needs the deadlines that Redis has.
+            // Each in a task of its own, so that a shard that does not answer holds up only the
+            // sessions with leases there. The end of a session waits for the extension of its
+            // leases, because it needs the deadlines that Redis has.
             for session in handle
                 .sessions
                 .all()
@@ -103,7 +103,7 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
             handle.tell_takeovers_again(now);
             cx.beat();
         }
-        // Their connections have ended before. Each stream gives back its tasks now.
+        // Their connections have ended before this. Each stream now gives its tasks back.
         handle.sessions.streams.close();
         handle.sessions.streams.wait().await;
     });
@@ -125,7 +125,8 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
                     handle.hear_takeover(worker, session)
                 }
                 Ok(SessionNotice::Allotment { worker }) => handle.give_back_allotment(worker),
-                // Workers learn of ended leases when they are extended. A takeover is told again.
+                // Workers learn of ended leases when they extend them, and a takeover is announced
+                // again.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -135,13 +136,13 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
 }
 
 impl Handle {
-    /// Runs a stream. The stop of the pipeline waits for it.
+    /// Runs a stream. The pipeline waits for it when it stops.
     pub fn spawn_stream(&self, stream: impl Future<Output = ()> + Send + 'static) {
         self.sessions.streams.spawn(stream);
     }
 
-    /// Opens a session, or goes on with one of this process. `is_own`: the caller can name no other
-    /// worker.
+    /// Opens a session, or resumes one of this process. `is_own`: the caller is limited to this
+    /// worker name.
     pub fn open_session(
         &self,
         open: &OpenSession,
@@ -162,8 +163,8 @@ impl Handle {
         })
     }
 
-    /// The queues of the session with which `open` goes on; none, if there is no such session in
-    /// this process.
+    /// Returns the queues of the session that `open` resumes, or none if there is no such session
+    /// in this process.
     pub fn queues_to_go_on(&self, open: &OpenSession) -> Vec<QueueName> {
         let (Ok(worker), Ok(id)) = (WorkerName::new(&open.worker), open.session.parse()) else {
             return Vec::new();
@@ -172,7 +173,7 @@ impl Handle {
         session.map_or_else(Vec::new, |session| session.plan().queues)
     }
 
-    /// Tells workers of leases that an operator ended.
+    /// Notifies workers of leases that an operator or a deadline ended.
     fn tell_ended(&self, leases: &EndedLeases) {
         self.sessions
             .all()
@@ -222,14 +223,14 @@ impl Handle {
             .filter_map(|id| id.parse().ok())
             .collect();
         let (attached, missing) = session.attach_again(plan.clone(), &holding)?;
-        // These did not arrive, whatever the process believed.
+        // These did not reach the worker, whatever this process believed.
         let missing: Vec<_> = missing
             .into_iter()
             .map(|(id, held)| (id, held.not_started()))
             .collect();
         if !missing.is_empty() {
-            // The worker does not wait for it: a Redis that stalls would hold up all that it has in
-            // hand.
+            // The worker does not wait for this: a Redis that stalls would hold up everything that
+            // it holds.
             let handle = self.clone();
             let worker = worker.clone();
             let gives_back = async move {
@@ -255,7 +256,7 @@ impl Handle {
                 .map_err(|_| Error::Invalid("session is not a session's name".into()))?;
         }
         let of_process = self.settings.limits.max_sessions;
-        // A takeover is a way out for a worker that has too many.
+        // A worker with too many sessions may take over to get rid of them.
         let of_worker =
             is_own.then(|| most_of_worker(of_process) * if open.takeover { 2 } else { 1 });
         let room = SessionLimits {
@@ -294,7 +295,8 @@ impl Handle {
         self.settings.limits.max_items
     }
 
-    /// Refuses more ids than a session has tasks: Redis looks at all of them in one step.
+    /// Refuses more ids than a session can have tasks, because Redis checks all of them in one
+    /// step.
     pub fn few_ids(&self, field: &str, ids: &[String]) -> Result<(), Error> {
         let most = MOST_IDS.max(2 * self.settings.limits.max_session_tasks as usize);
         if ids.len() > most {
@@ -306,13 +308,13 @@ impl Handle {
         Ok(())
     }
 
-    /// The most tasks that a session may have in hand and on demand.
+    /// The most tasks that a session may hold and demand.
     pub fn most_session_tasks(&self) -> u32 {
         self.settings.limits.max_session_tasks
     }
 
-    /// Waits for tasks of the session's queues. `most` turns the session's demand into the number of
-    /// tasks to claim. Dropping the future gives back what it leased.
+    /// Waits for tasks of the session's queues. `most` turns the session's demand into the number
+    /// of tasks to claim. Dropping the future gives back what it has leased.
     pub async fn next_tasks(
         &self,
         attached: &Attached,
@@ -328,14 +330,14 @@ impl Handle {
         self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
     }
 
-    /// Extends the leases that have passed half of their time. The worker is told which ones had
-    /// ended. `may_have_moved` says that the worker may go on with its leases in another session.
+    /// Extends the leases whose time is half over. The worker is told which ones had ended.
+    /// `may_have_moved`: the worker may have continued with its leases in another session.
     pub async fn keep_leases(&self, attached: &Attached, may_have_moved: bool) {
         self.keep(&attached.session, may_have_moved).await;
     }
 
-    /// A worker that is silent or away may have gone on with its leases in another session. They
-    /// are its own there.
+    /// A worker that is silent or away may have continued with its leases in another session, which
+    /// owns them then.
     async fn keep(&self, session: &Session, may_have_moved: bool) {
         let due = session.leases_to_keep(Instant::now());
         let mut by_shard: BTreeMap<ShardId, Vec<(TaskId, HeldLease)>> = BTreeMap::new();
@@ -361,7 +363,7 @@ impl Handle {
                         self.give_back_late(session, session.kept(held, &answers, Instant::now()))
                             .await
                     }
-                    // They are tried again at once, and run out if Redis stays away.
+                    // They are retried at once, and run out if Redis stays away.
                     Err(error) => {
                         tracing::debug!(%shard, "cannot extend leases of a session: {error}")
                     }
@@ -371,7 +373,7 @@ impl Handle {
         future::join_all(calls).await;
     }
 
-    /// Notes the answers to extensions of a stream.
+    /// Records the answers to extensions of a stream.
     pub async fn extended(&self, attached: &Attached, reports: &Reports, answers: &[ItemAnswer]) {
         self.give_back_late(&attached.session, attached.extended(reports, answers))
             .await;
@@ -385,7 +387,8 @@ impl Handle {
         }
     }
 
-    /// Ends a session: what its worker has not reported goes back. Once; later ends do nothing.
+    /// Ends a session and gives back what its worker has not reported. Does nothing if it has ended
+    /// already.
     async fn end_session(&self, session: &Session, why: SessionEnd) {
         let Some(held) = session.end(why) else { return };
         self.sessions.remove(session);
@@ -424,7 +427,7 @@ impl Handle {
             .await;
     }
 
-    /// Ends leases in their shards. Those of a shard that does not answer run out by themselves.
+    /// Ends leases in their shards. Those of a shard that does not answer run out.
     async fn end_leases(&self, leases: Vec<EndedLease>, reason: &str) -> Ended {
         let mut by_shard: BTreeMap<ShardId, Vec<EndedLease>> = BTreeMap::new();
         for lease in leases {
@@ -468,7 +471,7 @@ impl Handle {
     }
 }
 
-/// The end of some leases.
+/// The outcome of ending some leases.
 struct Ended {
     offered: usize,
     failed: usize,

@@ -18,7 +18,7 @@ use crate::{
     telemetry::metrics::SessionEnd,
 };
 
-/// The plan of a worker in its session's book.
+/// A worker's plan as its session's book in Redis stores it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Written {
     pub(super) queues: Vec<String>,
@@ -36,8 +36,8 @@ impl Written {
 }
 
 impl Handle {
-    /// Opens a session that any process serves, or goes on with one. `is_own`: the caller can name
-    /// no other worker.
+    /// Opens a session that any process can serve, or resumes one. `is_own`: the caller is limited
+    /// to this worker name.
     pub async fn open_shared(
         &self,
         open: OpenSession,
@@ -85,7 +85,7 @@ impl Handle {
         })
     }
 
-    /// Opens a new session, which takes over afterwards.
+    /// Opens a new session, which then takes over if requested.
     async fn open_shared_anew(
         &self,
         plan: &Plan,
@@ -107,7 +107,7 @@ impl Handle {
         } else {
             WORKER_SESSIONS
         };
-        // A takeover is a way out for a worker that has too many.
+        // A worker with too many sessions may take over to get rid of them.
         let most_of_worker = if takes_over {
             2 * most_of_worker
         } else {
@@ -134,7 +134,7 @@ impl Handle {
         Err(Error::Full(why))
     }
 
-    /// Goes on with a session. The tasks that the worker does not have did not arrive, and go back.
+    /// Resumes a session. Tasks that the worker does not hold did not reach it, and are given back.
     async fn go_on(
         &self,
         open: &OpenSession,
@@ -165,7 +165,7 @@ impl Handle {
                 .iter()
                 .map(|lease| (lease.id, lease.token.clone(), false))
                 .collect();
-            // Otherwise they stay in the book until their leases run out.
+            // If a shard did not answer, they stay in the book until their leases run out.
             if self
                 .end_leases(missing, "it did not reach its worker")
                 .await

@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(time_of(heard.next_id(None, NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW - 1)), NOW)), Some(NOW));
         assert_eq!(time_of(heard.next_id(Some(id_at(NOW)), NOW)), Some(NOW + 1));
-        // The clock was set back since another process told of a takeover.
+        // The clock was set back after another process announced a takeover.
         heard.hear(id_at(NOW + 3_600_000));
         heard.hear(id_at(NOW));
         assert_eq!(

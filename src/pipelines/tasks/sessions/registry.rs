@@ -28,15 +28,15 @@ pub(in crate::pipelines::tasks) struct Sessions {
     pub(super) heard: HeardTakeovers,
     /// Takeovers by sessions without streams.
     pub(super) told: RepeatedTakeovers,
-    /// The streams under way.
+    /// The streams that are running.
     pub(in crate::pipelines::tasks) streams: TaskTracker,
     pub(super) slots: Slots,
     pub(super) allotments: Allotments,
     pub(super) process: ProcessName,
 }
 
-/// The name by which Redis knows the allotments here. It is made anew with the sessions, when the
-/// process starts over: allotments of before would count on under a name that lives on.
+/// The name under which Redis stores this process's allotments. It is new whenever the process
+/// starts over, so that earlier allotments do not count any longer.
 pub(super) struct ProcessName(pub(super) String);
 
 impl Default for ProcessName {
@@ -53,19 +53,19 @@ pub(super) struct SessionLimits {
     pub(super) of_worker: Option<usize>,
 }
 
-/// There are already as many sessions as there may be, and how many that is.
+/// There are as many sessions as are allowed. Carries the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Crowded {
     Process(usize),
     Worker(usize),
 }
 
-/// The most sessions of a worker with a token of its own: it must leave room for others.
+/// The most sessions of a worker with a token of its own, so that others can open sessions, too.
 pub(super) fn most_of_worker(max_sessions: usize) -> usize {
     (max_sessions / 10).max(10)
 }
 
-/// The slots in which this process has opened sessions since its last look.
+/// The slots in which this process has opened sessions since it last checked them.
 #[derive(Default)]
 pub(super) struct Slots([AtomicBool; SESSION_SLOTS as usize]);
 
@@ -85,7 +85,7 @@ impl Sessions {
         of_worker(&self.by_id.lock(), worker).cloned().collect()
     }
 
-    /// Adds a session that is later than all others of its worker, if there is room for it.
+    /// Adds a session, later than all others of its worker, if the limits allow it.
     pub(super) fn add(
         &self,
         worker: WorkerName,
@@ -112,7 +112,7 @@ impl Sessions {
         Ok(attached)
     }
 
-    /// The id of a session without a stream, later than those of its worker here.
+    /// Returns the id of a session without a stream, later than those of its worker here.
     pub(super) fn next_id(&self, worker: &WorkerName, now_unix_ms: i64) -> Uuid {
         let before = of_worker(&self.by_id.lock(), worker)
             .next_back()
@@ -133,11 +133,12 @@ impl Sessions {
         metrics::sessions(sessions.len());
     }
 
-    /// Adds to the demand of a session within the allotment of its worker; answers how much.
-    /// `None`: Redis must be asked for more.
+    /// Adds to the demand of a session within the allotment of its worker. Returns how much was
+    /// added, or `None` if Redis must be asked for more.
     pub(super) fn want(&self, attached: &Attached, want: u32, most: u32) -> Option<u32> {
         let want = want.min(attached.session.room(most));
-        // One at a time: two sessions of a worker must not count on the same room.
+        // Under the lock, so that two sessions of a worker do not count on the same part of the
+        // allotment.
         let allotments = self.allotments.0.lock();
         let worker = &attached.session.worker;
         let has_room = self.left(&allotments, worker, Session::noted) >= want as usize
@@ -145,15 +146,15 @@ impl Sessions {
         has_room.then(|| attached.want(want, most))
     }
 
-    /// Adds as much as is left of the allotment to the demand of a session; answers how much.
+    /// Adds what is left of the allotment to the demand of a session. Returns how much was added.
     pub(super) fn want_rest(&self, attached: &Attached, want: u32, most: u32) -> u32 {
         let allotments = self.allotments.0.lock();
         let left = self.left(&allotments, &attached.session.worker, Session::taken);
         attached.want(want.min(u32::try_from(left).unwrap_or(u32::MAX)), most)
     }
 
-    /// Allows a worker nothing, if it has no session here; whether it has none. A session that
-    /// opens from now on asks Redis.
+    /// Sets the allotment of a worker to 0 if it has no session here. Returns whether it has none.
+    /// A session that opens later asks Redis.
     pub(super) fn leave_allotment(&self, worker: &WorkerName) -> bool {
         let mut allotments = self.allotments.0.lock();
         let has_left = self.of_worker(worker).is_empty();
@@ -178,7 +179,7 @@ impl Sessions {
         allowed.saturating_sub(taken)
     }
 
-    /// The tasks that all sessions of the worker have in hand and on demand.
+    /// The number of tasks that all sessions of the worker hold and demand.
     pub(super) fn taken_by(&self, worker: &WorkerName) -> usize {
         self.of_worker(worker)
             .iter()

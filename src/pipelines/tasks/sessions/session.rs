@@ -27,12 +27,12 @@ use crate::{
 pub(super) const SHORTEST_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) const LONGEST_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The heartbeat of a session: three of them fit into the time-out.
+/// The heartbeat interval of a session: three of them fit into the time-out.
 pub fn heartbeat(timeout: Duration) -> Duration {
     timeout / 3
 }
 
-/// The words for a failed attempt that ended with its session.
+/// The reason of a failed attempt that ended with its session.
 pub(super) fn reason(why: SessionEnd) -> &'static str {
     match why {
         SessionEnd::Closed => "its worker closed the session",
@@ -84,7 +84,7 @@ struct State {
 /// Why a stream no longer belongs to its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The session goes on on another stream.
+    /// The session continues on another stream.
     Displaced,
     Ended(SessionEnd),
 }
@@ -96,16 +96,16 @@ pub struct Opened {
 }
 
 impl State {
-    /// Forgets the leases that are over. Those that taskd keeps are asked for: the worker hears
-    /// which of them ended.
+    /// Forgets the leases whose time is over, unless taskd extends them: then it asks Redis, and
+    /// the worker learns which of them have ended.
     fn drop_lapsed(&mut self, now: Instant) {
         if !self.plan.keep_leases {
             self.book.drop_lapsed(now);
         }
     }
 
-    /// Takes out these leases, if the session was taken over: their extensions were under way when
-    /// it ended, so its end may have left them alone.
+    /// Removes these leases if the session was taken over, and returns them: their extensions were
+    /// in flight when it ended, so its end may have left them alone.
     fn take_late(&mut self, extended: impl Iterator<Item = TaskId>) -> Vec<(TaskId, HeldLease)> {
         match self.end {
             Some(SessionEnd::TakenOver) => self.book.take(extended),
@@ -158,8 +158,8 @@ impl Session {
         self.state.lock()
     }
 
-    /// Attaches the session to another stream; with it the leases that the worker does not have.
-    /// `None`: it has ended.
+    /// Attaches the session to another stream. Also returns the leases that the worker does not
+    /// hold. Returns `None` if the session has ended.
     pub(super) fn attach_again(
         self: &Arc<Self>,
         plan: Plan,
@@ -175,7 +175,7 @@ impl Session {
         state.plan = plan;
         state.demand = 0;
         state.away_since = None;
-        // The worker says again which tasks it has started.
+        // The worker reports again which tasks it has started.
         state.book.forget_begun();
         let missing = state.book.take_missing(holding);
         let session = Arc::clone(self);
@@ -191,14 +191,14 @@ impl Session {
         ))
     }
 
-    /// True if it has no stream, and has not ended.
+    /// Returns whether the session has no stream and has not ended.
     pub(super) fn is_away(&self) -> bool {
         let state = self.state();
         state.away_since.is_some() && state.end.is_none()
     }
 
-    /// True if it has no stream and nothing to keep, or has had no stream for longer than its
-    /// time-out.
+    /// Returns whether the session has no stream and nothing to keep, or has had no stream for
+    /// longer than its time-out.
     pub(super) fn is_away_since(&self, now: Instant) -> bool {
         let mut state = self.state();
         let Some(since) = state.away_since else {
@@ -208,18 +208,18 @@ impl Session {
         state.book.is_empty() || now.saturating_duration_since(since) > state.plan.timeout
     }
 
-    /// Keeps the session's share of all sessions.
+    /// Keeps this session's share of `max_sessions`.
     pub(super) fn hold_share(&self, share: Share) {
         *self.share.lock() = Some(share);
     }
 
-    /// Gives the share back: the session has ended, even if somebody still knows it.
+    /// Gives the share back. The session has ended, even if something still refers to it.
     pub(super) fn give_share_back(&self) {
         drop(self.share.lock().take());
     }
 
-    /// Ends the session; answers what it had in hand. `None`: it has ended before, or its worker,
-    /// which was away, has come back.
+    /// Ends the session and returns the leases that it held. Returns `None` if it has ended
+    /// already, or if its worker was away and has come back.
     pub(super) fn end(&self, why: SessionEnd) -> Option<Vec<(TaskId, HeldLease)>> {
         let mut state = self.state();
         if state.end.is_some() || why == SessionEnd::Away && state.away_since.is_none() {
@@ -228,7 +228,7 @@ impl Session {
         state.end = Some(why);
         state.demand = 0;
         state.cut.cancel();
-        // They stay in the book: an extension may be under way.
+        // They stay in the book, because an extension may be in flight.
         Some(state.book.all())
     }
 
@@ -240,7 +240,7 @@ impl Session {
         self.state().demand
     }
 
-    /// Notes that the session took over, or does so again.
+    /// Records that the session took over, perhaps once more.
     pub(super) fn takes_over(&self, now: Instant) {
         self.state().took_over = Some(TakeoverRepeats::new(now));
     }
@@ -249,7 +249,7 @@ impl Session {
         self.state().took_over.is_some()
     }
 
-    /// True if it is time to tell again that it took over.
+    /// Returns whether it is time to announce the takeover again.
     pub(super) fn tells_takeover_again(&self, now: Instant) -> bool {
         let mut state = self.state();
         state.end.is_none()
@@ -259,25 +259,26 @@ impl Session {
                 .is_some_and(|took_over| took_over.count_if_due(now))
     }
 
-    /// The tasks in hand and on demand, and leases that are over perhaps.
+    /// The number of tasks that are held and demanded, perhaps including leases that are over.
     pub(super) fn noted(&self) -> usize {
         let state = self.state();
         state.book.len() + state.demand as usize
     }
 
-    /// The tasks in hand and on demand.
+    /// The number of tasks that are held and demanded.
     pub(super) fn taken(&self) -> usize {
         let mut state = self.state();
         state.drop_lapsed(Instant::now());
         state.book.len() + state.demand as usize
     }
 
-    /// How many more tasks it may want.
+    /// How many more tasks the session may demand.
     pub(super) fn room(&self, most: u32) -> u32 {
         most.saturating_sub(u32::try_from(self.taken()).unwrap_or(u32::MAX))
     }
 
-    /// Takes out the leases of the book that an operator or a deadline ended, and tells the worker.
+    /// Removes the leases that an operator or a deadline ended from the book, and notifies the
+    /// worker.
     pub(super) fn tell_ended(&self, leases: &EndedLeases) {
         let mut state = self.state();
         let ended = state.book.take_ended(leases);
@@ -291,7 +292,7 @@ impl Session {
         }
     }
 
-    /// Marks the start of a step for a session without a stream; false, if one is under way.
+    /// Marks the start of a step for a session without a stream. Returns false if one is running.
     pub(super) fn begins_away_step(&self) -> bool {
         !self.is_in_away_step.swap(true, Ordering::Relaxed)
     }
@@ -318,8 +319,8 @@ impl Session {
         }
     }
 
-    /// Notes the answers of the queue to extensions. If the session was taken over meanwhile, it
-    /// answers the leases that are to go back.
+    /// Records the queue's answers to extensions. If the session was taken over in the meantime,
+    /// returns the leases to give back.
     pub(super) fn kept(
         &self,
         held: &[(TaskId, HeldLease)],
@@ -330,7 +331,7 @@ impl Session {
         let mut extended = Vec::new();
         for ((id, held), (code, deadline_unix_ms)) in held.iter().zip(answers) {
             let status = match code {
-                // It was extended by another way.
+                // It was extended in another way.
                 Code::Ok if *deadline_unix_ms == 0 => continue,
                 Code::Ok | Code::Repeat => {
                     state.book.kept(*id, held, *deadline_unix_ms, now);
@@ -338,7 +339,7 @@ impl Session {
                     continue;
                 }
                 Code::Cancelled => ItemStatus::Cancelled,
-                // The worker has reported it by another way, or is about to hear that it did.
+                // The worker has reported it in another way, or is about to learn that it did.
                 Code::AlreadyCompleted => {
                     state.book.forget(Some(&(*id, held.token.clone())));
                     continue;

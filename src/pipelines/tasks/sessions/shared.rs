@@ -1,18 +1,19 @@
-//! Shared sessions: those without a stream. Their books are in Redis, and any process serves each
-//! call.
+//! Shared sessions are those without a stream. Their books are in Redis, and any process can serve
+//! each call.
 //!
-//! A call reads the session, does its work in the shards, and then notes the outcome in the book.
+//! A call reads the session, does its work in the shards, and then records the outcome in the book.
 //! The book decides nothing: leases are in the shards, and `lua/session_end.lua` leaves a lease
-//! alone that has another deadline than the book. So a step that is missing costs little. The crash
+//! alone if its deadline differs from that in the book. So a missing step costs little. The crash
 //! windows:
 //!
-//! - between a claim and its note, or when the session has ended meanwhile: the leases are
-//!   undelivered, and run out or go back at no cost;
-//! - between a note and the answer: the tasks count as in hand until their leases run out, until
-//!   the session ends, or until the worker goes on with the session and names what it holds;
-//! - between a report and its note: the tasks count as in hand for as long. An extended lease has
-//!   another deadline than the book, so the end of the session leaves it, and it runs out;
-//! - in the middle of an end: the session is due again after [`END_AGAIN`], and another process
+//! - Between a claim and its entry in the book, or if the session has ended by then: the leases are
+//!   undelivered, and run out or are given back at no cost.
+//! - Between the entry and the answer: the tasks count as held until their leases run out, until
+//!   the session ends, or until the worker resumes the session and names what it holds.
+//! - Between a report and its entry: the tasks count as held for just as long. An extended lease
+//!   has another deadline than the book, so the end of the session leaves it alone, and it runs
+//!   out.
+//! - In the middle of an end: the session is due again after [`END_AGAIN`], and another process
 //!   ends it once more.
 
 use std::{
@@ -50,22 +51,22 @@ use crate::{
     telemetry::metrics::{self, SessionEnd},
 };
 
-/// How often a process looks for sessions that are due, in a slot with sessions.
+/// How often a process checks for sessions that are due, in a slot with sessions.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often it looks in a slot without sessions that it knows of: another process may have opened
+/// How often it checks a slot in which it knows of no sessions: another process may have opened
 /// one, and died.
 const LOOK_IDLE: Duration = Duration::from_secs(10);
-/// When another process goes on with the end of a session.
+/// After this time another process continues the end of a session.
 const END_AGAIN: Duration = Duration::from_secs(5);
-/// How often a call claims anew because other calls of its session were faster.
+/// How many times a call claims, if other calls of its session are faster.
 const CLAIMS: usize = 5;
-/// The longest that a call waits without a sign of life. By its answer it hears of a surrender at
-/// another process.
+/// The longest interval between the heartbeats of a waiting call. From the answer it learns of a
+/// surrender at another process.
 const LONGEST_BEAT: Duration = Duration::from_secs(5);
-/// How long a sign of life may take. After that, or an error, the call leaves tasks to others:
-/// nobody could note them.
+/// How long a heartbeat may take. After that, or after an error, the call leaves tasks to others,
+/// because it could not record them.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(3);
-/// How often the call asks then whether Redis answers again.
+/// How often the call then checks whether Redis answers again.
 const BEAT_AGAIN: Duration = Duration::from_secs(1);
 
 /// Ends sessions that are due, whichever process opened them.
@@ -89,12 +90,12 @@ pub(super) fn start(handle: &Handle, supervisor: &Supervisor) {
     );
 }
 
-/// A process's looks at a slot.
+/// What a process knows of its checks of a slot.
 #[derive(Clone, Copy)]
 struct Slot {
     next: Instant,
-    /// The process has not looked yet, or Redis did not answer the last look. It may have answered
-    /// no worker either, so who is silent is not known yet.
+    /// The process has not checked the slot yet, or Redis did not answer the last time. Redis may
+    /// not have answered workers either, so it is not known yet which of them are silent.
     was_away: bool,
 }
 
@@ -111,7 +112,7 @@ impl Shared {
         &self.plan.queues
     }
 
-    /// How much of its wish was granted, and its tasks.
+    /// How much was granted, and the session's tasks.
     pub fn granted(&self) -> (u32, Pending) {
         (self.called.by, self.pending())
     }
@@ -133,7 +134,7 @@ pub struct SharedTasks {
 }
 
 impl Handle {
-    /// A call of a session, and its plan.
+    /// Calls a session, and reads its plan.
     async fn called(
         &self,
         call: &SessionCall,
@@ -191,7 +192,7 @@ impl Handle {
         called.ok_or_else(|| Error::NoSession(session.id.to_string()))
     }
 
-    /// The queues of a session; none, if there is no such session. Changes nothing.
+    /// Returns the queues of a session, or none if there is no such session. Changes nothing.
     pub async fn queues_of_shared(&self, call: &SessionCall) -> Result<Vec<QueueName>, Error> {
         let session = named(&worker(&call.worker)?, &call.session)?;
         match self.queue.shared_plan(&session).await? {
@@ -208,9 +209,9 @@ impl Handle {
         Ok(shared)
     }
 
-    /// Waits for tasks of the session's queues, as many as it wants. Dropping the future gives back
-    /// what it leased. `room` finds room for an answer of so many bytes; an error gives the tasks
-    /// back before the session's book has them.
+    /// Waits for tasks of the session's queues, at most as many as it demands. Dropping the future
+    /// gives back what it has leased. `room` reserves memory for an answer of this many bytes; if
+    /// that fails, the tasks are given back before they are in the session's book.
     pub async fn next_shared<R>(
         &self,
         mut shared: Shared,
@@ -222,8 +223,8 @@ impl Handle {
         for _ in 0..CLAIMS {
             let leases = self.claim_shared(&mut shared, deadline).await?;
             if leases.tasks.is_empty() {
-                // Nobody can read the tasks of these leases. They run out, and at last the tasks
-                // are dead.
+                // The tasks of these leases cannot be read. Their leases run out, and the tasks end
+                // up dead.
                 leases.deliver();
                 break;
             }
@@ -249,8 +250,8 @@ impl Handle {
                         Some(room),
                     ));
                 }
-                // Another call of the session was faster, or surrendered. The leases go back at no
-                // cost.
+                // Another call of the session was faster, or surrendered. The leases are given back
+                // at no cost.
                 SharedHold::TooMany { demand } => shared.called.demand = demand,
                 SharedHold::Over => return Err(Error::NoSession(shared.session.id.to_string())),
             }
@@ -265,7 +266,7 @@ impl Handle {
         ))
     }
 
-    /// Claims for a session, and keeps it alive meanwhile.
+    /// Claims for a session, and keeps it alive in the meantime.
     async fn claim_shared(&self, shared: &mut Shared, deadline: Instant) -> Result<Leases, Error> {
         let Shared {
             session,
@@ -299,7 +300,7 @@ impl Handle {
             while called.demand > 0 {
                 match self.beat(session, called).await? {
                     None => break,
-                    // Nobody has looked at the queues meanwhile.
+                    // The queues have not been checked since.
                     Some(error) if deadline <= Instant::now() => return Err(error.into()),
                     Some(_) => sleep(BEAT_AGAIN).await,
                 }
@@ -309,7 +310,7 @@ impl Handle {
         Ok(Leases::default())
     }
 
-    /// A sign of life of a call that waits. Answers the error, if Redis did not answer.
+    /// Sends the heartbeat of a waiting call. Returns the error if Redis does not answer.
     async fn beat(
         &self,
         session: &SharedSession,
@@ -336,13 +337,14 @@ impl Handle {
         Ok(Some(error))
     }
 
-    /// Sets the demand to 0; answers what it was, and the tasks in hand.
+    /// Sets the demand to 0. Returns what it was, and the number of tasks held.
     pub async fn surrender_shared(&self, call: &SessionCall) -> Result<(u32, u32), Error> {
         let Shared { called, .. } = self.called(call, SharedWish::Surrender, &[]).await?;
         Ok((called.by, called.in_hand))
     }
 
-    /// Says that the worker lives, and which tasks it has started; answers its tasks.
+    /// Records that the worker is alive, and which tasks it has started. Returns the session's
+    /// tasks.
     pub async fn live_shared(
         &self,
         call: &SessionCall,
@@ -354,7 +356,7 @@ impl Handle {
         Ok((shared, pending))
     }
 
-    /// Notes the answers to reports.
+    /// Records the answers to reports.
     pub async fn reported_shared(
         &self,
         shared: &Shared,
@@ -372,7 +374,7 @@ impl Handle {
             };
             match (answer.status, answer.lease_expires_unix_ms) {
                 (ItemStatus::Ok, Some(deadline)) => {
-                    // It is for leases that came by another way.
+                    // Only used for leases that the session did not have.
                     let started = match shared.plan.tells_started {
                         true if begun.contains(&id) => Started::Yes,
                         true => Started::No,
@@ -384,8 +386,8 @@ impl Handle {
                 _ => {}
             }
         }
-        // The session may have ended meanwhile. The reports count all the same, and its next call
-        // hears of the end.
+        // The session may have ended since. The reports count nevertheless, and its next call
+        // learns of the end.
         let noted = self
             .queue
             .note_shared(&shared.session, &notes)
@@ -406,8 +408,8 @@ impl Handle {
         closed.ok_or_else(|| Error::NoSession(session.id.to_string()))
     }
 
-    /// Ends a session: first its leases, then its book, so that any process may go on with the end.
-    /// `None`: there is none, or its worker lives.
+    /// Ends a session: first its leases, then its book, so that any process can continue the end.
+    /// Returns `None` if there is none, or if its worker is alive.
     pub(super) async fn end_shared(
         &self,
         session: &SharedSession,
@@ -418,7 +420,7 @@ impl Handle {
             return Ok(None);
         };
         let ended = self.end_leases(leases, reason(why)).await;
-        // Otherwise it is due again.
+        // Otherwise the session will be due again.
         if ended.is_whole {
             self.queue.forget_shared(session).await?;
             metrics::session_ended(why);
@@ -430,7 +432,7 @@ impl Handle {
         }))
     }
 
-    /// Looks at a slot, if it is time for it.
+    /// Checks a slot, if it is time for that.
     async fn look_at(&self, number: u32, slot: &mut Slot) {
         if !self.sessions.slots.take(number) && slot.next > Instant::now() {
             return;
@@ -476,7 +478,7 @@ impl Handle {
     }
 }
 
-/// Whether an answer is the last word about a lease.
+/// Returns whether an answer about a lease is final.
 fn is_final(status: ItemStatus) -> bool {
     !matches!(status, ItemStatus::TryLater | ItemStatus::Invalid)
 }

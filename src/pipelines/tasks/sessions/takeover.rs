@@ -1,14 +1,14 @@
 //! Takeovers: a session ends the sessions of its worker that were opened before it.
 //!
-//! The id of a session is a UUIDv7, its time by Redis's clock, and so gives all sessions of a
-//! worker one order, in all processes. Of two takeovers at the same time the later one by that
-//! order stays, whichever hears of the other first, and a late message does not end a session that
-//! was opened after the takeover. If the clocks of two processes differ, a session that is earlier in
+//! The id of a session is a UUIDv7 with the time of Redis's clock. So all processes agree on one
+//! order of a worker's sessions. Of two takeovers at the same time the later one in that order
+//! stays, no matter which is announced first, and a delayed message does not end a session that was
+//! opened after the takeover. If the clocks of two processes differ, a session that is earlier in
 //! this order may be opened later: the process of the other session then announces its takeover
 //! again, and the earlier one ends.
 //!
-//! Processes tell each other by messages that may get lost, so a takeover is announced several times.
-//! If all of those are lost, the old sessions end when their worker is silent.
+//! Processes notify each other by messages that may get lost, so a takeover is announced several
+//! times. If all of these are lost, the old sessions end when their worker is silent.
 
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ use super::{
 use crate::{model::WorkerName, telemetry::metrics::SessionEnd};
 
 impl Handle {
-    /// Ends all other sessions of the worker. If Redis fails, this is tried again in a moment.
+    /// Ends all other sessions of the worker. If Redis fails, this is retried soon.
     pub async fn take_over_by(&self, attached: &Attached) {
         let session = &attached.session;
         session.takes_over(Instant::now());
@@ -32,9 +32,9 @@ impl Handle {
         }
     }
 
-    /// The session ends the earlier ones of its worker, here and in other processes, and those
-    /// without a stream; also if its caller waits no longer: the sessions that end must give back
-    /// what they have.
+    /// Ends the earlier sessions of the worker: here, in other processes, and those without a
+    /// stream. Continues even if the caller stops waiting, because the sessions that end must give
+    /// back what they hold.
     pub(super) async fn take_over(&self, worker: &WorkerName, session: Uuid) -> Result<(), Error> {
         let handle = self.clone();
         let worker = worker.clone();
@@ -48,8 +48,8 @@ impl Handle {
             .unwrap_or_else(|error| Err(Error::Full(format!("the takeover broke off: {error}"))))
     }
 
-    /// Hears that a session took over, here or elsewhere. It does not wait: a Redis that hangs must
-    /// not hold up the notices about other workers.
+    /// Handles the notice that a session took over, here or elsewhere. Does not wait, because a
+    /// Redis that hangs must not hold up the notices about other workers.
     pub(super) fn hear_takeover(&self, worker: WorkerName, session: Uuid) {
         self.sessions.heard.hear(session);
         let handle = self.clone();
@@ -61,14 +61,14 @@ impl Handle {
                 .into_iter()
                 .rfind(|other| other.took_over());
             if let Some(later) = later.filter(|later| ends(later.id, session)) {
-                // The one that took over may have no stream: then no process ends it.
+                // The session that took over may have no stream: then no process would end it.
                 handle.tell_again(&worker, later.id).await;
             }
         });
     }
 
-    /// Tells takeovers again where it is time. It waits for none: a Redis that hangs must not hold
-    /// up the sessions of other workers.
+    /// Announces takeovers again if it is time. Waits for none of them, because a Redis that hangs
+    /// must not hold up the sessions of other workers.
     pub(super) fn tell_takeovers_again(&self, now: Instant) {
         let of_streams = self
             .sessions
@@ -76,8 +76,8 @@ impl Handle {
             .into_iter()
             .filter(|session| session.tells_takeover_again(now));
         let of_streams = of_streams.map(|session| (session.worker.clone(), session.id));
-        // Ids do not say for sure which session came last, and Redis may not have answered: this
-        // ends shared sessions of the worker again, too.
+        // Also ends the worker's shared sessions again, because ids do not say for sure which
+        // session was opened last, and Redis may not have answered the first time.
         for (worker, session) in of_streams.chain(self.sessions.told.due(now)) {
             let handle = self.clone();
             self.sessions

@@ -1,4 +1,4 @@
-//! The Redis that holds the tasks of this database: a row of `meta`.
+//! Which Redis holds the tasks of this database, stored in a row of `meta`.
 
 use crate::store::{
     Result,

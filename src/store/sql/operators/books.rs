@@ -18,11 +18,11 @@ use crate::{
     },
 };
 
-/// The tasks of unpublished batches that [`crate::store::Operators::off_bus`] looks at. A batch is about to be
-/// published, so an exact number would be old at once.
+/// How many tasks of unpublished batches [`crate::store::Operators::off_bus`] counts at most. A
+/// batch is about to be published, so an exact number would soon be out of date.
 const FRESH_COUNTED: usize = 100_000;
 
-/// The rows of the outbox that one statement counts, at most.
+/// The maximum number of outbox rows that one statement counts.
 const COUNTED_AT_ONCE: u64 = 100_000;
 
 pub(crate) async fn off_bus<DB: Backend>(sql: &Runner<DB>) -> Result<OffBusCounts> {
@@ -32,7 +32,7 @@ pub(crate) async fn off_bus<DB: Backend>(sql: &Runner<DB>) -> Result<OffBusCount
     Ok(counts)
 }
 
-/// In the order of queues, in which every transaction takes the rows.
+/// Adds the counts, sorted by queue, because every transaction locks the rows in this order.
 pub(crate) async fn add<S: Session>(session: &mut S, counts: &TurnedAwayCounts) -> Result<()> {
     let counts: Vec<_> = counts.iter().collect();
     for piece in pieces(&counts, |_| 0) {
@@ -88,7 +88,7 @@ async fn count_fresh<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -
     Ok(())
 }
 
-/// Counts the outbox along its primary key.
+/// Counts the outbox piece by piece, in the order of its primary key.
 async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) -> Result<()> {
     let mut after = TaskId::FIRST;
     loop {
@@ -101,7 +101,7 @@ async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) 
     }
 }
 
-/// The last row of the piece behind `after`; `None`: the rest is not longer than a piece.
+/// The last row of the piece after `after`, or `None` if the rest fits into one piece.
 async fn last_of_piece<DB: Backend>(sql: &Runner<DB>, after: TaskId) -> Result<Option<TaskId>> {
     let last = Statement::new("SELECT task_id FROM outbox ")
         .sql(DB::Connection::BY_PRIMARY_KEY)

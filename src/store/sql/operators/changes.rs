@@ -1,10 +1,9 @@
-//! Changes of live work: the wishes that SQL keeps, and the ends that follow from the queue's
-//! decisions.
+//! Changes of live work: pending changes, and what the queue's decisions do to tasks.
 //!
-//! A transaction locks tasks first, in the order of ids. Then one that ends changes reads the
-//! generations of their shards, and keeps them as they are. Wishes come last. A rebuild raises the
-//! generation of a shard in SQL before it opens it in Redis. So a decision of the generation before
-//! either is in SQL before the walk of the rebuild begins, or counts for nothing.
+//! A transaction first locks tasks, sorted by id. One that ends changes then reads the generations
+//! of their shards, and keeps others from changing them. Pending changes come last. A rebuild
+//! raises the generation of a shard in SQL before it opens the shard in Redis. So a decision of the
+//! previous generation is either in SQL before the walk of the rebuild begins, or has no effect.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -46,7 +45,7 @@ columns! {
     }
 }
 
-/// A task that a change is about.
+/// A task that is to be changed.
 struct Target {
     task: ChangingTask,
     key_hash: KeyHash,
@@ -79,7 +78,7 @@ impl TargetColumns {
     }
 }
 
-/// The tasks among `ids`, locked.
+/// Those of `ids` that exist, locked.
 async fn targets<S: Session>(
     session: &mut S,
     ids: &BTreeSet<TaskId>,
@@ -116,7 +115,7 @@ pub(crate) async fn want<S: Session>(
     if let Change::Update(update) = change {
         reopened = store_update(session, &mut targets, update, now_ms, &mut steps).await?;
     }
-    // Of a requeue SQL keeps the end of the reservation.
+    // Of a requeue, SQL only stores the end of the reservation.
     let (kind, at_unix_ms) = match change {
         Change::Requeue(Requeue::To {
             until_unix_ms: Some(until),
@@ -165,8 +164,8 @@ pub(crate) async fn want<S: Session>(
     Ok(ids.iter().map(wanted).collect())
 }
 
-/// Stores new values, and reopens the completed tasks that have more replicas now. Answers the
-/// latter.
+/// Stores new values, and reopens completed tasks that now have more replicas. Returns the reopened
+/// ones.
 async fn store_update<S: Session>(
     session: &mut S,
     targets: &mut HashMap<TaskId, Target>,
@@ -258,7 +257,7 @@ pub(crate) async fn kept<S: Session>(session: &mut S, asked: &KeptPages) -> Resu
     let mut over = Vec::new();
     for columns in page {
         let (id, turn) = (task_id(&columns.task_id)?, Turn(columns.turn));
-        // A task may be completed by a lower NUM, of which the queue has not heard.
+        // A task may have been completed with a lower NUM that the queue has not replaced yet.
         let is_wanted = |stored: i64| stored == 0 || stored == 1 && *kind == ChangeKind::Update;
         let status = columns.status.filter(|stored| is_wanted(*stored));
         let (Some(queue), Some(shard), Some(_)) = (columns.queue, columns.shard, status) else {
@@ -317,8 +316,8 @@ pub(crate) async fn end<S: Session>(
         let unfinished = target.filter(|target| !target.status.is_final());
         match (end, unfinished) {
             (Decided::Cancelled { epoch, generation }, Some(target)) => {
-                // SQL raises a generation before Redis has it. One that is behind Redis was set
-                // back.
+                // SQL raises a generation before Redis has it. If the one in SQL is lower than that
+                // of Redis, SQL was set back.
                 let is_present = generations
                     .get(&target.task.shard)
                     .is_some_and(|present| present <= generation);
@@ -336,8 +335,8 @@ pub(crate) async fn end<S: Session>(
             (Decided::Updated { replicas, priority }, Some(target)) => {
                 over.extend(turn.map(|turn| (*id, turn)));
                 if (target.task.replicas, target.task.priority) != (*replicas, *priority) {
-                    // Two changes at once: the queue has the values of the earlier one, and its
-                    // wish may be gone.
+                    // There were two changes at the same time: the queue has the values of the
+                    // earlier one, and the pending change of the later one may already be gone.
                     outdated.push((*id, entries::new_turn(), at_unix_ms));
                 }
                 if target.completed >= target.task.replicas {
@@ -352,7 +351,8 @@ pub(crate) async fn end<S: Session>(
                 }
             }
             (Decided::CompletedBefore { epoch, credited }, Some(target)) => {
-                // The last reports are on their way still, and the wish stays.
+                // Otherwise the last reports have not reached SQL yet, and the pending change
+                // stays.
                 if target.task.epoch == *epoch && target.completed >= *credited {
                     reopened.insert(*id);
                     over.extend(turn.map(|turn| (*id, turn)));
@@ -387,7 +387,7 @@ pub(crate) async fn end<S: Session>(
     Ok(ended.iter().map(end).collect())
 }
 
-/// Makes tasks Completed, and others Cancelled.
+/// Makes the given tasks Completed or Cancelled.
 async fn store_ends<S: Session>(
     session: &mut S,
     targets: &HashMap<TaskId, Target>,
@@ -415,7 +415,7 @@ async fn store_ends<S: Session>(
     entries::remove(session, &Vec::from_iter(off_bus.copied())).await
 }
 
-/// The generations of these shards. No rebuild raises them before the transaction ends.
+/// The generations of these shards. No rebuild can raise them before the transaction ends.
 async fn generations<S: Session>(
     session: &mut S,
     of: BTreeSet<ShardId>,

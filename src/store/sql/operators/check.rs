@@ -1,4 +1,4 @@
-//! Counts that are made again, and tasks that nobody would publish.
+//! Recounts, and a search for unfinished tasks that nobody would publish.
 
 use crate::{
     model::{QueueName, StoredStatus, TaskId},
@@ -15,7 +15,8 @@ use crate::{
     },
 };
 
-/// Rows of `tasks` that one statement of [`crate::store::Operators::stranded`] goes over, at most.
+/// The maximum number of rows of `tasks` that one statement of
+/// [`crate::store::Operators::stranded`] reads.
 const GONE_OVER: u64 = 20_000;
 
 pub(crate) async fn wrong_counts<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<WrongCount>> {
@@ -31,8 +32,8 @@ pub(crate) async fn wrong_counts<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<Wr
     wrong.into_iter().map(read).collect()
 }
 
-/// The unfinished tasks by queue: those on the bus, and those in the outbox. A row of the outbox
-/// may outlive its task.
+/// Counts the unfinished tasks by queue: those on the bus, and those in the outbox. A row of the
+/// outbox may outlive its task, hence the join.
 fn counted<'a, S: Session>() -> [Statement<'a>; 2] {
     let on_bus =
         Statement::new("SELECT queue, 0 AS kept, COUNT(*) AS counted FROM tasks ").sql(S::ON_BUS);
@@ -53,11 +54,11 @@ fn select_wrong<'a, S: Session>() -> Statement<'a> {
         .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
-/// Writes the right count of a queue. It locks the row of the count first, and makes one where
-/// there is none.
+/// Stores the correct count of a queue. Locks the row of the count first, and creates it if there
+/// is none.
 ///
-/// A transaction changes counts in its last step. One that has changed tasks before waits here, and
-/// then adds to the corrected count.
+/// Transactions change counts in their last step. One that has already changed tasks waits for the
+/// lock, and then adds to the corrected count.
 pub(crate) async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
     let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
         .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
@@ -98,7 +99,7 @@ pub(crate) async fn stranded<DB: Backend>(
     let found = Statement::new("SELECT queue, id FROM tasks ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id > ? AND id <= ? AND status = 0 AND on_bus = 0")
-        // MariaDB would make a NOT EXISTS a join that reads all of the outbox.
+        // MariaDB would turn NOT EXISTS into a join that reads the whole outbox.
         .sql(" AND (SELECT task_id FROM outbox ")
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE task_id = id) IS NULL")

@@ -1,4 +1,4 @@
-//! Events that SQL keeps for their topic.
+//! Events that SQL stores until topic `events` has them.
 
 use crate::store::{
     KeptEvents, Result,

@@ -1,9 +1,8 @@
 //! Failed attempts, and operators' acts on tasks.
 //!
-//! A failed attempt has an id that begins with its time and goes on with a hash of the task and the
-//! lease. So a report that comes twice is known, and the oldest attempts are the first ones by id.
-//! A transaction that adds attempts holds the locks of their tasks: a task that is removed takes
-//! all of its attempts with it.
+//! The id of a failed attempt is its time followed by a hash of the task and the lease. So a
+//! repeated report is recognised, and the oldest attempts come first by id. A transaction that adds
+//! attempts locks their tasks, so that removing a task removes all of its attempts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,7 +28,8 @@ use crate::{
     },
 };
 
-/// The most attempts of one task that a transaction removes beyond those that stay.
+/// How many attempts of one task a transaction removes at most if there are more than
+/// [`FAILURES_STAY`].
 const TRIMMED: u32 = 1000;
 
 /// The id of a failed attempt.
@@ -46,7 +46,7 @@ fn id_of(failure: &FailedAttempt) -> AttemptId {
     TaskId(Uuid::from_bytes(id))
 }
 
-/// The least id of an attempt of that time.
+/// The smallest id of an attempt at this time.
 fn first_at(unix_ms: i64) -> AttemptId {
     let ms = unix_ms.clamp(0, (1 << 48) - 1).to_be_bytes();
     let mut id = [0; 16];
@@ -60,7 +60,7 @@ pub(crate) async fn keep_failures<DB: Backend>(
 ) -> Result<()> {
     let keep = sql.run("keep_failures", failures.to_vec(), |session, failures| {
         Box::pin(async move {
-            // An attempt that comes twice in one call counts once.
+            // An attempt that appears twice in one call counts once.
             let by_id: BTreeMap<AttemptId, &FailedAttempt> = failures
                 .iter()
                 .map(|failure| (id_of(failure), failure))
@@ -244,7 +244,7 @@ async fn keep<S: Session>(
     trim(session, &Vec::from_iter(tasks)).await
 }
 
-/// The tasks among `ids` that are stored. Nobody removes them before the transaction ends.
+/// Those of `ids` that are stored. Nobody can remove them before the transaction ends.
 async fn stored_tasks<S: Session>(
     session: &mut S,
     ids: BTreeSet<TaskId>,
@@ -264,7 +264,7 @@ async fn stored_tasks<S: Session>(
     Ok(stored)
 }
 
-/// Removes the earliest failed attempts of tasks that have too many.
+/// Removes the oldest failed attempts of tasks that have too many.
 async fn trim<S: Session>(session: &mut S, tasks: &[TaskId]) -> Result<()> {
     for tasks in lists(tasks) {
         let many = Statement::new("SELECT task_id FROM history ")

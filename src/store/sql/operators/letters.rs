@@ -1,4 +1,4 @@
-//! Dead letters as their readers see them.
+//! Dead letters, as read by operators.
 
 use std::{
     sync::{
@@ -130,7 +130,8 @@ pub(crate) async fn purge<DB: Backend>(
     ids: &[LetterId],
     events: Arc<EventQueues>,
 ) -> Result<u64> {
-    // The second number is that of an earlier attempt, whose COMMIT may have had no answer.
+    // The number keeps the result of an earlier attempt whose COMMIT may have taken effect although
+    // its response was lost.
     let purge = sql.run(
         "purge",
         (ids.to_vec(), AtomicU64::new(0), events),
@@ -161,7 +162,8 @@ pub(crate) async fn remove_old_letters<DB: Backend>(
     .await
 }
 
-/// Removes letters. A dead task goes with its letter, and its key stays. Answers how many.
+/// Removes letters. A dead task is removed with its letter, but its key stays. Returns how many
+/// were removed.
 async fn purge_in<S: Session>(
     session: &mut S,
     ids: &[LetterId],
@@ -177,7 +179,8 @@ async fn purge_in<S: Session>(
     Ok(removed)
 }
 
-/// The oldest letters that are not about stored tasks, at least `age` old by the database's clock.
+/// The oldest letters that do not refer to stored tasks and are at least `age` old by the
+/// database's clock.
 fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
     let of_kind = |kind: LetterKind| {
         Statement::new("SELECT * FROM (SELECT id FROM letters ")

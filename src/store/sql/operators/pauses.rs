@@ -1,7 +1,7 @@
 //! Paused queues.
 //!
-//! Each change raises `meta.pauses_version`. Its row stays locked until the transaction ends, so
-//! changes come one after the other.
+//! Each change raises `meta.pauses_version`, whose row stays locked until the transaction ends, so
+//! changes are serialized.
 
 use crate::{
     model::{Act, PausedQueue, QueueName},
@@ -35,7 +35,7 @@ pub(crate) async fn pause<S: Session>(
     act: &Act,
 ) -> Result<Pausing> {
     meta::raise(session, VERSION).await?;
-    // A call that is repeated because its COMMIT had no answer.
+    // The call is being repeated, because the response to its COMMIT was lost.
     if tokens::is_recorded(session, act).await? {
         return Ok(Pausing::Done);
     }

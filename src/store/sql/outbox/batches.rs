@@ -1,8 +1,8 @@
-//! Batches: the fresh tasks of one insert, which go to the bus together.
+//! Batches: the fresh tasks of one insert, which are published together.
 //!
-//! One row says whether the batch is published, and where. A task follows this row while `on_bus`
-//! is 1 and its `pub_generation` is empty. It leaves the batch for good when it becomes final,
-//! comes into the outbox, or gets an offset of its own.
+//! One row says whether the batch is published, and where. This applies to a task as long as its
+//! `on_bus` is 1 and its `pub_generation` is empty. A task leaves its batch for good when it
+//! becomes final, is put into the outbox, or gets an offset of its own.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -23,23 +23,22 @@ use crate::{
     },
 };
 
-/// The due time of a batch that is published, and of a parked row, which waits for room and not for
-/// a time.
+/// The due time of a published batch, and of a parked row, which waits until its queue has room.
 pub(crate) const NEVER: i64 = i64::MAX;
 
-/// Batches that one statement looks into.
+/// The maximum number of batches per statement.
 const AT_ONCE: usize = 64;
 
-/// The last offset per partition at which tasks of a batch were published.
+/// For each partition, the last offset at which tasks of a batch were published.
 pub(crate) type Places = BTreeMap<u32, Offset>;
 
-/// A number of 62 random bits, which no other batch has.
+/// Creates the number of a batch from 62 random bits, so that no other batch has it.
 pub(crate) fn new_batch() -> Turn {
     let (_, random) = Uuid::new_v4().as_u64_pair();
     Turn(i64::MIN | (random >> 2).cast_signed())
 }
 
-/// Adds the batch of these rows. A batch without rows is none.
+/// Adds a batch with these rows. Does nothing if there are no rows.
 pub(crate) async fn add<S: Session>(session: &mut S, batch: Turn, rows: &[&NewRow]) -> Result<()> {
     let ids = || rows.iter().map(|row| &row.task.id);
     let (Some(first), Some(last)) = (ids().min(), ids().max()) else {
@@ -65,7 +64,7 @@ struct Part {
     places: Places,
 }
 
-/// Marks the batches that were published as a whole. Answers which those are.
+/// Marks those batches that were published as a whole, and returns them.
 pub(crate) async fn mark<S: Session>(
     session: &mut S,
     generation: &str,
@@ -95,7 +94,7 @@ pub(crate) async fn mark<S: Session>(
                 .bind(NEVER)
                 .bind(batch)
                 .bind(tasks.len() as u64)
-                // Marked as this already: the attempt before was not answered.
+                // Or already marked like this, by an attempt whose response was lost.
                 .sql(" AND (generation = '' OR (generation = ? AND places = ?))")
                 .bind(generation.to_owned())
                 .bind(text);
@@ -123,7 +122,7 @@ pub(crate) fn places(text: &str) -> Result<Places> {
         .collect())
 }
 
-/// The places of those batches that were published in this generation.
+/// The offsets of those batches that were published in this generation of the topic.
 pub(crate) async fn places_of<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -149,7 +148,7 @@ pub(crate) async fn places_of<DB: Backend>(
 pub(crate) struct Batch {
     pub(crate) number: Turn,
     pub(crate) due_ms: i64,
-    /// How many tasks it had at first.
+    /// How many tasks it had initially.
     pub(crate) tasks: u64,
     first: TaskId,
     last: TaskId,
@@ -170,8 +169,7 @@ impl Batch {
     }
 }
 
-/// The first batches that are not published and due between these times, as many as have `tasks`
-/// tasks.
+/// The first unpublished batches that are due in this range of times, enough for `tasks` tasks.
 pub(crate) async fn unpublished<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -180,7 +178,7 @@ pub(crate) async fn unpublished<DB: Backend>(
 ) -> Result<Vec<Batch>> {
     let statement = Statement::new("SELECT batch, due_ms, tasks, first_id, last_id FROM batches ")
         .sql(&DB::Connection::by_index("batches_due"))
-        // SQLite uses a partial index only for a condition with the words of the index.
+        // SQLite only uses a partial index for a condition that repeats the one of the index.
         .sql(" WHERE generation = '' AND due_ms >= ? AND due_ms <= ? ORDER BY due_ms LIMIT ?")
         .bind(*due_ms.start())
         .bind((*due_ms.end()).min(NEVER - 1))
@@ -197,7 +195,7 @@ pub(crate) async fn unpublished<DB: Backend>(
     Ok(batches)
 }
 
-/// Asks for `columns` of all tasks that wait in these batches, in any order.
+/// Reads `columns` of all tasks that wait in these batches, in any order.
 pub(crate) async fn waiting_in<DB: Backend, T: Columns>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -207,7 +205,7 @@ pub(crate) async fn waiting_in<DB: Backend, T: Columns>(
     look_into(sql, operation, &waiting::<DB>(columns), batches).await
 }
 
-/// How many tasks wait in these batches, by queue. A queue may come several times.
+/// The number of tasks that wait in these batches, by queue. A queue may be returned several times.
 pub(crate) async fn waiting_by_queue<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -218,10 +216,10 @@ pub(crate) async fn waiting_by_queue<DB: Backend>(
     look_into(sql, operation, &select, batches).await
 }
 
-/// Which of these batches has a task that is on the bus.
+/// Those of these batches that have a task on the bus.
 ///
-/// A task with an offset of its own counts, too: the offset of its batch may be the later one, and
-/// a place does not move backwards.
+/// This includes tasks with an offset of their own, because the offset of the batch may be higher,
+/// and the offset of a task must not decrease.
 pub(crate) async fn needed<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -235,12 +233,12 @@ pub(crate) async fn needed<DB: Backend>(
     Ok(needed.into_iter().map(|(batch,)| Turn(batch)).collect())
 }
 
-/// The tasks that wait in one batch.
+/// Selects the tasks that wait in one batch.
 fn waiting<DB: Backend>(columns: &str) -> String {
     format!("{} AND pub_generation = ''", of_batch::<DB>(columns))
 }
 
-/// The tasks of one batch that are not in the outbox.
+/// Selects the tasks of one batch that are not in the outbox.
 fn of_batch<DB: Backend>(columns: &str) -> String {
     let index = DB::Connection::BY_IDS_ON_BUS;
     format!(
@@ -248,7 +246,7 @@ fn of_batch<DB: Backend>(columns: &str) -> String {
     )
 }
 
-/// Asks the same of each batch, of many at once.
+/// Runs `select` for each batch, with several batches in one statement.
 async fn look_into<DB: Backend, T: Columns>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -287,7 +285,7 @@ pub(crate) async fn bring_forward<S: Session>(
     Ok(())
 }
 
-/// Removes batches. No task needs them, and none ever will: tasks only leave a batch.
+/// Removes batches that no task needs. None ever will, because tasks only leave a batch.
 pub(crate) async fn remove<S: Session>(session: &mut S, batches: &[Turn]) -> Result<()> {
     for batches in lists(batches) {
         session
@@ -297,7 +295,7 @@ pub(crate) async fn remove<S: Session>(session: &mut S, batches: &[Turn]) -> Res
     Ok(())
 }
 
-/// The first published batches behind `after`.
+/// The first published batches after `after`.
 pub(crate) async fn published<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,

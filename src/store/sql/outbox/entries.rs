@@ -1,4 +1,5 @@
-//! The outbox: what is to be published and is not in a batch, and the offsets of what was.
+//! The outbox: tasks that are to be published and are not in a batch, and the offsets of published
+//! tasks.
 
 use std::collections::HashSet;
 
@@ -17,7 +18,7 @@ use crate::{
     },
 };
 
-/// A row of the table.
+/// A row of table `outbox`.
 pub(crate) struct Entry {
     task: TaskId,
     state: Unpublished,
@@ -57,7 +58,7 @@ impl Entry {
     }
 }
 
-/// Adds the entries, or changes the existing ones.
+/// Adds the entries, or updates existing ones.
 pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
@@ -101,7 +102,7 @@ pub(crate) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
     Ok(())
 }
 
-/// Keeps the offsets of batches and of single tasks, and removes the rows of the latter.
+/// Stores the offsets of batches and of single tasks, and removes the outbox rows of the latter.
 pub(crate) async fn mark_published<S: Session>(
     session: &mut S,
     generation: &str,
@@ -115,8 +116,8 @@ pub(crate) async fn mark_published<S: Session>(
     Ok(())
 }
 
-/// Locks the tasks that are marked one by one, in the order of ids: those of one offset may be
-/// among those of another.
+/// Locks the tasks that are marked one by one, sorted by id over all offsets, because a task may
+/// occur at several offsets.
 async fn lock<S: Session>(
     session: &mut S,
     published: &[Published],
@@ -144,7 +145,7 @@ async fn lock<S: Session>(
     Ok(())
 }
 
-/// Marks each task by itself, except those of batches that are marked as a whole.
+/// Marks each task individually, except those of batches that were marked as a whole.
 async fn mark_tasks<S: Session>(
     session: &mut S,
     generation: &str,
@@ -160,8 +161,8 @@ async fn mark_tasks<S: Session>(
     for tasks in lists(&tasks) {
         let (ids, turns) = apart(tasks);
         let moved = move_forward(session, generation, published, &ids).await?;
-        // A task that did not move is final, or was marked at a later offset: a batch and its retry
-        // may overtake each other.
+        // A task that was not moved is final, or is already marked with a later offset, because a
+        // batch and its retry may overtake each other.
         if moved < ids.len() as u64 {
             let stay = Statement::new("UPDATE tasks SET on_bus = 1 WHERE status = 0 AND id IN ")
                 .list(&ids);
@@ -178,7 +179,7 @@ async fn mark_tasks<S: Session>(
     Ok(())
 }
 
-/// Splits sorted pairs into two sets.
+/// Splits sorted pairs into two lists without repetitions.
 fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     let (mut ids, mut turns): (Vec<TaskId>, Vec<Turn>) = pairs.iter().copied().unzip();
     ids.dedup();
@@ -187,8 +188,8 @@ fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
     (ids, turns)
 }
 
-/// Removes rows in their turns. A turn is random: a row that came back meanwhile never has the turn
-/// of another row here.
+/// Removes the rows of these tasks that still have one of these turns. Turns are random, so a row
+/// that has come back in the meantime cannot have the turn of another row.
 async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
     let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ")
         .list(ids)
@@ -197,7 +198,7 @@ async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn
     session.execute(remove).await
 }
 
-/// Removes rows without an unfinished task, unless they came back since.
+/// Removes rows that have no unfinished task, unless they have come back since.
 pub(crate) async fn remove_over<S: Session>(
     session: &mut S,
     over: &[(TaskId, Turn)],
@@ -211,7 +212,7 @@ pub(crate) async fn remove_over<S: Session>(
     Ok(())
 }
 
-/// Moves the tasks to `offset`. Answers how many it found that are neither final nor beyond it.
+/// Moves the tasks to `offset`. Returns how many of them are neither final nor already beyond it.
 async fn move_forward<S: Session>(
     session: &mut S,
     generation: &str,
@@ -233,8 +234,8 @@ async fn move_forward<S: Session>(
     session.execute(statement).await
 }
 
-/// Puts the unfinished tasks among `ids` into the outbox, in a new turn. Fresh and missing ones are
-/// due at `due_ms`.
+/// Puts the unfinished ones of `ids` into the outbox, with a new turn. Fresh and missing ones
+/// become due at `due_ms`.
 pub(crate) async fn unpublish<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -283,13 +284,13 @@ pub(crate) async fn unpublish<S: Session>(
     Ok(())
 }
 
-/// A turn of 62 random bits, which no other row and no other stay has.
+/// Creates a turn from 62 random bits, so that no other row and no other stay has it.
 pub(crate) fn new_turn() -> Turn {
     let (_, random) = Uuid::new_v4().as_u64_pair();
     Turn((random & (u64::MAX >> 2)).cast_signed())
 }
 
-/// A row of a page, before its task is read.
+/// A row of a page whose task has not been read yet.
 pub(crate) struct Listed {
     pub(crate) task: TaskId,
     pub(crate) turn: Turn,
@@ -378,7 +379,7 @@ pub(crate) struct Later {
     pub(crate) unpublished: Unpublished,
 }
 
-/// The rows behind this one, by due time, without parked ones.
+/// The rows after this one, sorted by due time, without parked ones.
 pub(crate) fn later<'a, S: Session>(due_ms: i64, task: &'a TaskId, limit: usize) -> Statement<'a> {
     Statement::new("SELECT due_ms, task_id, state FROM outbox ")
         .sql(&S::by_index("outbox_due"))
@@ -398,7 +399,8 @@ pub(crate) fn later_row((due_unix_ms, task, state): (i64, Vec<u8>, i64)) -> Resu
     })
 }
 
-/// Makes the fresh rows that are due later than `later_than_ms` due at `to_ms`. Answers how many.
+/// Makes those of the rows that are fresh and due later than `later_than_ms` due at `to_ms`.
+/// Returns how many.
 pub(crate) async fn bring_forward<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -467,7 +469,7 @@ impl UnfinishedColumns {
     }
 }
 
-/// Tasks with what became of them, in any order.
+/// Tasks with their state, in any order.
 pub(crate) fn tasks(ids: &[TaskId]) -> Statement<'_> {
     Statement::new(format!(
         "SELECT {TASK_COLUMNS}, status, completed, epoch FROM tasks WHERE id IN "
@@ -475,7 +477,7 @@ pub(crate) fn tasks(ids: &[TaskId]) -> Statement<'_> {
     .list(ids)
 }
 
-/// The first queue with parked rows behind `last`.
+/// The first queue after `last` that has parked rows.
 pub(crate) fn next_parked_queue<'a, S: Session>(last: Option<&'a QueueName>) -> Statement<'a> {
     Statement::new("SELECT MIN(queue) FROM outbox ")
         .sql(&S::by_index("outbox_parked"))

@@ -1,4 +1,4 @@
-//! What is to be published, what was, and where: the outbox, batches and shards.
+//! What is to be published, what has been published, and where: the outbox, batches and shards.
 
 pub(crate) mod batches;
 pub(crate) mod entries;

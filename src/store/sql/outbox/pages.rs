@@ -1,4 +1,4 @@
-//! Pages of what is to be published, and what it tells about queues.
+//! Pages of tasks to publish, and facts about queues that follow from them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -23,7 +23,7 @@ use crate::{
 /// The kind of a page.
 #[derive(Clone, Copy)]
 pub(crate) enum Of<'a> {
-    /// All that is due at this time.
+    /// Everything that is due at this time.
     Due(i64),
     /// The parked rows of a queue.
     Parked(&'a QueueName),
@@ -38,7 +38,7 @@ impl Of<'_> {
     }
 }
 
-/// More tasks than there are.
+/// More than the number of tasks can ever be.
 const ALL: usize = i64::MAX as usize;
 
 pub(crate) async fn bring_forward<DB: Backend>(
@@ -138,7 +138,7 @@ pub(crate) async fn oldest_waiting<DB: Backend>(
 
 pub(crate) async fn parked_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<QueueName>> {
     let mut queues: Vec<QueueName> = Vec::new();
-    // From one queue to the next: a queue may have millions of rows.
+    // Goes from one queue to the next, because a queue may have millions of rows.
     loop {
         let next = entries::next_parked_queue::<DB::Connection>(queues.last());
         match &sql.read::<(Option<String>,)>("parked_queues", next).await?[..] {
@@ -165,7 +165,7 @@ pub(crate) async fn remove_batches<DB: Backend>(
     pages::next(&page, limit as usize, |last| Ok(last.number))
 }
 
-/// A page. Removes its outbox rows whose task is final or does not exist any more.
+/// Reads a page. Removes those of its outbox rows whose task is final or no longer exists.
 pub(crate) async fn page<DB: Backend>(
     sql: &Runner<DB>,
     of: Of<'_>,
@@ -197,7 +197,7 @@ pub(crate) async fn page<DB: Backend>(
     }
 }
 
-/// The first rows, before their tasks are read.
+/// The first rows, without their tasks.
 async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result<Vec<Listed>> {
     let rows = match of {
         Of::Due(now_ms) => entries::due::<DB::Connection>(now_ms, limit),
@@ -216,8 +216,8 @@ async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result
     Ok(listed)
 }
 
-/// The first tasks that wait in due batches, and perhaps some more. Removes batches in which none
-/// waits.
+/// The first tasks that wait in due batches, and possibly some more. Removes batches in which no
+/// task waits.
 async fn due_in_batches<DB: Backend>(
     sql: &Runner<DB>,
     now_ms: i64,
@@ -248,7 +248,7 @@ async fn due_in_batches<DB: Backend>(
         if listed.len() >= limit || are_all {
             return Ok(listed);
         }
-        // Most tasks of these batches are gone: the next ones fill the page.
+        // Most tasks of these batches no longer wait, so read more batches to fill the page.
         wanted = wanted.saturating_mul(2);
     }
 }
@@ -263,7 +263,7 @@ async fn remove_empty<DB: Backend>(sql: &Runner<DB>, batches: &[Turn]) -> Result
     .await
 }
 
-/// The unfinished tasks of a page, and whether each is as new.
+/// The unfinished tasks of a page, each with whether it is as new.
 async fn unfinished_of<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -286,7 +286,7 @@ async fn unfinished_of<DB: Backend>(
     Ok(tasks)
 }
 
-/// The rows up to the one with which the page weighs [`PAGE_BYTES`].
+/// The rows up to the one at which the page reaches [`PAGE_BYTES`].
 fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec<Listed> {
     let mut bytes = 0;
     let wanted = listed
@@ -301,7 +301,7 @@ fn first_of(listed: Vec<Listed>, limit: usize, without: &HashSet<TaskId>) -> Vec
     wanted.take_while(fits).collect()
 }
 
-/// Makes all batches due that are due later. Answers how many tasks they have.
+/// Makes all batches due that are due later. Returns how many tasks they have.
 async fn bring_batches_forward<DB: Backend>(
     sql: &Runner<DB>,
     later_than_ms: i64,

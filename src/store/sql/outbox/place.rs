@@ -1,4 +1,4 @@
-//! Where a task is, by SQL: in the outbox, in a batch, or on the bus.
+//! Where a task is according to SQL: in the outbox, in a batch, or on the bus.
 
 use std::collections::BTreeSet;
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 columns! {
-    /// A task with its row in the outbox and its batch, where it has them.
+    /// A task, with its outbox row and its batch if it has them.
     struct PlaceColumns {
         queue: String,
         shard: i64,
@@ -74,7 +74,7 @@ impl PlaceColumns {
                 came_back,
             });
         }
-        // A task without an offset of its own is where its batch is.
+        // A task without an offset of its own has that of its batch.
         if let ("", Some(""), Some(due_ms)) = (
             &*self.pub_generation,
             self.batch_generation.as_deref(),
@@ -99,7 +99,7 @@ impl PlaceColumns {
             .map(|text| batches::places(&text))
             .transpose()?
             .unwrap_or_default();
-        // Of several offsets the latest one holds, as for the reconciler.
+        // If there are several offsets, the latest one applies, as in the reconciler.
         Ok(Place::On(
             own.max(places.get(&number(self.shard)?).copied())
                 .max(rebuilt),

@@ -1,4 +1,4 @@
-//! The published tasks that are unfinished, and their offsets.
+//! Reads published tasks that are unfinished, and their offsets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,10 +21,10 @@ use crate::{
     },
 };
 
-/// Id, queue, shard, batch, and the place of the task itself.
+/// Id, queue, shard, batch, and the offset of the task itself: topic generation, major, minor.
 type PublishedColumns = (Vec<u8>, String, i64, i64, String, i64, i64);
 
-/// The index of unfinished tasks on SQLite has these columns.
+/// On SQLite, the index of unfinished tasks covers these columns.
 const WALKED: &str = "queue, id, on_bus, shard";
 
 type WalkedColumns = (String, Vec<u8>, i64, i64);
@@ -77,10 +77,10 @@ pub(crate) async fn on_bus<DB: Backend>(
     })
 }
 
-/// The condition that a task is on the bus and waits in no batch.
+/// The condition that a task is on the bus and not in a batch that is still to be published.
 fn published_sql<DB: Backend>() -> String {
     let by_key = DB::Connection::BY_PRIMARY_KEY;
-    // No EXISTS, which MariaDB might turn into a join that reads all batches.
+    // Do not use EXISTS here: MariaDB might turn it into a join that reads all batches.
     let of_batch = format!("(SELECT generation FROM batches {by_key} WHERE batch = insertion)");
     format!("on_bus = 1 AND (pub_generation <> '' OR COALESCE({of_batch}, 'none') <> '')")
 }
@@ -139,7 +139,7 @@ async fn with_places<DB: Backend>(
         .collect::<Result<Vec<_>>>()?;
     let of_page: BTreeSet<&ShardId> = page.iter().map(|task| &task.shard).collect();
     let rebuilt = shards::rebuilt_places(sql, NAME, generation, &of_page).await?;
-    // A task that came back may have several places. The latest one holds: the task stands at or
+    // A task that came back may have several offsets. The latest one counts: the task is at or
     // before it.
     page.iter_mut()
         .for_each(|task| task.offset = task.offset.max(rebuilt.get(&task.shard).copied()));

@@ -1,7 +1,8 @@
 //! Shards that are being rebuilt: their marks, and their tasks page by page.
 //!
-//! A rebuild changes no row of a task. While it runs, the row of its shard says so; in the end the
-//! same row says where all tasks of the shard were published. See the migration `rebuild_shards`.
+//! A rebuild changes no row of a task. The row of its shard says that it is being rebuilt. At the
+//! end, the same row says up to which offset all tasks of the shard were published. See the
+//! migration `rebuild_shards`.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -26,7 +27,7 @@ use crate::{
     },
 };
 
-/// The tasks that are weighed before the next look at the bytes of a page. Weighing reads whole
+/// How many tasks to weigh before the size of the page is checked again. Weighing reads whole
 /// payloads.
 const WEIGHED_AT_ONCE: usize = 16;
 
@@ -41,7 +42,7 @@ pub(crate) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuildi
     const NAME: &str = "rebuilding";
     let marked = Statement::new("SELECT queue, shard, life FROM shards ")
         .sql(&DB::Connection::by_index("shards_rebuilding"))
-        // SQLite uses a partial index only for a condition with the words of the index.
+        // SQLite only uses a partial index for a condition that repeats the one of the index.
         .sql(" WHERE rebuilding = 1 AND closed = 0");
     let mut rebuilding = Rebuilding::default();
     for (queue, shard, generation) in sql.read::<(String, i64, i64)>(NAME, marked).await? {
@@ -74,8 +75,8 @@ pub(crate) async fn rebuilding<DB: Backend>(sql: &Runner<DB>) -> Result<Rebuildi
     Ok(rebuilding)
 }
 
-/// One walk for all shards of a queue: no index begins with both, so one for each would go over
-/// the queue, too.
+/// One walk covers all shards of a queue. No index begins with queue and shard, so a walk for each
+/// shard would also read the whole queue.
 pub(crate) async fn rebuild_page<DB: Backend>(
     sql: &Runner<DB>,
     of: &Rebuilding,
@@ -92,7 +93,7 @@ pub(crate) async fn rebuild_page<DB: Backend>(
         after,
         upto,
     };
-    // The index has all that this reads.
+    // The index covers these columns.
     let read = walk
         .page::<_, Listed>(sql, "id, queue, shard, on_bus", limit as usize, place)
         .await?;
@@ -141,8 +142,8 @@ pub(crate) async fn rebuild_page<DB: Backend>(
     Ok(page)
 }
 
-/// Raises the generations and marks the shards, in one step: a shard that is opened in Redis
-/// afterwards is marked.
+/// Raises the generations and marks the shards in one step, so that a shard that is opened in Redis
+/// afterwards is already marked.
 pub(crate) async fn begin<S: Session>(
     session: &mut S,
     lost: &[(ShardId, u64)],
@@ -164,7 +165,7 @@ pub(crate) async fn begin<S: Session>(
     Ok(generations)
 }
 
-/// The unfinished tasks among these, in their order.
+/// Those of these tasks that are unfinished, in the same order.
 async fn unfinished<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -185,7 +186,8 @@ async fn unfinished<DB: Backend>(
     Ok(tasks)
 }
 
-/// Takes the marks away and keeps the places. A shard that was lost again meanwhile keeps its mark.
+/// Removes the marks and stores the offsets. A shard that was lost again in the meantime keeps its
+/// mark.
 pub(crate) async fn end<S: Session>(
     session: &mut S,
     generation: &str,

@@ -1,4 +1,5 @@
-//! The shards that ever were, and whether each is open. The column `life` has a shard's generation.
+//! All shards that ever existed, and whether each is open. The column `life` has a shard's
+//! generation.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -59,7 +60,7 @@ fn all_open<'a>() -> Statement<'a> {
     select().sql("WHERE closed = 0 ORDER BY queue, shard")
 }
 
-/// The shards with a change after `version`.
+/// The shards that changed after `version`.
 fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
     select()
         .sql(&S::by_index("shards_version"))
@@ -67,9 +68,9 @@ fn changed<'a, S: Session>(version: u64) -> Statement<'a> {
         .bind(version)
 }
 
-/// Raises the version of the shards and answers it.
+/// Increments and returns the version of the shards.
 ///
-/// The row stays locked until the transaction ends, so that versions become visible in their order.
+/// Its row stays locked until the transaction ends, so that versions become visible in order.
 pub(crate) async fn next_version<S: Session>(session: &mut S) -> Result<u64> {
     meta::raise(session, "shards_version").await?;
     meta::value(session, "shards_version").await
@@ -128,7 +129,7 @@ pub(crate) async fn open<S: Session>(session: &mut S, shards: &[ShardId]) -> Res
     shards.iter().map(opening).collect()
 }
 
-/// Closes the shard if it is in this generation. Answers whether it is closed in it now.
+/// Closes the shard if it has this generation. Returns whether it is now closed in this generation.
 pub(crate) async fn close<S: Session>(
     session: &mut S,
     shard: &ShardId,
@@ -143,7 +144,7 @@ pub(crate) async fn close<S: Session>(
     Ok(!now.is_open && now.generation == generation)
 }
 
-/// Completes a change of the shard, which it makes only in this generation.
+/// Completes a statement that changes the shard, so that it only applies in this generation.
 pub(crate) fn in_generation<'a>(
     change: Statement<'a>,
     shard: &'a ShardId,
@@ -167,7 +168,7 @@ pub(crate) async fn find<S: Session>(session: &mut S, shard: &ShardId) -> Result
         .try_into()
 }
 
-/// The queues of these shards, by their number.
+/// The queues of these shards, by shard number.
 pub(crate) fn by_number<'a>(
     shards: impl IntoIterator<Item = &'a ShardId>,
 ) -> BTreeMap<u32, Vec<&'a QueueName>> {
@@ -178,8 +179,8 @@ pub(crate) fn by_number<'a>(
     by_number
 }
 
-/// The places at which the tasks of these shards were published by a rebuild, in this generation of
-/// the topic.
+/// The offsets at which a rebuild published the tasks of these shards, in this generation of the
+/// topic.
 pub(crate) async fn rebuilt_places<DB: Backend>(
     sql: &Runner<DB>,
     operation: &'static str,

@@ -1,7 +1,7 @@
-//! Walks over unfinished tasks: queue by queue, in each by id.
+//! Walks over unfinished tasks: queue by queue, and by id within each queue.
 //!
-//! They read the index that has a queue's unfinished tasks in the order of ids (ADR 26). So a walk
-//! learns its queues first.
+//! They use the index that sorts the unfinished tasks of a queue by id (ADR 26), so a walk needs to
+//! know its queues first.
 
 use std::collections::HashMap;
 
@@ -20,32 +20,32 @@ use crate::{
     },
 };
 
-/// Queues in one statement, and statements for one page.
+/// The maximum number of queues in one statement, and of statements for one page.
 const AT_ONCE: usize = 64;
 const STATEMENTS: usize = 16;
-/// Queues that a page may come to.
+/// The maximum number of queues that a page reaches.
 pub(crate) const QUEUES: usize = AT_ONCE * STATEMENTS;
 
-/// A walk over the tasks up to `upto`.
+/// A walk over the tasks with ids up to `upto`.
 pub(crate) struct Walk<'a> {
     pub(crate) name: &'static str,
-    /// The queues in their order, each with the number of its unfinished tasks, which may be wrong.
-    /// If that of `after` is not among them, all lie behind it.
+    /// The queues in the order of the walk, each with the number of its unfinished tasks, which may
+    /// be wrong. If the queue of `after` is not among them, all of them come after it.
     pub(crate) queues: &'a [(QueueName, u64)],
     pub(crate) after: Option<&'a Walked>,
     pub(crate) upto: &'a TaskId,
 }
 
-/// A part of the tasks of a walk.
+/// A page of the tasks of a walk.
 pub(crate) struct Page<T> {
     pub(crate) rows: Vec<T>,
-    /// Where the next page begins; `None`: this is the last one.
+    /// Where the next page begins, or `None` if this is the last one.
     pub(crate) next: Option<Walked>,
 }
 
 impl Walk<'_> {
-    /// Reads `columns` of the next `limit` unfinished tasks, also of those that are not on the bus.
-    /// `place` is the queue and the id in the columns.
+    /// Reads `columns` of the next `limit` unfinished tasks, including those that are not on the
+    /// bus. `place` extracts queue and id from the columns.
     pub(crate) async fn page<DB: Backend, T: Columns>(
         &self,
         sql: &Runner<DB>,
@@ -88,7 +88,7 @@ impl Walk<'_> {
                     Statement::new("").rows(&select, " UNION ALL ", ranges),
                 )
                 .await?;
-            // SQL does not promise in which order the parts of a union come.
+            // SQL does not guarantee the order of the parts of a union.
             let turns: HashMap<&str, usize> = some
                 .iter()
                 .map(|(queue, _)| queue.as_str())
@@ -115,7 +115,7 @@ impl Walk<'_> {
     }
 }
 
-/// The first of the queues for one statement, so that it reads few tasks too many.
+/// The first queues, as many as one statement needs for `tasks` tasks without reading many more.
 fn enough(queues: &[(QueueName, u64)], tasks: u64) -> &[(QueueName, u64)] {
     let mut counted = 0;
     let few = queues.iter().take(AT_ONCE).take_while(|(_, count)| {
@@ -123,7 +123,7 @@ fn enough(queues: &[(QueueName, u64)], tasks: u64) -> &[(QueueName, u64)] {
         counted += count;
         is_short
     });
-    // A statement has one of a few sizes.
+    // Statements come in a few sizes only.
     pieces(&queues[..few.count()], |_| 0)
         .next()
         .unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Finished tasks that become unfinished again: dead and cancelled ones that somebody sends again,
-//! and completed ones that get more replicas.
+//! Finished tasks that become unfinished again: dead and cancelled ones that are sent again, and
+//! completed ones that get more replicas.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ use crate::{
 /// Makes dead and cancelled tasks unfinished again, in their next epoch, and puts them into the
 /// outbox.
 ///
-/// A completion that came late, behind the end, counts now: its worker has done its replica, and no
-/// worker gets a second one. With NUM of them the task is completed.
+/// Completions that arrived after the end count now, because their workers have done their replicas
+/// and do not get second ones. With NUM of them, the task is completed.
 pub(crate) async fn retry<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -71,7 +71,7 @@ async fn begin_again<S: Session>(
         };
         match status {
             StoredStatus::Completed => &mut done,
-            // A queue takes a time farther away than the horizon for one of another clock.
+            // The queue assumes that a due time beyond the horizon comes from a different clock.
             _ if not_before_ms > now_ms => &mut scheduled,
             _ => &mut due,
         }
@@ -80,7 +80,7 @@ async fn begin_again<S: Session>(
         retried.push(Retried { id, status });
     }
     if !done.is_empty() {
-        // One that is reopened may be on the bus, or wait to go there.
+        // A reopened task may be on the bus, or waiting to be published.
         let end =
             Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ? WHERE id IN ");
         session.execute(end.bind(now_ms).list(&done)).await?;
@@ -99,8 +99,8 @@ async fn begin_again<S: Session>(
     Ok(retried)
 }
 
-/// Reopens tasks that have more replicas than credits now, whether SQL has their completion or only
-/// the queue.
+/// Reopens tasks that now have more replicas than credits, no matter whether SQL or only the queue
+/// has recorded their completion.
 pub(crate) async fn reopen<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -117,13 +117,13 @@ pub(crate) async fn reopen<S: Session>(
 struct EndedTask {
     id: TaskId,
     queue: QueueName,
-    /// Replicas without credit.
+    /// The number of replicas without a credit.
     missing: usize,
     not_before_ms: i64,
     status: StoredStatus,
 }
 
-/// The tasks among `ids` in one of these statuses, locked.
+/// Those of `ids` that have one of these statuses, locked.
 async fn ended_tasks<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -149,7 +149,7 @@ async fn ended_tasks<S: Session>(
     session.fetch(ended).await?.into_iter().map(read).collect()
 }
 
-/// The workers with a surplus result, by task.
+/// The workers with a surplus result, for each task.
 async fn late_workers<S: Session>(
     session: &mut S,
     ids: &[TaskId],

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The changes of a transaction in `queue_counts`.
+/// The changes that a transaction makes to `queue_counts`.
 #[derive(Default)]
 pub(crate) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
 
@@ -34,7 +34,7 @@ impl Step for Counts {
                 self.count(queue, *from, -1);
                 self.count(queue, *to, 1);
             }
-            // The counts are of all tasks that ever were.
+            // The counts cover all tasks that were ever stored.
             StatusChange::Removed { .. } => {}
         }
     }

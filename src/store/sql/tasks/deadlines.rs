@@ -1,8 +1,8 @@
-//! The deadlines of tasks: rows of `changes` of a kind of their own.
+//! The deadlines of tasks, stored as rows of `changes` of a separate kind.
 //!
-//! `tasks` has the deadline too, and no index on it: an index would have an entry for each task
-//! that has none. The row of a task that ended in time stays until the deadline, or goes with its
-//! task: the end of a task pays nothing.
+//! `tasks` has the deadline, too, but no index on it, because that would have an entry for each
+//! task without a deadline. If a task ends in time, its row stays until the deadline or until the
+//! task is removed, so that ending a task costs nothing extra.
 
 use crate::{
     model::{ChangeKind, ChangingTask, Priority, ShardId},
@@ -17,8 +17,8 @@ use crate::{
 };
 
 const KIND: i64 = ChangeKind::Deadline as i64;
-/// The delay before an unreadable row is tried again. It stays unreadable, and must not hold up the
-/// others.
+/// How long to wait before reading an unreadable row again. It will stay unreadable, and must not
+/// delay the others.
 const UNREAD_MS: i64 = 24 * 3_600_000;
 
 columns! {
@@ -35,7 +35,7 @@ columns! {
 }
 
 impl Columns {
-    /// `None`: nothing is left to end.
+    /// The overdue task, or `None` if there is no task left to end.
     fn into_overdue(self) -> Result<Option<Overdue>> {
         let (Some(queue), Some(0), Some(0), Some(deadline_unix_ms)) =
             (self.queue, self.status, self.epoch, self.deadline_ms)

@@ -1,8 +1,9 @@
-//! The events of a transaction: rows of `kept_events`, which it adds before its counts.
+//! The events of a transaction, stored as rows of `kept_events` before the transaction updates its
+//! counts.
 //!
-//! Two changes of one task are in two transactions, and the second has waited for the first,
-//! because each locks the task or finds it new. The row of the second is inserted behind that, so
-//! it has the later number.
+//! Two changes of one task are in two transactions, and the second one has waited for the first,
+//! because each locks the task or inserts it. The row of the second one is inserted after that, so
+//! it has the higher number.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -25,7 +26,7 @@ use crate::{
     wire,
 };
 
-/// The bytes of events at which a row ends.
+/// The size of its events at which a row ends.
 const ROW_BYTES: usize = 64 << 10;
 
 /// The events of a transaction.
@@ -33,9 +34,9 @@ const ROW_BYTES: usize = 64 << 10;
 pub(crate) struct Events {
     queues: Arc<EventQueues>,
     created: Vec<EventRecord>,
-    /// Tasks that got another status, each once.
+    /// Tasks whose status changed.
     moved: Vec<TaskId>,
-    /// The worker and the attempt of the last credit of a task.
+    /// The worker and the attempt of each task's last credit.
     credited: HashMap<TaskId, (String, u32)>,
 }
 
@@ -47,7 +48,8 @@ impl Events {
         }
     }
 
-    /// A worker got the last credit of a task: the event of the completion names it.
+    /// Records which worker got the last credit of a task, because the event of the completion
+    /// names it.
     pub(crate) fn completed_by(
         &mut self,
         id: TaskId,
@@ -81,7 +83,7 @@ impl Step for Events {
         }
     }
 
-    /// Keeps the events. The tasks are as they will be by now.
+    /// Stores the events. By now the rows of the tasks have their final values.
     async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         let Self {
             created: mut events,
@@ -119,7 +121,7 @@ impl Step for Events {
     }
 }
 
-/// The rows of these events, each with the time of its first.
+/// Packs these events into rows, each with the time of its first event.
 fn rows(events: &[EventRecord]) -> Vec<(i64, Bytes)> {
     let (mut rows, mut row, mut bytes, mut at_ms) = (Vec::new(), Vec::new(), 0, 0);
     for event in events {
@@ -140,7 +142,7 @@ fn rows(events: &[EventRecord]) -> Vec<(i64, Bytes)> {
     rows
 }
 
-/// The status of an unfinished task.
+/// The status of a new or unfinished task.
 fn waiting(not_before_unix_ms: i64, now_unix_ms: i64) -> TaskStatus {
     if not_before_unix_ms > now_unix_ms {
         TaskStatus::Delayed

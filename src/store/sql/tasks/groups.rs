@@ -1,15 +1,16 @@
 //! Ranges of ids in the index `results_worker`.
 //!
-//! SQLite has the ids there in groups, a quarter of a second of their times each: rows that change
-//! together lie together in a group. A range reads all of its groups, and sorts within each.
+//! In SQLite this index has the ids in groups, each covering a quarter of a second of their
+//! timestamps, so that rows that change together are stored together. A range reads all of its
+//! groups, and sorts within each.
 
 use crate::{
     model::TaskId,
     store::sql::{dialect::Dialect, statement::Statement},
 };
 
-/// The condition that an id lies in the groups of a range, for the index. The range itself is
-/// another condition.
+/// The condition that an id is in one of the groups of a range, for the index. The exact range has
+/// to be a separate condition.
 pub(crate) fn in_groups<'a, D: Dialect>(
     id: &str,
     first: &'a TaskId,
@@ -21,7 +22,7 @@ pub(crate) fn in_groups<'a, D: Dialect>(
         .bind(D::group_of(last))
 }
 
-/// The order of ids, for `ORDER BY`; `direction` is empty or ` DESC`.
+/// The `ORDER BY` terms that sort by id. `direction` is empty or ` DESC`.
 pub(crate) fn order<D: Dialect>(id: &str, direction: &str) -> String {
     let group = D::group(id);
     if group == id {

@@ -1,9 +1,10 @@
-//! Idempotency keys: an insert that is sent again is answered as the first one was.
+//! Idempotency keys: a repeated insert gets the answer of the first one.
 //!
-//! The transaction that stores a task takes its idempotency key before, so both are there or
-//! neither. Of concurrent inserts with one key, the unique index lets one take it, and the others
-//! wait for its end. `created` says that the task of the row was stored. If it was a duplicate, an
-//! insert that comes again asks for its key again, which is a duplicate for ever.
+//! The transaction that stores a task first takes its idempotency key, so either both are stored or
+//! neither. If inserts with the same key are concurrent, the unique index lets one of them take it,
+//! and the others wait until that one ends. `created` says whether the task of the row was stored.
+//! If it was a duplicate instead, a repeated insert looks up its task key again, which remains a
+//! duplicate.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,18 +23,19 @@ use crate::{
     },
 };
 
-/// The answers that the idempotency keys of an insert give its rows.
+/// What the idempotency keys of an insert decide about its rows.
 #[derive(Default)]
 pub(crate) struct Keys {
-    /// By place, the answers of rows that are not inserted.
+    /// The answers of the rows that are not inserted, by index.
     answers: HashMap<usize, Inserted>,
-    /// By place, the row of this insert that has the same key and is the same task.
+    /// Rows that repeat an earlier row of this insert, with the same key and the same task: index →
+    /// index of the earlier row.
     followers: HashMap<usize, usize>,
-    /// The rows that have their key now.
+    /// The rows that hold their key now.
     leaders: Vec<usize>,
 }
 
-/// The task that has an idempotency key.
+/// The task that holds an idempotency key.
 struct Holder {
     task: TaskId,
     fingerprint: Vec<u8>,
@@ -54,7 +56,7 @@ impl Holder {
 }
 
 impl Keys {
-    /// The rows whose keys decide about them.
+    /// The rows that still have to be inserted, so that their task keys decide about them.
     pub(crate) fn unanswered<'a>(&self, rows: &[&'a NewRow]) -> Vec<&'a NewRow> {
         let is_open = |place: &usize| {
             !self.answers.contains_key(place) && !self.followers.contains_key(place)
@@ -66,7 +68,7 @@ impl Keys {
             .collect()
     }
 
-    /// Completes the answers of an insert, and keeps which of its tasks were duplicates.
+    /// Completes the answers of an insert, and records which of its tasks were duplicates.
     pub(crate) async fn finish<S: Session>(
         self,
         session: &mut S,
@@ -110,11 +112,11 @@ fn hash_of(key: &Idempotency) -> KeyHash {
     KeyHash(key.hash)
 }
 
-/// Takes the idempotency keys of new rows, and says what those that are taken mean. Most inserts
-/// have none.
+/// Takes the idempotency keys of new rows, and decides about rows whose keys were already taken.
+/// Most inserts have no such keys.
 pub(crate) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<Keys> {
     let mut keys = Keys::default();
-    // In the order of hashes, as every transaction takes them.
+    // Sorted by hash, because every transaction takes them in this order.
     let mut first: BTreeMap<KeyHash, usize> = BTreeMap::new();
     for (place, row) in rows.iter().enumerate() {
         if let Some(key) = key_of(row) {
@@ -131,7 +133,8 @@ pub(crate) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Resul
         if holder.fingerprint != key.fingerprint {
             keys.answers.insert(place, Inserted::KeyReused);
         } else if holder.task != rows[leader].task.id {
-            // Otherwise its key has another task, and says so again.
+            // Otherwise the task key belongs to another task, so that inserting the row again
+            // yields that duplicate again.
             if holder.created {
                 keys.answers
                     .insert(place, Inserted::Repeated { id: holder.task });
@@ -145,8 +148,8 @@ pub(crate) async fn take<S: Session>(session: &mut S, rows: &[&NewRow]) -> Resul
     Ok(keys)
 }
 
-/// The holder of each key, now that those that were free are taken. Until the transaction ends, no
-/// other gets them.
+/// Takes the keys that are free, and returns the holder of each key. Nobody else can take them
+/// until the transaction ends.
 async fn holders<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
@@ -207,7 +210,7 @@ async fn holders<S: Session>(
     if found != hashes.len() {
         return Err(corrupt("an idempotency key without a row"));
     }
-    // The watchdog has not come to them yet.
+    // These keys have expired, but the watchdog has not removed them yet.
     for (row, key) in wanted {
         if holders
             .get(&hash_of(key))
@@ -227,7 +230,7 @@ async fn holders<S: Session>(
     Ok(holders)
 }
 
-/// Removes idempotency keys whose window is over.
+/// Removes idempotency keys whose windows have ended.
 pub(crate) async fn remove_expired_keys<DB: Backend>(
     sql: &Runner<DB>,
     now_unix_ms: i64,
@@ -257,7 +260,7 @@ pub(crate) async fn remove_expired_keys<DB: Backend>(
 async fn remove<S: Session>(session: &mut S, hashes: &[KeyHash], now_unix_ms: i64) -> Result<u64> {
     let mut removed = 0;
     for hashes in lists(hashes) {
-        // An insert may have taken one again since the read.
+        // An insert may have taken one of them again since it was read.
         let remove =
             Statement::new("DELETE FROM idempotency_keys WHERE expires_ms <= ? AND hash IN ")
                 .bind(now_unix_ms)

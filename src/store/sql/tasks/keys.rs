@@ -1,7 +1,7 @@
 //! The owners of keys.
 //!
-//! Where `tasks` has a unique index of keys, it is asked, and `seen` for those of removed tasks.
-//! Where it has none, the database keeps the latest keys in memory, and `seen` has all others.
+//! If `tasks` has a unique index of keys, that index and, for removed tasks, `seen` are queried.
+//! Otherwise the database keeps the latest keys in memory, and `seen` has all others.
 
 use std::collections::HashMap;
 
@@ -21,9 +21,10 @@ use crate::{
     },
 };
 
-/// The owners of keys: those that memory knows, checked against SQL, and the others from `seen`.
+/// The owners of keys: those in memory, checked against SQL, and the others from `seen`.
 ///
-/// A key whose task is nowhere is free: somebody has deleted it from the database.
+/// A key whose task no longer exists is free, because somebody has deleted the task from the
+/// database.
 pub(crate) async fn owners_by_memory<S: Session>(
     session: &mut S,
     Recent {
@@ -60,7 +61,7 @@ pub(crate) async fn owners_by_memory<S: Session>(
         .filter(|(_, owner)| is_gone(owner))
         .map(|(hash, _)| *hash)
         .collect();
-    // Memory keeps the keys of tasks that were removed lately.
+    // Memory still has the keys of recently removed tasks.
     owners.extend(removed(session, &gone, "").await?);
     owners.retain(|_, owner| match statuses.get(&owner.id) {
         Some(status) => {
@@ -81,7 +82,7 @@ pub(crate) async fn owners<DB: Backend>(
     type Row = (Vec<u8>, Vec<u8>, i64);
     let mut owners = HashMap::new();
     for keys in lists(keys) {
-        // First, because a key moves from memory to `seen`.
+        // Queried before `seen`, because keys move from memory to `seen`.
         let stored = match sql.0.recent(keys).await? {
             Some(recent) => {
                 let ids: Vec<TaskId> = recent.owners.into_values().collect();

@@ -1,7 +1,7 @@
-//! Dead letters: what is kept of them, and how a dead task is sent again.
+//! Dead letters: how they are stored, and how a dead task is sent again.
 //!
-//! A dead task has its letter from the transaction in which it died. The letter goes with the task,
-//! or when the task is sent again. A transaction locks tasks first, then their letters.
+//! A dead task gets its letter in the transaction in which it dies. The letter is removed with the
+//! task, or when the task is sent again. A transaction locks tasks first, then their letters.
 
 use bytes::Bytes;
 
@@ -17,7 +17,7 @@ use crate::{
     wire,
 };
 
-/// A row to write.
+/// A row of `letters` to insert.
 #[derive(Clone)]
 pub(crate) struct NewLetter {
     id: LetterId,
@@ -37,7 +37,7 @@ impl From<&DeadLetter> for NewLetter {
             task.payload.clear();
             task.headers.clear();
         }
-        // A discovered task may name a queue that cannot be one.
+        // A discovered task may have an invalid queue name.
         let queue = QueueName::new(&letter.queue)
             .map_or_else(|_| String::new(), |queue| queue.as_str().to_owned());
         Self {
@@ -55,8 +55,8 @@ impl From<&DeadLetter> for NewLetter {
     }
 }
 
-/// Adds letters. One that is there already stays as it is, unless it is about a task: that one has
-/// died again.
+/// Adds letters. One that already exists stays unchanged, except that the letter of a task is
+/// replaced, because the task has died again.
 pub(crate) async fn add<S: Session>(session: &mut S, letters: &[NewLetter]) -> Result<()> {
     const INSERT: &str = "INSERT INTO letters (id, queue, kind, at_ms, summary, content)";
     let mut letters: Vec<&NewLetter> = letters.iter().collect();

@@ -48,8 +48,8 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
             .sql
             .run("insert", input, |session, (rows, old_keys, events)| {
                 Box::pin(async move {
-                    // Each attempt has a number of its own, which tells what it inserted from what
-                    // another did.
+                    // Each attempt has its own batch number, which distinguishes the rows that it
+                    // inserted from those of another attempt.
                     let batch = batches::new_batch();
                     let mut steps = Steps::new(events);
                     let rows: Vec<&NewRow> = rows.iter().collect();

@@ -1,4 +1,4 @@
-//! The rows of wishes.
+//! The rows of pending changes.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use crate::{
     },
 };
 
-/// A wish about a task: its turn, and its time.
+/// A pending change: the task, its turn, and its time.
 pub(crate) type Row = (TaskId, Turn, i64);
 
-/// Keeps wishes of a kind, each in place of an earlier one about its task.
+/// Stores pending changes of a kind. Each replaces an earlier one of the same task.
 pub(crate) async fn keep<S: Session>(
     session: &mut S,
     kind: ChangeKind,
@@ -37,7 +37,7 @@ pub(crate) async fn keep<S: Session>(
     Ok(())
 }
 
-/// Keeps the deadlines of new tasks.
+/// Stores the deadlines of new tasks.
 pub(crate) async fn keep_deadlines<S: Session>(session: &mut S, new: &[&NewRow]) -> Result<()> {
     let with = new.iter().filter(|row| row.task.deadline_unix_ms > 0);
     let mut deadlines: Vec<Row> = with
@@ -47,7 +47,7 @@ pub(crate) async fn keep_deadlines<S: Session>(session: &mut S, new: &[&NewRow])
     keep(session, ChangeKind::Deadline, &deadlines).await
 }
 
-/// Gives wishes of a kind other times, unless later ones have replaced them.
+/// Moves pending changes of a kind to other times, unless later changes have replaced them.
 pub(crate) async fn postpone<S: Session>(
     session: &mut S,
     kind: ChangeKind,
@@ -70,7 +70,7 @@ pub(crate) async fn postpone<S: Session>(
     Ok(())
 }
 
-/// Removes the wishes about these tasks, because they are final.
+/// Removes the pending changes of these tasks, because the tasks are final.
 pub(crate) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
     for ids in lists(ids) {
         session
@@ -80,7 +80,7 @@ pub(crate) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
     Ok(())
 }
 
-/// Removes wishes, unless later ones have replaced them.
+/// Removes pending changes, unless later changes have replaced them.
 pub(crate) async fn remove_turns<S: Session>(
     session: &mut S,
     wishes: &[(TaskId, Turn)],
@@ -89,7 +89,7 @@ pub(crate) async fn remove_turns<S: Session>(
     wishes.sort_unstable();
     for wishes in lists(&wishes) {
         let (ids, turns): (Vec<TaskId>, Vec<Turn>) = wishes.iter().copied().unzip();
-        // A turn is random, so no other row has it.
+        // Turns are random, so no other row has this one.
         let remove = Statement::new("DELETE FROM changes WHERE task_id IN ").list(&ids);
         session
             .execute(remove.sql(" AND turn IN ").list(&turns))
@@ -98,7 +98,7 @@ pub(crate) async fn remove_turns<S: Session>(
     Ok(())
 }
 
-/// Notes which of these wishes take the place of an earlier one. The tasks are locked.
+/// Marks which of these changes replace an earlier one. The tasks must be locked.
 pub(crate) async fn note_earlier<S: Session>(
     session: &mut S,
     kind: ChangeKind,
@@ -117,7 +117,7 @@ pub(crate) async fn note_earlier<S: Session>(
             if let Some(kept) = kept.get_mut(&task_id(&id)?) {
                 kept.is_second = true;
                 if kind == ChangeKind::Reservation {
-                    // Which of the two the queue has is not known yet.
+                    // It is not known yet which of the two the queue has.
                     kept.at_unix_ms = kept.at_unix_ms.min(at_ms.max(now_ms));
                 }
             }

@@ -1,4 +1,4 @@
-//! The part of a task that reports change: read under a lock, changed in memory, written.
+//! The columns of a task that reports change: read under a lock, changed in memory, then written.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// The progress of a task.
+/// The state of a task that reports change.
 pub(crate) struct Progress {
     /// [`crate::store::sql::Dialect::NUMBER`]
     pub(crate) number: i64,
@@ -34,11 +34,11 @@ pub(crate) struct Progress {
     /// The task may have a row in the outbox.
     off_bus: bool,
     changed: bool,
-    /// The workers with a result, credited or surplus.
+    /// The workers that have a result, credited or surplus.
     pub(crate) workers: HashSet<String>,
 }
 
-/// The columns of a task that reports change. The one that differs most is compared first.
+/// The columns that reports change. The one that differs most often comes first in comparisons.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Change<'a> {
     updated_ms: i64,
@@ -48,8 +48,9 @@ struct Change<'a> {
     reason: &'a str,
 }
 
-/// The number of tasks that change alike from which they share a statement. It is cheaper than one
-/// that changes each in its own way, and reports of one call of a worker come with one time.
+/// From this many tasks with equal changes on, these share a statement. That is cheaper than a
+/// statement with separate values for each task, and the reports of one worker's call have equal
+/// times.
 const ALIKE: usize = 4;
 
 /// Reads these tasks and locks them.
@@ -139,7 +140,7 @@ impl ProgressColumns {
 impl Progress {
     pub(crate) fn credit(&mut self, attempt: u32, at_ms: i64) {
         self.completed += 1;
-        // The attempt that succeeded is no failure.
+        // The attempt that succeeded does not count as a failure.
         self.attempts = self.attempts.max(attempt.saturating_sub(1));
         if self.completed >= self.replicas {
             self.status = StoredStatus::Completed;
@@ -179,14 +180,14 @@ impl Progress {
         self.changed = true;
     }
 
-    /// The key of a task that will never be completed.
+    /// The key of the task if the task will never be completed.
     pub(crate) fn freed_key(&self) -> Option<(QueueName, KeyHash)> {
         let freed = matches!(self.status, StoredStatus::Dead | StoredStatus::Cancelled);
         freed.then(|| (self.queue.clone(), self.key_hash))
     }
 }
 
-/// Writes what changed.
+/// Stores the changes.
 pub(crate) async fn store<S: Session>(
     session: &mut S,
     tasks: &BTreeMap<TaskId, Progress>,
@@ -218,7 +219,7 @@ pub(crate) async fn store<S: Session>(
     for (id, task) in &ended {
         steps.moved(**id, &task.queue, task.stored, task.status);
     }
-    // A task on the bus or in a batch has no row there.
+    // A task that is on the bus or in a batch has no row in the outbox.
     let ended: Vec<TaskId> = ended
         .into_iter()
         .filter(|(_, task)| task.off_bus)
@@ -227,7 +228,7 @@ pub(crate) async fn store<S: Session>(
     entries::remove(session, &ended).await
 }
 
-/// Changes tasks that come to look the same.
+/// Updates tasks that all get the same values.
 fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) -> Statement<'a> {
     let Change {
         status,
@@ -256,7 +257,7 @@ fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) ->
         .list(finders)
 }
 
-/// Changes tasks, each in its own way.
+/// Updates tasks, each with its own values.
 fn update<'a, S: Session>(tasks: &[(Value<'a>, Change<'a>)]) -> Statement<'a> {
     let row = format!(
         "SELECT {} AS finder, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, \

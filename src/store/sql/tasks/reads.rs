@@ -24,7 +24,7 @@ use crate::{
     },
 };
 
-/// Each id once: an id in two lists would bring its workers twice.
+/// Removes repetitions, because an id in two lists would return its workers twice.
 fn distinct(ids: &[TaskId]) -> Vec<TaskId> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
@@ -232,7 +232,7 @@ pub(crate) async fn counts<DB: Backend>(
     queues: Option<&[QueueName]>,
 ) -> Result<Vec<QueueCount>> {
     let mut counts = Vec::new();
-    // All queues are one part, and an empty list of queues is none.
+    // All queues are a single query, whereas an empty list of queues needs none.
     let parts: Vec<Option<&[QueueName]>> =
         queues.map_or(vec![None], |queues| lists(queues).map(Some).collect());
     for part in parts {

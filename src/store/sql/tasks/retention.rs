@@ -1,11 +1,11 @@
-//! Tasks that finished long ago are removed, except for their keys. The key of a dead task goes
-//! with its letter: from then on nobody could send the task again, so its key may be inserted
-//! again. A purge keeps it.
+//! Removal of tasks that finished long ago. Their keys stay, except that the key of a dead task is
+//! removed with its letter: from then on nobody can send the task again, so its key may be inserted
+//! again. A purge keeps the key.
 //!
 //! In MySQL a key is in `tasks` or in `seen`, never in both, and moves once, in one transaction. An
-//! insert asks the unique key of `tasks` first, and then `seen` as of that moment. A removal that
-//! has freed the key has committed, so `seen` has it. In SQLite `seen` may have the key of a stored
-//! task, with status 0.
+//! insert asks the unique key of `tasks` first, and then `seen` in its present state. A removal
+//! that has freed the key has committed, so `seen` has the key. In SQLite `seen` may also have the
+//! key of a stored task, with status 0.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -23,14 +23,14 @@ use crate::{
     },
 };
 
-/// A task that was removed; in SQLite with status 0 one that was not.
+/// A removed task. In SQLite, status 0 means that the task was not removed.
 #[derive(Clone, Copy)]
 pub(crate) struct Removed {
     pub(crate) id: TaskId,
     pub(crate) status: StoredStatus,
 }
 
-/// The removed tasks of these keys. `lock` is `Dialect::FOR_SHARE` or empty.
+/// The removed tasks that had these keys. `lock` is `Dialect::FOR_SHARE` or empty.
 pub(crate) async fn removed<S: Session>(
     session: &mut S,
     hashes: &[KeyHash],
@@ -56,13 +56,13 @@ pub(crate) async fn removed<S: Session>(
     Ok(found)
 }
 
-/// The tasks that finished first, at least `age` ago by the database's clock.
+/// The tasks that finished earliest, at least `age` ago by the database's clock.
 pub(crate) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
-    // The index has a range of its own for each status, in order.
+    // The index has a sorted range for each status.
     let of_status = |status: StoredStatus| {
         Statement::new("SELECT * FROM (SELECT id, updated_ms FROM tasks ")
             .sql(&S::by_index("tasks_finished"))
-            // SQLite uses a partial index only for a condition with the words of the index.
+            // SQLite only uses a partial index for a condition that repeats the one of the index.
             .sql(" WHERE status <> 0 AND status = ? AND ")
             .bind(status)
             .append(old_enough::<S>(age))
@@ -83,7 +83,7 @@ fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
     Statement::new("updated_ms <= ").append(before::<S>(age))
 }
 
-/// The time that was `age` ago by the database's clock.
+/// The time `age` ago by the database's clock.
 pub(crate) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
     let age_ms = millis(age);
     Statement::new(S::NOW_MS).sql(" - ?").bind(age_ms)
@@ -92,14 +92,14 @@ pub(crate) fn before<'a, S: Session>(age: Duration) -> Statement<'a> {
 /// Which finished tasks to remove.
 #[derive(Clone, Copy)]
 pub(crate) enum Which {
-    /// The tasks that have been finished for this long.
+    /// Tasks that finished at least this long ago.
     Old(Duration),
-    /// The dead ones.
+    /// Dead tasks.
     Dead,
 }
 
 impl Which {
-    /// Whether the key of a removed task stays a duplicate.
+    /// Whether inserting the key of a removed task remains a duplicate.
     fn keeps_key_of(self, status: StoredStatus) -> bool {
         match self {
             Self::Old(_) => status != StoredStatus::Dead,
@@ -108,7 +108,7 @@ impl Which {
     }
 }
 
-/// Removes such tasks among `ids`, with their letters and histories. Answers how many.
+/// Removes those of `ids` that `which` selects, with their letters and histories. Returns how many.
 pub(crate) async fn remove<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -154,7 +154,7 @@ pub(crate) async fn remove<S: Session>(
             steps.removed(*id, *status);
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
-        // Before their tasks, by whose rows SQLite finds them.
+        // Deleted before the tasks, because SQLite finds results through the rows of tasks.
         session
             .execute(Statement::new("DELETE FROM results WHERE ").append(S::of_tasks(&ids)))
             .await?;
@@ -167,7 +167,7 @@ pub(crate) async fn remove<S: Session>(
         for table in TABLES {
             session.execute(Statement::new(table).list(&ids)).await?;
         }
-        // A final task has left the outbox. If not, its row would stay there for ever.
+        // A final task should not be in the outbox. If it were, its row would stay there forever.
         entries::remove(session, &ids).await?;
         count += ids.len() as u64;
     }

@@ -1,8 +1,8 @@
-//! Searches for tasks: an index gives the ids of candidates, and the rows decide about the rest of
+//! Searches for tasks: an index yields the ids of candidates, and the rows decide about the rest of
 //! the filter.
 //!
-//! The rows are read behind the ids, so a task that changes its status in between is left out, or
-//! shown with the new one. No payload is read.
+//! The rows are read after the ids, so a task whose status changes in between is left out, or shown
+//! with the new status. No payload is read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,10 +29,10 @@ use crate::{
 
 const NAME: &str = "search";
 
-/// The candidates that are read at once, where the rows decide. A key has at most 4 KiB, headers 16
-/// KiB by default.
+/// How many candidates to read at once if the rows have to decide. A key has at most 4 KiB, and
+/// headers 16 KiB by default.
 const AT_ONCE: usize = 512;
-/// The characters of a reason that a list shows.
+/// How many characters of a reason a list shows.
 const SHOWN: usize = 4096;
 
 pub(crate) async fn listed<DB: Backend>(
@@ -96,12 +96,12 @@ pub(crate) async fn page<DB: Backend>(sql: &Runner<DB>, search: &TaskSearch) -> 
     Ok(page)
 }
 
-/// The index that gives the candidates, the newest first.
+/// The index that yields the candidates, newest first.
 enum Index<'a> {
-    /// The one task of the key.
+    /// The one task with the key.
     Key(KeyHash),
     Worker(&'a WorkerName),
-    /// A range for each status.
+    /// One range for each status.
     Queue(&'a QueueName, Vec<StoredStatus>),
     /// All tasks.
     Ids,
@@ -123,7 +123,7 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// At most `limit` ids from `from` on and below `below`, in descending order.
+    /// At most `limit` ids in `from..below`, in descending order.
     async fn candidates<DB: Backend>(
         &self,
         sql: &Runner<DB>,
@@ -165,7 +165,7 @@ impl<'a> Index<'a> {
     }
 }
 
-/// The newest tasks of which the worker has a result.
+/// The newest tasks for which the worker has a result.
 fn by_worker<'a, DB: Backend>(
     worker: &'a WorkerName,
     from: &'a TaskId,
@@ -187,7 +187,7 @@ fn by_worker<'a, DB: Backend>(
     )
 }
 
-/// The tasks among `ids` of which the worker has a result.
+/// Those of `ids` for which the worker has a result.
 async fn done_by<DB: Backend>(
     sql: &Runner<DB>,
     worker: &WorkerName,
@@ -219,7 +219,7 @@ fn newest<'a>(
         .bind(limit as u64)
 }
 
-/// The newest of some ranges, each in order.
+/// The newest ids of several sorted ranges.
 async fn merged<DB: Backend>(
     sql: &Runner<DB>,
     ranges: Statement<'_>,
@@ -227,7 +227,7 @@ async fn merged<DB: Backend>(
 ) -> Result<Vec<TaskId>> {
     let mut ids = sql.ids(NAME, ranges).await?;
     ids.sort_unstable_by(|a, b| b.cmp(a));
-    // A task that moves between two ranges may be in both.
+    // A task that moves from one range to another may be in both.
     ids.dedup();
     ids.truncate(limit);
     Ok(ids)
@@ -253,7 +253,7 @@ columns! {
     }
 }
 
-/// The tasks among `ids` that fit the filter.
+/// Those of `ids` that match the filter.
 async fn rows<DB: Backend>(
     sql: &Runner<DB>,
     ids: &[TaskId],
@@ -303,7 +303,7 @@ fn has_headers(filter: &TaskFilter, text: &str) -> Result<bool> {
 
 impl Columns {
     fn into_task(mut self, status: StoredStatus) -> Result<ListedTask> {
-        // SQLite's SUBSTR takes a NUL for the end.
+        // Cut here instead of in SQL, because SQLite's SUBSTR stops at a NUL.
         if let Some((end, _)) = self.reason.char_indices().nth(SHOWN) {
             self.reason.truncate(end);
         }

@@ -1,4 +1,4 @@
-//! Settling: lock the tasks of the reports, decide in order, write the changes.
+//! Settles reports: locks their tasks, decides in order, and stores the changes.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -50,7 +50,7 @@ impl Settlement {
     }
 }
 
-/// A transaction that settles reports: what they change, until all of it is stored.
+/// A transaction that settles reports. Collects the changes until they are stored.
 struct Settling<'a> {
     /// The tasks of the reports, locked.
     tasks: BTreeMap<TaskId, Progress>,
@@ -94,7 +94,7 @@ pub(crate) async fn settle<S: Session>(
 }
 
 impl<'a> Settling<'a> {
-    /// Decides what a report changes in its task.
+    /// Decides what a report changes.
     fn decide(&mut self, report: &'a Settlement) -> Settled {
         let Some(task) = self.tasks.get_mut(report.id()) else {
             return Settled {
@@ -138,7 +138,7 @@ impl<'a> Settling<'a> {
                 }
                 (repeated, surplus)
             }
-            // The task was sent again since.
+            // The task has been sent again since then.
             Settlement::Died {
                 epoch: Some(epoch), ..
             } if *epoch < task.epoch => {
@@ -186,7 +186,7 @@ impl<'a> Settling<'a> {
 }
 
 async fn store_results<S: Session>(session: &mut S, results: &mut [NewResult<'_>]) -> Result<()> {
-    // In the order of the primary key, so that neighbours share the pages that a statement touches.
+    // Sorted by primary key, so that neighbouring rows share the pages that a statement changes.
     results.sort_unstable_by_key(|result| (result.number, result.task, result.worker));
     for piece in pieces(results, |result| result.result.len()) {
         let insert = Statement::new(S::INSERT).sql(
@@ -233,7 +233,7 @@ fn result_values<'a>(result: &NewResult<'a>) -> [Value<'a>; 10] {
     ]
 }
 
-/// The values of a result, and the number and the group of its task.
+/// The values of a result, followed by the number and the group of its task.
 fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     let [a, b, c, d, e, f, g, h, i, j] = result_values(result);
     [
@@ -252,8 +252,8 @@ fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     ]
 }
 
-/// Stores the discovered tasks of all reports as one batch. Of two with the same key the first
-/// wins.
+/// Stores the discovered tasks of all reports as one batch. If two have the same key, the first one
+/// is stored.
 async fn store_discovered<S: Session>(
     session: &mut S,
     reports: &[Settlement],

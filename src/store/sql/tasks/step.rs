@@ -1,4 +1,4 @@
-//! A step that runs before a transaction commits which changes the status of tasks.
+//! A step that runs just before the commit of a transaction that changes the status of tasks.
 
 use std::future::Future;
 
@@ -7,20 +7,20 @@ use crate::{
     store::{Result, sql::session::Session},
 };
 
-/// A task whose status a transaction changes.
+/// A status change of a task in a transaction.
 pub(crate) enum StatusChange<'a> {
-    /// The task is new, and unfinished.
+    /// A new, unfinished task.
     Added(&'a TaskRow),
-    /// The task ended, or came back: it was final before.
+    /// The task ended, or a final task became unfinished again.
     ///
-    /// A task that is unfinished before and after begins another epoch.
+    /// If it is unfinished before and after, it begins another epoch.
     Moved {
         id: TaskId,
         queue: &'a QueueName,
         from: StoredStatus,
         to: StoredStatus,
     },
-    /// The task was final, and its row is gone.
+    /// The task was final, and its row is removed.
     Removed {
         #[expect(dead_code, reason = "no step needs it yet")]
         id: TaskId,
@@ -29,11 +29,12 @@ pub(crate) enum StatusChange<'a> {
     },
 }
 
-/// A step: collects what it needs while the transaction goes on, and stores it at the end.
+/// A step: collects what it needs during the transaction, and stores it at the end.
 pub(crate) trait Step: Send {
-    /// Takes note of a change. Called once for each change, whether or not the step needs it.
+    /// Records a change. Called once for each change, whether or not the step needs it.
     fn hear(&mut self, change: &StatusChange<'_>);
 
-    /// Writes what the step has collected. Every other row of the transaction is written before.
+    /// Stores what the step has collected. All other rows of the transaction have been written by
+    /// then.
     fn store<S: Session>(self, session: &mut S) -> impl Future<Output = Result<()>> + Send;
 }

@@ -1,8 +1,8 @@
-//! The steps that run before a transaction commits which changes the status of tasks.
+//! The steps that run just before the commit of a transaction that changes the status of tasks.
 //!
-//! Five kinds of transactions do: inserts, settlements, retries, changes and removals. Each makes
-//! its [`Steps`], tells them of every task that was added, ended, came back or was removed, and
-//! stores them last.
+//! There are five kinds of such transactions: inserts, settlements, retries, changes and removals.
+//! Each creates [`Steps`], reports every task to them that was added, ended, reopened or removed,
+//! and stores them last.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ use crate::{
     },
 };
 
-/// The steps of a transaction, in their order.
+/// The steps of a transaction, in order.
 ///
-/// Another step is another field: it hears of each change in [`Self::hear`], and has its turn in
+/// To add a step, add a field, and call it in [`Self::hear`] for each change and in
 /// [`Self::store`].
 pub(crate) struct Steps {
     events: Events,
-    /// The last one, so that the transaction holds the few rows of the counts briefly.
+    /// Stored last, so that the transaction locks the few rows of the counts only briefly.
     counts: Counts,
 }
 
 impl Steps {
-    /// The steps of a transaction that keeps events of these queues.
+    /// The steps of a transaction that stores the events of these queues.
     pub(crate) fn new(events: &Arc<EventQueues>) -> Self {
         Self {
             events: Events::in_queues(events),
@@ -41,12 +41,12 @@ impl Steps {
         }
     }
 
-    /// The transaction adds a task.
+    /// Records that the transaction adds a task.
     pub(crate) fn added(&mut self, task: &TaskRow) {
         self.hear(&StatusChange::Added(task));
     }
 
-    /// The transaction ends a task, or lets it come back.
+    /// Records that the transaction ends a task or makes it unfinished again.
     pub(crate) fn moved(
         &mut self,
         id: TaskId,
@@ -62,12 +62,12 @@ impl Steps {
         });
     }
 
-    /// The transaction removes a finished task.
+    /// Records that the transaction removes a finished task.
     pub(crate) fn removed(&mut self, id: TaskId, status: StoredStatus) {
         self.hear(&StatusChange::Removed { id, status });
     }
 
-    /// A worker got the last credit of a task.
+    /// Records which worker got the last credit of a task.
     pub(crate) fn completed_by(
         &mut self,
         id: TaskId,
@@ -83,7 +83,7 @@ impl Steps {
         self.counts.hear(change);
     }
 
-    /// Runs the steps: the last statements of the transaction.
+    /// Runs the steps, as the last statements of the transaction.
     pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
         self.events.store(session).await?;
         self.counts.store(session).await
