@@ -7,7 +7,7 @@
 //! `load` counted a task too few or too many times. 2: wrong command line or settings, or no server
 //! for a command. 130, 143: a signal ended `insert`.
 
-use std::{future::Future, io::Read, process::ExitCode, time::Duration};
+use std::{future::Future, io::Read, pin::Pin, process::ExitCode, time::Duration};
 
 use anyhow::{Context, anyhow};
 use nix::{
@@ -193,6 +193,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
         .enable_all()
         .build();
     let runtime = runtime.context("cannot start the runtime")?;
+    // tokio compiles its loop for each type of future that it runs here, so it gets one type.
+    let future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
     let result = runtime.block_on(future);
     // A thread that still blocks, as in a call to a silent broker, must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));

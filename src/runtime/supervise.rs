@@ -4,6 +4,7 @@
 use std::{
     error::Error,
     future::Future,
+    pin::Pin,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,6 +50,9 @@ impl<E: LoopError> LoopEnd for Result<(), E> {
         self.map_err(|error| Box::new(error) as Box<dyn LoopError>)
     }
 }
+
+/// One run of a loop.
+type Run = Pin<Box<dyn Future<Output = Result<(), Box<dyn LoopError>>> + Send>>;
 
 /// A panic of a loop.
 #[derive(Debug, thiserror::Error)]
@@ -119,21 +123,21 @@ impl Supervisor {
             beat: Arc::new(self.progress.register(name)),
             stop: self.stop.clone(),
         };
-        self.supervise(name.to_owned(), Arc::clone(&cx.beat), move || {
+        let beat = Arc::clone(&cx.beat);
+        let make = move || -> Run {
             let run = run(of.clone(), cx.clone());
-            async move { run.await.into_result() }
-        });
+            Box::pin(async move { run.await.into_result() })
+        };
+        self.supervise(name.to_owned(), beat, Box::new(make));
     }
 
+    /// Not generic over the loop: tokio compiles its code for each type of future that is spawned,
+    /// twice, and 45 loops would add two megabytes to the binary.
     #[allow(
         clippy::disallowed_methods,
         reason = "every other task is spawned through this supervisor"
     )]
-    fn supervise<F, Fut>(&self, name: String, beat: Arc<Beat>, mut make: F)
-    where
-        F: FnMut() -> Fut + Send + 'static,
-        Fut: Future<Output = Result<(), Box<dyn LoopError>>> + Send + 'static,
-    {
+    fn supervise(&self, name: String, beat: Arc<Beat>, mut make: Box<dyn FnMut() -> Run + Send>) {
         let stop = self.stop.clone();
         let clock = self.progress.clock().clone();
         let round_end = Arc::clone(&self.round_end);
