@@ -30,7 +30,7 @@ install: ## Put taskd on the path: in ~/.cargo/bin, or in PREFIX/bin (PREFIX=/us
 	install -D -m 755 "$(TARGET)/release/taskd" "$(DESTDIR)$(BIN)/taskd"
 
 .PHONY: dist
-dist: ## Make the archives of a release in target/dist: taskd, its symbols, licences, manual pages, completions, checksums
+dist: ## Make the archives of a release in target/archives: taskd, its symbols, licences, manual pages, completions, checksums
 	@scripts/install-deps run
 	@scripts/dist $(ARGS)
 

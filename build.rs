@@ -1,4 +1,5 @@
-//! What is compiled in besides the source: two files of Swagger UI, and the commit.
+//! What is compiled in besides the source (two files of Swagger UI, and the commit), and how a
+//! release is linked.
 //!
 //! `/docs/` serves the files, which are in the archive of `utoipa-swagger-ui-vendored`. It has them
 //! compressed with deflate, which is what gzip has between its head and its tail. So taskd holds
@@ -34,6 +35,31 @@ fn main() {
     };
     println!("cargo::rustc-env=BUILD_COMMIT={commit}");
     println!("cargo::rustc-env=BUILD_VERSION={version}");
+    if links_with_lld() {
+        // Keeps functions that are the same machine code once. Nothing here compares functions.
+        println!("cargo::rustc-link-arg-bins=-Wl,--icf=all");
+    }
+}
+
+/// True if rustc links a release with the lld that its toolchain has, which it does on this target
+/// unless somebody names another linker.
+fn links_with_lld() -> bool {
+    let of = |name: &str| env::var(name).unwrap_or_default();
+    if of("PROFILE") != "release" || of("TARGET") != "x86_64-unknown-linux-gnu" {
+        return false;
+    }
+    if env::var_os("RUSTC_LINKER").is_some() || of("CARGO_ENCODED_RUSTFLAGS").contains("link") {
+        return false;
+    }
+    let rustc = Command::new(of("RUSTC"))
+        .args(["--print", "sysroot"])
+        .output();
+    rustc.is_ok_and(|rustc| {
+        let sysroot = String::from_utf8_lossy(&rustc.stdout).trim().to_owned();
+        Path::new(&sysroot)
+            .join("lib/rustlib/x86_64-unknown-linux-gnu/bin/gcc-ld/ld.lld")
+            .exists()
+    })
 }
 
 /// The first twelve digits of the commit, with a plus if files differ from it: of the variable
