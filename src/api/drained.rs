@@ -7,12 +7,9 @@
 //! nothing is unfinished, then all reports are settled that taskd had accepted before, and then
 //! the counts are still the same.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
-use tokio::{
-    sync::Mutex,
-    time::{Instant, sleep, timeout_at},
-};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::Instrument as _;
 
 use super::{
@@ -21,19 +18,12 @@ use super::{
     handle::{Api, span},
     reader::Reader,
 };
-use crate::{
-    bus::{self, Bus, Topic},
-    model::{Caller, Offset, OneQueue, QueueName, ShardId, StoredStatus},
-    queue::{self, Upkeep},
-    store::Store,
-};
+use crate::model::{Caller, OneQueue, QueueName, StoredStatus};
 
 /// How often a call looks again while a queue is not drained.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a look may take, at least: also a call that does not wait gets an answer.
 const LOOK_WITHIN: Duration = Duration::from_secs(2);
-/// How often to ask whether reports have gone farther.
-const FOLLOW_EVERY: Duration = Duration::from_millis(20);
 
 impl Api {
     /// One queue. With `wait`: when it is drained, or after this time.
@@ -92,9 +82,9 @@ impl Reader {
                 // Reports are not settled in time.
                 Err(_elapsed) => return Ok(false),
                 // A server that does not answer now may answer later.
-                Ok(Err(error)) if Instant::now() + LOOK_EVERY > until => return Err(error),
-                Ok(Ok(false)) if Instant::now() + LOOK_EVERY > until => return Ok(false),
-                Ok(_) => sleep(LOOK_EVERY).await,
+                Ok(Err(error)) if Instant::now() >= until => return Err(error),
+                Ok(Ok(false)) if Instant::now() >= until => return Ok(false),
+                Ok(_) => sleep_until(until.min(Instant::now() + LOOK_EVERY)).await,
             }
             // This process reads the counts of all queues anyway.
             answer = match self.occupancy.unfinished_of(queue) {
@@ -128,91 +118,5 @@ impl Reader {
             .filter(|count| count.count > 0)
             .map(|count| (count.status, count.count))
             .collect())
-    }
-}
-
-/// Waits until discovery has settled all reports that taskd had accepted.
-pub struct SettledReports {
-    store: Arc<dyn Store>,
-    queue: Upkeep,
-    bus: Arc<dyn Bus>,
-    /// The beginning of the last wait that came to its end. Callers share it.
-    last: Mutex<Option<Instant>>,
-}
-
-impl SettledReports {
-    pub fn new(store: Arc<dyn Store>, queue: Upkeep, bus: Arc<dyn Bus>) -> Self {
-        Self {
-            store,
-            queue,
-            bus,
-            last: Mutex::default(),
-        }
-    }
-
-    /// Returns when all reports are settled that were accepted before this call. It waits as long
-    /// as they take: the caller bounds it, and may drop it.
-    pub(super) async fn wait(&self) -> Result<(), Error> {
-        let called = Instant::now();
-        let mut last = self.last.lock().await;
-        if last.is_some_and(|began| began >= called) {
-            return Ok(());
-        }
-        let began = Instant::now();
-        self.follow().await?;
-        *last = Some(began);
-        Ok(())
-    }
-
-    /// Follows the reports: an accepted one is in the outbox of its shard, then on the bus, and
-    /// discovery commits it when SQL has it.
-    async fn follow(&self) -> Result<(), Error> {
-        for (shard, last) in self.outboxes().await? {
-            while self.has_until(&shard, last).await? {
-                sleep(FOLLOW_EVERY).await;
-            }
-        }
-        // In this order: a report that has left its outbox stands before the end, or in a
-        // partition that is younger than this opening of the bus.
-        self.bus.check_partitions().await?;
-        let ends = self.bus.ends(Topic::TaskResults).await?;
-        while !bus::has_read(&*self.bus, Topic::TaskResults, &ends).await? {
-            sleep(FOLLOW_EVERY).await;
-        }
-        Ok(())
-    }
-
-    /// The outboxes that have reports, each with its last entry. SQL names the shards, because
-    /// this process may not know one yet that another process has just opened.
-    async fn outboxes(&self) -> Result<Vec<(ShardId, Offset)>, Error> {
-        let stored = self.store.shards(None).await?;
-        let open = stored.into_iter().filter(|shard| shard.is_open);
-        let shards: Vec<ShardId> = open.map(|shard| shard.id).collect();
-        let holdings = self.queue.holdings(&shards).await?;
-        let mut outboxes = Vec::new();
-        for (shard, holding) in shards.into_iter().zip(holdings) {
-            match holding {
-                Ok(Some(holding)) if holding.outbox > 0 => {
-                    let extent = self.queue.outbox_extent(&shard).await?;
-                    outboxes.push((shard, extent.last));
-                }
-                // Redis has lost a shard without a generation, and its reports.
-                Ok(_) => {}
-                Err(cause) => return Err(Error::Shard { shard, cause }),
-            }
-        }
-        Ok(outboxes)
-    }
-
-    /// Whether the outbox still has an entry up to this one.
-    async fn has_until(&self, shard: &ShardId, last: Offset) -> Result<bool, Error> {
-        match self.queue.outbox_extent(shard).await {
-            Ok(extent) => Ok(extent.first.is_some_and(|first| first <= last)),
-            Err(queue::Error::NoGeneration) => Ok(false),
-            Err(cause) => Err(Error::Shard {
-                shard: shard.clone(),
-                cause,
-            }),
-        }
     }
 }

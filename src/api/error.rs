@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::access::Denied;
 use crate::{
-    bus,
+    bus, coordination,
     model::{LetterId, NoShare, QueueName, ShardId, TaskId},
     pipelines::{changing, discovery, tasks},
     queue,
@@ -67,6 +67,8 @@ pub enum Error {
     },
     #[error("cannot read now: {0}")]
     Bus(#[from] bus::Error),
+    #[error("cannot read now: {0}")]
+    Coordination(#[from] coordination::Error),
 }
 
 /// The kind of an error: the caller's next step.
@@ -136,7 +138,8 @@ impl Error {
             | Self::Store(_)
             | Self::Queue(_)
             | Self::Shard { .. }
-            | Self::Bus(_) => Kind::Unavailable,
+            | Self::Bus(_)
+            | Self::Coordination(_) => Kind::Unavailable,
         }
     }
 }

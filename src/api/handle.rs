@@ -7,6 +7,7 @@ use tracing::Span;
 use super::{
     access::Authentication,
     error::Error,
+    heard::HeardWorkers,
     reader::Reader,
     waits::{Wait, Waits},
 };
@@ -23,6 +24,7 @@ pub struct Api {
     pub changing: Option<Changing>,
     pub authentication: Authentication,
     pub waits: Waits,
+    pub workers: HeardWorkers,
     /// Ends calls that wait for tasks.
     pub stop: CancellationToken,
 }

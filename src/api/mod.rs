@@ -12,9 +12,11 @@ mod explain;
 mod facts;
 mod fsck;
 mod handle;
+mod heard;
 mod history;
 mod insert;
 mod items;
+mod known_keys;
 mod ledger;
 mod letters;
 mod pauses;
@@ -22,23 +24,26 @@ mod query;
 mod reader;
 mod search;
 mod sessions;
+mod settled;
 mod stream;
 mod tasks;
 mod waiting;
 mod waits;
 mod watch;
 mod watching;
+mod workers;
 
 pub use self::{
     access::{Authentication, Denied, TokenSync},
-    drained::SettledReports,
     error::{Error, Kind},
     handle::Api,
+    heard::HeardWorkers,
+    known_keys::KnownKeys,
     ledger::Ledger,
     reader::Reader,
+    settled::SettledReports,
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     waits::{Wait, Waits},
     watch::Watching,
-    watching::KnownKeys,
 };
 pub(crate) use crate::model::{ECHO, shorten};

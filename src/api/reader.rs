@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use uuid::Uuid;
 
-use super::{drained::SettledReports, error::Error, ledger::Ledger, watching::KnownKeys};
+use super::{error::Error, known_keys::KnownKeys, ledger::Ledger, settled::SettledReports};
 use crate::{
     bus::Bus,
     config::Settings,
+    coordination::Coordination,
     model::{
         Act, Caller, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus,
         TaskView,
@@ -25,6 +26,7 @@ pub struct Reader {
     pub store: Arc<dyn Store>,
     pub queue: Shards,
     pub bus: Arc<dyn Bus>,
+    pub coordination: Coordination,
     pub gates: Gates,
     pub occupancy: Occupancy,
     pub settings: Arc<Settings>,

@@ -28,6 +28,8 @@ impl Api {
         let mut open = open.map_err(Error::Invalid)?;
         self.tasks()?.few_ids("holding", &open.holding)?;
         access::authorize_open(caller, &mut open)?;
+        let queues = open.queues.iter().map(String::as_str);
+        self.workers.hear(caller, &open.worker, queues);
         if !open.session.is_empty() {
             let mut call = SessionCall {
                 worker: open.worker.clone(),
@@ -180,6 +182,7 @@ impl Api {
     /// session, before the call changes anything.
     async fn authorize_call(&self, caller: &Caller, call: &mut SessionCall) -> Result<(), Error> {
         access::as_worker(caller, &mut call.worker)?;
+        self.workers.hear(caller, &call.worker, []);
         if access::is_scoped(caller) {
             let queues = self.tasks()?.queues_of_shared(call).await?;
             access::reaches_session(caller, &queues)?;

@@ -45,6 +45,10 @@ impl Api {
         if let Ok(request) = &mut request {
             access::authorize_get(caller, request)?;
         }
+        if let Ok(request) = &request {
+            let queues = request.queues.iter().map(String::as_str);
+            self.workers.hear(caller, &request.worker, queues);
+        }
         let waits = request
             .as_ref()
             .is_ok_and(|request| !request.wait.is_zero());
@@ -158,13 +162,16 @@ impl Api {
                 .map_err(|error| tasks::Error::Invalid(error.to_string()))?;
             return Ok(merge(known, Vec::new()));
         }
-        let call = counted(
-            method,
-            call(self.tasks()?, &batch.worker, items),
-            Vec::is_empty,
-        );
+        let tasks = self.tasks()?;
+        let queues = self.workers.hear_report(caller, &batch.worker, &items);
+        let call = counted(method, call(tasks, &batch.worker, items), Vec::is_empty);
         let answers = call.instrument(span(method.as_str(), caller)).await?;
         count(method, &answers);
+        match method {
+            Method::Complete => queues.count(&answers, true),
+            Method::Reject => queues.count(&answers, false),
+            _ => {}
+        }
         Ok(merge(known, answers))
     }
 

@@ -34,6 +34,7 @@ use crate::{
     config::{DatabaseUrl, Settings},
     embedded::{self, DataDir, RedisServer},
     ingress::{self, Budget, Tls, Waiting},
+    model::now_unix_ms,
     runtime::{Clock, Supervisor},
     store::Store,
     telemetry::{metrics, traces},
@@ -203,6 +204,7 @@ async fn serve(
             .as_ref()
             .map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
+        since_unix_ms: now_unix_ms(),
         // The lock on the file keeps a second Redis of a taskd from the embedded store.
         holder: settings.database_url.is_some().then(Holder::default),
     };

@@ -5,7 +5,7 @@
 //! Records that were published into the emptied Redis before a process noticed are not marked as
 //! published, or the watchdog finds their tasks missing.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use tokio::{
@@ -21,13 +21,16 @@ use super::{
     servers,
 };
 use crate::{
-    api::{Api, Authentication, KnownKeys, Ledger, Reader, SettledReports, TokenSync, Waits},
+    api::{
+        Api, Authentication, HeardWorkers, KnownKeys, Ledger, Reader, SettledReports, TokenSync,
+        Waits,
+    },
     bus::{self, Bus},
     config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
     dedup::Filter,
     ingress::{self, Budget, Tls},
-    model::in_short,
+    model::{Presence, in_short},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         changing::Changing,
@@ -56,6 +59,8 @@ pub(super) struct Backends {
     /// The name of this process. A process that starts again under its name keeps what it had.
     pub(super) process: String,
     pub(super) clock: Clock,
+    /// When this process began, by its machine's clock.
+    pub(super) since_unix_ms: i64,
     /// `None` for a database that no other process can open.
     pub(super) holder: Option<Holder>,
 }
@@ -117,6 +122,11 @@ pub(super) async fn run(
     let servers = Servers::default();
     let (cx, authentication) = opened.start_upkeep(backends, &servers, &supervisor);
     let state = state(backends, &cx, authentication, servers, &supervisor, &doors);
+    let presence = presence(backends, http_addr, grpc_addr);
+    state
+        .api
+        .workers
+        .announce(presence, cx.coordination.clone(), &supervisor);
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {
@@ -385,6 +395,7 @@ fn state(
         store: Arc::clone(&cx.store),
         queue: cx.queue.shards.clone(),
         bus: Arc::clone(&cx.bus),
+        coordination: cx.coordination.clone(),
         gates: cx.gates.clone(),
         occupancy: cx.occupancy.clone(),
         settings: Arc::clone(&cx.settings),
@@ -402,6 +413,7 @@ fn state(
             changing: Some(changing),
             authentication,
             waits: Waits::default(),
+            workers: HeardWorkers::new(cx.clock.clone()),
             stop: doors.stop_token(),
         }),
         progress: supervisor.progress().clone(),
@@ -412,6 +424,24 @@ fn state(
         tls: backends.tls.clone(),
         budget: backends.budget.clone(),
         stop: doors.stop_token(),
+    }
+}
+
+/// What this process tells the others of itself, without its workers.
+fn presence(backends: &Backends, http: SocketAddr, grpc: SocketAddr) -> Presence {
+    let host = nix::unistd::gethostname().ok();
+    let host = host.and_then(|host| host.into_string().ok());
+    let pipelines = &backends.settings.pipelines;
+    Presence {
+        process: backends.process.clone(),
+        host: host.unwrap_or_default(),
+        pid: std::process::id(),
+        http: http.to_string(),
+        grpc: grpc.to_string(),
+        pipelines: pipelines.iter().map(ToString::to_string).collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        since_unix_ms: backends.since_unix_ms,
+        ..Presence::default()
     }
 }
 

@@ -31,6 +31,7 @@ mod values;
 pub mod wait;
 pub mod watch;
 pub mod work;
+pub mod workers;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -65,6 +66,8 @@ Examples:
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd top                                   the same on a whole screen
+  taskd workers                               list the workers: in hand, done, last heard
+  taskd processes                             list the processes of taskd
   taskd books                                 count what came in, went out, and is held where
   taskd fsck                                  find where SQL, the bus and Redis do not agree
   taskd bench                                 measure a taskd of its own: tasks a second, latency
@@ -122,6 +125,8 @@ pub enum Client {
     Task(task::Task),
     Watch(watch::Watch),
     Wait(wait::Wait),
+    Workers(workers::Workers),
+    Processes(workers::Processes),
     Explain(explain::Explain),
     Cancel(change::Cancel),
     Change(change::Change),

@@ -23,7 +23,7 @@ use super::{
     ask::printable,
     bench, books, bulk, change, command_line, dead, dump, explain, fsck, insert, load, parse,
     print::{NotThere, Unwritten, print, say},
-    stats, task, tasks, token, top, wait, watch, work,
+    stats, task, tasks, token, top, wait, watch, work, workers,
 };
 use crate::{
     app::{self, NeverRan},
@@ -125,6 +125,8 @@ fn run_client(client: Client) -> ExitCode {
         Client::Dead(args) => exit_as(block_on(dead::run(args))),
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
+        Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),
+        Client::Processes(args) => exit(block_on(workers::processes(args)).flatten(), USAGE),
         Client::Wait(args) => exit_as(block_on(wait::run(args))),
         Client::Explain(args) => exit_as(block_on(explain::run(args))),
         Client::Cancel(args) => exit_as(block_on(change::cancel(args))),

@@ -23,6 +23,8 @@ use crate::{
 const OF_A_CALL: Duration = Duration::from_secs(30);
 /// The wait of a call whose progress a terminal shows.
 const SHOWN_EVERY: Duration = Duration::from_secs(1);
+/// An answer that comes sooner is asked for again after a pause.
+const SOON: Duration = Duration::from_millis(100);
 /// How long to go on while taskd is away.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
@@ -74,9 +76,15 @@ pub async fn run(args: Wait) -> anyhow::Result<bool> {
             SHOWN_EVERY
         };
         let wait = left.map_or(longest, |left| left.min(longest));
+        let asked = Instant::now();
         match ask(&taskd, &args.queue, wait).await {
-            Ok(queue) if is_drained(&queue) || left == Some(wait) => break queue,
+            Ok(queue) if is_drained(&queue) => break queue,
+            Ok(queue) if until.is_some_and(|until| Instant::now() >= until) => break queue,
             Ok(queue) => {
+                // A taskd that stops answers at once.
+                if asked.elapsed() < SOON {
+                    tokio::time::sleep(SOON).await;
+                }
                 bar.set_message(printable(&progress(&queue)));
                 bar.tick();
                 heard = Instant::now();

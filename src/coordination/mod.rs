@@ -5,6 +5,7 @@
 //! ownership key starts the process over, a lease saves work only, and an epoch that fell back is
 //! raised again.
 
+mod presence;
 mod watch;
 
 use std::{sync::Arc, time::Duration};

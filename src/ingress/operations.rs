@@ -15,7 +15,7 @@ use crate::model::{
     Act, BulkChange, Explanation, FsckPage, InsertAnswer, ItemAnswer, LetterKind, LettersChanged,
     OneQueue, Pending, QueueView,
     Role::{Admin, Insert, Read, Work},
-    SessionClosed, SessionOpened, TaskId, TaskList, TasksReported,
+    SeenProcess, SeenWorkers, SessionClosed, SessionOpened, TaskId, TaskList, TasksReported,
 };
 
 /// The groups of operations, and what they are for.
@@ -105,6 +105,17 @@ pub fn all() -> Vec<Operation> {
             .query::<String>("timeout", "How long to wait: `30s`, and without it 30s; at most `max_wait`")
             .answers::<OneQueue>()
             .or_problem(404, "The queue never had a task"),
+        of_operators("listWorkers", Read, "List the workers that taskd has heard of lately")
+            .get("/v1/workers", reading::get_workers)
+            .grpc("taskd.v1.Operator/ListWorkers")
+            .says("A token that reaches some queues sees workers of these, and one for a worker sees its own.")
+            .query::<String>("queue", "Only workers of this queue, with their counts of it")
+            .answers::<SeenWorkers>(),
+        of_operators("listProcesses", Read, "List the processes of taskd that live")
+            .get("/v1/processes", reading::get_processes)
+            .grpc("taskd.v1.Operator/ListProcesses")
+            .for_all_queues()
+            .lists::<SeenProcess>("processes"),
         of_tasks("explainTask", Read, "Say where a task is, and why a worker does not get it")
             .get("/v1/tasks:explain", reading::explain_task)
             .grpc("taskd.v1.Discovery/ExplainTask")

@@ -15,6 +15,7 @@ mod idempotency;
 pub mod json;
 mod letters;
 mod names;
+mod presence;
 mod records;
 mod schema;
 mod search;
@@ -59,6 +60,7 @@ pub use letters::{
     LetterPage, LetterPages, LettersChanged, StoredLetter,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
+pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
 pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What,
 };

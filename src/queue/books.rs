@@ -41,15 +41,24 @@ impl Shards {
     /// where that is possible. An error that is not of one shard ends the call.
     pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Result<Option<Holding>>>> {
         let call = |shard: &ShardId| self.reach(shard).call(&scripts::BOOKS);
-        let answers: Vec<Result<Value>> = if self.is_cluster() {
+        let answers = self.ask_all(shards, call).await?;
+        Ok(answers.into_iter().map(read).collect())
+    }
+
+    /// Calls a script of each shard that changes nothing. Answers in order, in one exchange where
+    /// that is possible. An error that is not of one shard ends the call.
+    pub(super) async fn ask_all(
+        &self,
+        shards: &[ShardId],
+        call: impl Fn(&ShardId) -> Call,
+    ) -> Result<Vec<Result<Value>>> {
+        if self.is_cluster() {
             let asked: Vec<_> = shards
                 .iter()
                 .map(|shard| ask(self.conn(), call(shard)))
                 .collect();
-            futures::stream::iter(asked)
-                .buffered(OF_A_CLUSTER)
-                .collect()
-                .await
+            let answers = futures::stream::iter(asked).buffered(OF_A_CLUSTER);
+            Ok(answers.collect().await)
         } else {
             let mut answers = Vec::with_capacity(shards.len());
             for shards in shards.chunks(AT_ONCE) {
@@ -60,9 +69,8 @@ impl Shards {
                 let some = batch.run(&mut self.conn()).await?;
                 answers.extend(some.into_iter().map(|answer| answer.map_err(Error::from)));
             }
-            answers
-        };
-        Ok(answers.into_iter().map(read).collect())
+            Ok(answers)
+        }
     }
 }
 

@@ -26,6 +26,7 @@ mod error;
 mod explain;
 mod fence;
 mod history;
+mod holders;
 pub mod keys;
 mod pauses;
 mod pausing;
@@ -61,6 +62,7 @@ pub use self::{
     explain::{Explained, ExplainedRecord, Ineligibility, Pause, TaskLease},
     fence::Fence,
     history::History,
+    holders::LeaseHolders,
     session::{EndedLease, LeaseEnd, Started},
     session_notices::SessionNotice,
     shard::Shard,

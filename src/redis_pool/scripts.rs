@@ -128,6 +128,7 @@ table! {
         EXPLAIN = "explain" [clock shard body lease record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        WORKERS = "workers" [shard record] with_room [RECORDS BODIES LEASES] no_lanes;
         BOOKS = "books" [shard lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHECK = "check" [clock shard many body lease record lanes ending drop] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;

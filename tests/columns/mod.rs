@@ -23,3 +23,4 @@ mod pauses;
 mod search;
 mod shares;
 mod streams;
+pub(crate) mod workers;

@@ -33,6 +33,7 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
             changing: None,
             authentication: Authentication::Open,
             waits: taskd::api::Waits::default(),
+            workers: taskd::api::HeardWorkers::new(taskd::runtime::Clock::of_this_machine()),
             stop: stop.clone(),
         }),
         tls: None,

@@ -58,6 +58,7 @@ fn api_of(tasks: tasks::Handle) -> Api {
         changing: None,
         authentication: Authentication::Open,
         waits: taskd::api::Waits::default(),
+        workers: taskd::api::HeardWorkers::new(taskd::runtime::Clock::of_this_machine()),
         stop: CancellationToken::new(),
     }
 }

@@ -506,3 +506,84 @@ async fn a_worker_that_does_not_read_keeps_no_wake_and_no_database_from_others()
     other.close().await;
     assert!(daemon.stop().await.success());
 }
+
+/// `taskd work` by a stream and by polls, and a worker of HTTP calls, while taskd is killed with -9.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_side_by_side_outlive_kills_of_taskd_and_are_listed() {
+    const TASKS: usize = 150;
+    let config = "[queues.q]\nlease = \"3s\"\nbackoff = [\"100ms\"]\nmax_attempts = 100";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let ids = insert(&daemon, 0, TASKS, 1).await;
+    let work = |name: &str, how: &[&str]| {
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskd"));
+        command
+            .args(["work", "--queue", "q", "--name", name, "--concurrency", "2"])
+            .args(how)
+            .args(["--", "sleep", "0.05"])
+            .env("TASKD_GRPC_URL", daemon.grpc())
+            .stdout(std::process::Stdio::null())
+            .kill_on_drop(true);
+        command.spawn().unwrap()
+    };
+    let mut children = [work("by-stream", &[]), work("by-polls", &["--poll"])];
+    let url = format!("{}/v1/tasks:", daemon.http());
+    let over_http = tokio::spawn(async move {
+        let client = crate::support::http_client();
+        let call = async |method: &str, body: &Value| {
+            let answer = client.post(format!("{url}{method}")).json(body).send();
+            answer.await.ok()?.json::<Value>().await.ok()
+        };
+        loop {
+            let get = json!({"worker": "over-http", "queues": ["q"], "max_tasks": 1, "wait": "1s"});
+            let Some(leased) = call("get", &get).await else {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            for task in leased["tasks"].as_array().into_iter().flatten() {
+                let done = json!({"id": task["id"], "lease_token": task["lease_token"]});
+                let body = json!({"worker": "over-http", "completions": [done]});
+                call("complete", &body).await;
+            }
+        }
+    });
+    for part in 1..=3 {
+        until("a part is done", async || {
+            daemon.queue("q").await["completed"].as_u64() >= Some((part * TASKS / 4) as u64)
+        })
+        .await;
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    let (status, queue) = daemon.get("/v1/queues/q?wait=drained&timeout=5m").await;
+    assert_eq!(
+        (
+            status,
+            &queue["drained"],
+            &queue["completed"],
+            &queue["dead"]
+        ),
+        (200, &json!(true), &json!(TASKS), &json!(0)),
+        "{queue}"
+    );
+    for id in ids {
+        let (_, answer) = daemon.get(&format!("/v1/tasks/{id}/results")).await;
+        assert_eq!(answer["results"].as_array().map(Vec::len), Some(1), "{id}");
+    }
+    // The last taskd has heard each of them, whoever did the last tasks.
+    let names = json!(["by-polls", "by-stream", "over-http"]);
+    until("each is listed", async || {
+        let (_, answer) = daemon.get("/v1/workers").await;
+        let workers = answer["workers"].as_array().unwrap();
+        let mut listed: Vec<&Value> = workers.iter().map(|one| &one["worker"]).collect();
+        listed.sort_by_key(|name| name.to_string());
+        json!(listed) == names
+    })
+    .await;
+    let listed = crate::columns::workers::lines(&daemon, &["workers", "q"]);
+    assert_eq!(listed.len(), 4, "{listed:?}");
+    over_http.abort();
+    for child in &mut children {
+        child.kill().await.unwrap();
+    }
+    assert!(daemon.stop().await.success());
+}

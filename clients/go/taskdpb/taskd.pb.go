@@ -6964,6 +6964,425 @@ func (x *Queue) GetDrained() bool {
 	return false
 }
 
+type ListWorkersRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only workers of this queue, with their counts of it. Empty: of all queues that the caller reaches.
+	Queue         string `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkersRequest) Reset() {
+	*x = ListWorkersRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkersRequest) ProtoMessage() {}
+
+func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
+func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *ListWorkersRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+type ListWorkersResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Workers []*WorkerInfo          `protobuf:"bytes,1,rep,name=workers,proto3" json:"workers,omitempty"`
+	// How many more there are: a process reports the 1,000 that it heard last.
+	More uint64 `protobuf:"varint,2,opt,name=more,proto3" json:"more,omitempty"`
+	// Leases that were not read: where this is not 0, workers may have more in hand.
+	UnreadLeases  uint64 `protobuf:"varint,3,opt,name=unread_leases,json=unreadLeases,proto3" json:"unread_leases,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListWorkersResponse) Reset() {
+	*x = ListWorkersResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListWorkersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListWorkersResponse) ProtoMessage() {}
+
+func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
+func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *ListWorkersResponse) GetWorkers() []*WorkerInfo {
+	if x != nil {
+		return x.Workers
+	}
+	return nil
+}
+
+func (x *ListWorkersResponse) GetMore() uint64 {
+	if x != nil {
+		return x.More
+	}
+	return 0
+}
+
+func (x *ListWorkersResponse) GetUnreadLeases() uint64 {
+	if x != nil {
+		return x.UnreadLeases
+	}
+	return 0
+}
+
+// A worker, as the processes heard it.
+type WorkerInfo struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Worker string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
+	// The process that heard it last, and the address of its call.
+	Process string `protobuf:"bytes,2,opt,name=process,proto3" json:"process,omitempty"`
+	Address string `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// The queues that it asked or reported, at most 16.
+	Queues []string `protobuf:"bytes,4,rep,name=queues,proto3" json:"queues,omitempty"`
+	// When a process that lives heard it first and last.
+	Since     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	LastHeard *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	// Its leases now.
+	InHand uint64 `protobuf:"varint,7,opt,name=in_hand,json=inHand,proto3" json:"in_hand,omitempty"`
+	// Completions and rejections since then.
+	Done          uint64 `protobuf:"varint,8,opt,name=done,proto3" json:"done,omitempty"`
+	Failed        uint64 `protobuf:"varint,9,opt,name=failed,proto3" json:"failed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkerInfo) Reset() {
+	*x = WorkerInfo{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkerInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkerInfo) ProtoMessage() {}
+
+func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkerInfo.ProtoReflect.Descriptor instead.
+func (*WorkerInfo) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *WorkerInfo) GetWorker() string {
+	if x != nil {
+		return x.Worker
+	}
+	return ""
+}
+
+func (x *WorkerInfo) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *WorkerInfo) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *WorkerInfo) GetQueues() []string {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *WorkerInfo) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *WorkerInfo) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *WorkerInfo) GetInHand() uint64 {
+	if x != nil {
+		return x.InHand
+	}
+	return 0
+}
+
+func (x *WorkerInfo) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *WorkerInfo) GetFailed() uint64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+type ListProcessesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProcessesRequest) Reset() {
+	*x = ListProcessesRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProcessesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProcessesRequest) ProtoMessage() {}
+
+func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
+func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+}
+
+type ListProcessesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Processes     []*ProcessInfo         `protobuf:"bytes,1,rep,name=processes,proto3" json:"processes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListProcessesResponse) Reset() {
+	*x = ListProcessesResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListProcessesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListProcessesResponse) ProtoMessage() {}
+
+func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
+func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ListProcessesResponse) GetProcesses() []*ProcessInfo {
+	if x != nil {
+		return x.Processes
+	}
+	return nil
+}
+
+type ProcessInfo struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Process string                 `protobuf:"bytes,1,opt,name=process,proto3" json:"process,omitempty"`
+	Host    string                 `protobuf:"bytes,2,opt,name=host,proto3" json:"host,omitempty"`
+	Pid     uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"`
+	// The addresses on which it listens.
+	Http      string                 `protobuf:"bytes,4,opt,name=http,proto3" json:"http,omitempty"`
+	Grpc      string                 `protobuf:"bytes,5,opt,name=grpc,proto3" json:"grpc,omitempty"`
+	Pipelines []string               `protobuf:"bytes,6,rep,name=pipelines,proto3" json:"pipelines,omitempty"`
+	Version   string                 `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
+	Since     *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=since,proto3" json:"since,omitempty"`
+	LastHeard *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=last_heard,json=lastHeard,proto3" json:"last_heard,omitempty"`
+	// The workers that it has heard in the last ten minutes.
+	Workers       uint64 `protobuf:"varint,10,opt,name=workers,proto3" json:"workers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProcessInfo) Reset() {
+	*x = ProcessInfo{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProcessInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProcessInfo) ProtoMessage() {}
+
+func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProcessInfo.ProtoReflect.Descriptor instead.
+func (*ProcessInfo) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *ProcessInfo) GetProcess() string {
+	if x != nil {
+		return x.Process
+	}
+	return ""
+}
+
+func (x *ProcessInfo) GetHost() string {
+	if x != nil {
+		return x.Host
+	}
+	return ""
+}
+
+func (x *ProcessInfo) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *ProcessInfo) GetHttp() string {
+	if x != nil {
+		return x.Http
+	}
+	return ""
+}
+
+func (x *ProcessInfo) GetGrpc() string {
+	if x != nil {
+		return x.Grpc
+	}
+	return ""
+}
+
+func (x *ProcessInfo) GetPipelines() []string {
+	if x != nil {
+		return x.Pipelines
+	}
+	return nil
+}
+
+func (x *ProcessInfo) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ProcessInfo) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ProcessInfo) GetLastHeard() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastHeard
+	}
+	return nil
+}
+
+func (x *ProcessInfo) GetWorkers() uint64 {
+	if x != nil {
+		return x.Workers
+	}
+	return 0
+}
+
 type GetBooksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Empty: all queues that have unfinished tasks or an open shard.
@@ -6974,7 +7393,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6986,7 +7405,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6999,7 +7418,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *GetBooksRequest) GetQueue() string {
@@ -7024,7 +7443,7 @@ type Books struct {
 
 func (x *Books) Reset() {
 	*x = Books{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7036,7 +7455,7 @@ func (x *Books) String() string {
 func (*Books) ProtoMessage() {}
 
 func (x *Books) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7049,7 +7468,7 @@ func (x *Books) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Books.ProtoReflect.Descriptor instead.
 func (*Books) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *Books) GetAt() *timestamppb.Timestamp {
@@ -7129,7 +7548,7 @@ type QueueBooks struct {
 
 func (x *QueueBooks) Reset() {
 	*x = QueueBooks{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7141,7 +7560,7 @@ func (x *QueueBooks) String() string {
 func (*QueueBooks) ProtoMessage() {}
 
 func (x *QueueBooks) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7154,7 +7573,7 @@ func (x *QueueBooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueBooks.ProtoReflect.Descriptor instead.
 func (*QueueBooks) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *QueueBooks) GetQueue() string {
@@ -7318,7 +7737,7 @@ type FsckRequest struct {
 
 func (x *FsckRequest) Reset() {
 	*x = FsckRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7330,7 +7749,7 @@ func (x *FsckRequest) String() string {
 func (*FsckRequest) ProtoMessage() {}
 
 func (x *FsckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7343,7 +7762,7 @@ func (x *FsckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckRequest.ProtoReflect.Descriptor instead.
 func (*FsckRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *FsckRequest) GetQueue() string {
@@ -7385,7 +7804,7 @@ type FsckFind struct {
 
 func (x *FsckFind) Reset() {
 	*x = FsckFind{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7397,7 +7816,7 @@ func (x *FsckFind) String() string {
 func (*FsckFind) ProtoMessage() {}
 
 func (x *FsckFind) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7410,7 +7829,7 @@ func (x *FsckFind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckFind.ProtoReflect.Descriptor instead.
 func (*FsckFind) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *FsckFind) GetKind() string {
@@ -7484,7 +7903,7 @@ type FsckResponse struct {
 
 func (x *FsckResponse) Reset() {
 	*x = FsckResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7496,7 +7915,7 @@ func (x *FsckResponse) String() string {
 func (*FsckResponse) ProtoMessage() {}
 
 func (x *FsckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7509,7 +7928,7 @@ func (x *FsckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckResponse.ProtoReflect.Descriptor instead.
 func (*FsckResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *FsckResponse) GetFinds() []*FsckFind {
@@ -7573,7 +7992,7 @@ type UncheckedShard struct {
 
 func (x *UncheckedShard) Reset() {
 	*x = UncheckedShard{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7585,7 +8004,7 @@ func (x *UncheckedShard) String() string {
 func (*UncheckedShard) ProtoMessage() {}
 
 func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7598,7 +8017,7 @@ func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncheckedShard.ProtoReflect.Descriptor instead.
 func (*UncheckedShard) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *UncheckedShard) GetQueue() string {
@@ -7634,7 +8053,7 @@ type ListActsRequest struct {
 
 func (x *ListActsRequest) Reset() {
 	*x = ListActsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7646,7 +8065,7 @@ func (x *ListActsRequest) String() string {
 func (*ListActsRequest) ProtoMessage() {}
 
 func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7659,7 +8078,7 @@ func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsRequest.ProtoReflect.Descriptor instead.
 func (*ListActsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListActsRequest) GetBefore() string {
@@ -7686,7 +8105,7 @@ type ListActsResponse struct {
 
 func (x *ListActsResponse) Reset() {
 	*x = ListActsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7698,7 +8117,7 @@ func (x *ListActsResponse) String() string {
 func (*ListActsResponse) ProtoMessage() {}
 
 func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7711,7 +8130,7 @@ func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsResponse.ProtoReflect.Descriptor instead.
 func (*ListActsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListActsResponse) GetActs() []*Act {
@@ -7737,7 +8156,7 @@ type Act struct {
 
 func (x *Act) Reset() {
 	*x = Act{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7749,7 +8168,7 @@ func (x *Act) String() string {
 func (*Act) ProtoMessage() {}
 
 func (x *Act) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7762,7 +8181,7 @@ func (x *Act) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Act.ProtoReflect.Descriptor instead.
 func (*Act) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Act) GetId() string {
@@ -8327,7 +8746,41 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\adrained\x18\r \x01(\bH\x01R\adrained\x88\x01\x01B\x14\n" +
 	"\x12_oldest_waiting_msB\n" +
 	"\n" +
-	"\b_drained\"'\n" +
+	"\b_drained\"*\n" +
+	"\x12ListWorkersRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\"~\n" +
+	"\x13ListWorkersResponse\x12.\n" +
+	"\aworkers\x18\x01 \x03(\v2\x14.taskd.v1.WorkerInfoR\aworkers\x12\x12\n" +
+	"\x04more\x18\x02 \x01(\x04R\x04more\x12#\n" +
+	"\runread_leases\x18\x03 \x01(\x04R\funreadLeases\"\xa2\x02\n" +
+	"\n" +
+	"WorkerInfo\x12\x16\n" +
+	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x18\n" +
+	"\aprocess\x18\x02 \x01(\tR\aprocess\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06queues\x18\x04 \x03(\tR\x06queues\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x129\n" +
+	"\n" +
+	"last_heard\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12\x17\n" +
+	"\ain_hand\x18\a \x01(\x04R\x06inHand\x12\x12\n" +
+	"\x04done\x18\b \x01(\x04R\x04done\x12\x16\n" +
+	"\x06failed\x18\t \x01(\x04R\x06failed\"\x16\n" +
+	"\x14ListProcessesRequest\"L\n" +
+	"\x15ListProcessesResponse\x123\n" +
+	"\tprocesses\x18\x01 \x03(\v2\x15.taskd.v1.ProcessInfoR\tprocesses\"\xb4\x02\n" +
+	"\vProcessInfo\x12\x18\n" +
+	"\aprocess\x18\x01 \x01(\tR\aprocess\x12\x12\n" +
+	"\x04host\x18\x02 \x01(\tR\x04host\x12\x10\n" +
+	"\x03pid\x18\x03 \x01(\rR\x03pid\x12\x12\n" +
+	"\x04http\x18\x04 \x01(\tR\x04http\x12\x12\n" +
+	"\x04grpc\x18\x05 \x01(\tR\x04grpc\x12\x1c\n" +
+	"\tpipelines\x18\x06 \x03(\tR\tpipelines\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\x120\n" +
+	"\x05since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x129\n" +
+	"\n" +
+	"last_heard\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tlastHeard\x12\x18\n" +
+	"\aworkers\x18\n" +
+	" \x01(\x04R\aworkers\"'\n" +
 	"\x0fGetBooksRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\"\xcf\x01\n" +
 	"\x05Books\x12*\n" +
@@ -8517,7 +8970,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0eSurrenderTasks\x12\x1f.taskd.v1.SurrenderTasksRequest\x1a .taskd.v1.SurrenderTasksResponse\x12V\n" +
 	"\x0fGetPendingCount\x12 .taskd.v1.GetPendingCountRequest\x1a!.taskd.v1.GetPendingCountResponse\x12J\n" +
 	"\vReportTasks\x12\x1c.taskd.v1.ReportTasksRequest\x1a\x1d.taskd.v1.ReportTasksResponse\x12M\n" +
-	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xaa\t\n" +
+	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xc8\n" +
+	"\n" +
 	"\bOperator\x12G\n" +
 	"\n" +
 	"RetryTasks\x12\x1b.taskd.v1.RetryTasksRequest\x1a\x1c.taskd.v1.RetryTasksResponse\x12V\n" +
@@ -8530,7 +8984,9 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\rGetDeadLetter\x12\x1e.taskd.v1.GetDeadLetterRequest\x1a\x10.taskd.v1.Letter\x12[\n" +
 	"\x10RetryDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x12[\n" +
 	"\x10PurgeDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x126\n" +
-	"\bGetQueue\x12\x19.taskd.v1.GetQueueRequest\x1a\x0f.taskd.v1.Queue\x12A\n" +
+	"\bGetQueue\x12\x19.taskd.v1.GetQueueRequest\x1a\x0f.taskd.v1.Queue\x12J\n" +
+	"\vListWorkers\x12\x1c.taskd.v1.ListWorkersRequest\x1a\x1d.taskd.v1.ListWorkersResponse\x12P\n" +
+	"\rListProcesses\x12\x1e.taskd.v1.ListProcessesRequest\x1a\x1f.taskd.v1.ListProcessesResponse\x12A\n" +
 	"\bListActs\x12\x19.taskd.v1.ListActsRequest\x1a\x1a.taskd.v1.ListActsResponse\x12J\n" +
 	"\vChangeTasks\x12\x1c.taskd.v1.ChangeTasksRequest\x1a\x1d.taskd.v1.ChangeTasksResponse\x12M\n" +
 	"\fRequeueTasks\x12\x1d.taskd.v1.RequeueTasksRequest\x1a\x1e.taskd.v1.RequeueTasksResponse\x12G\n" +
@@ -8552,7 +9008,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 96)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 102)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                     // 0: taskd.v1.Priority
 	(Encoding)(0),                     // 1: taskd.v1.Encoding
@@ -8647,88 +9103,94 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*ChangeDeadLettersResponse)(nil), // 90: taskd.v1.ChangeDeadLettersResponse
 	(*GetQueueRequest)(nil),           // 91: taskd.v1.GetQueueRequest
 	(*Queue)(nil),                     // 92: taskd.v1.Queue
-	(*GetBooksRequest)(nil),           // 93: taskd.v1.GetBooksRequest
-	(*Books)(nil),                     // 94: taskd.v1.Books
-	(*QueueBooks)(nil),                // 95: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),               // 96: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                  // 97: taskd.v1.FsckFind
-	(*FsckResponse)(nil),              // 98: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),            // 99: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),           // 100: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),          // 101: taskd.v1.ListActsResponse
-	(*Act)(nil),                       // 102: taskd.v1.Act
-	nil,                               // 103: taskd.v1.NewTask.HeadersEntry
-	nil,                               // 104: taskd.v1.Task.HeadersEntry
-	nil,                               // 105: taskd.v1.TaskFilter.HeadersEntry
-	nil,                               // 106: taskd.v1.LeasedTask.HeadersEntry
-	nil,                               // 107: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),       // 108: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 109: google.protobuf.Timestamp
+	(*ListWorkersRequest)(nil),        // 93: taskd.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),       // 94: taskd.v1.ListWorkersResponse
+	(*WorkerInfo)(nil),                // 95: taskd.v1.WorkerInfo
+	(*ListProcessesRequest)(nil),      // 96: taskd.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),     // 97: taskd.v1.ListProcessesResponse
+	(*ProcessInfo)(nil),               // 98: taskd.v1.ProcessInfo
+	(*GetBooksRequest)(nil),           // 99: taskd.v1.GetBooksRequest
+	(*Books)(nil),                     // 100: taskd.v1.Books
+	(*QueueBooks)(nil),                // 101: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),               // 102: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                  // 103: taskd.v1.FsckFind
+	(*FsckResponse)(nil),              // 104: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),            // 105: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),           // 106: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),          // 107: taskd.v1.ListActsResponse
+	(*Act)(nil),                       // 108: taskd.v1.Act
+	nil,                               // 109: taskd.v1.NewTask.HeadersEntry
+	nil,                               // 110: taskd.v1.Task.HeadersEntry
+	nil,                               // 111: taskd.v1.TaskFilter.HeadersEntry
+	nil,                               // 112: taskd.v1.LeasedTask.HeadersEntry
+	nil,                               // 113: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),       // 114: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 115: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	108, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	109, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	108, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	103, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	114, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	115, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	114, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	109, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	13,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	109, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	108, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	115, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	114, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	108, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	108, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	108, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	114, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	114, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	114, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	12,  // 13: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	108, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	114, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	3,   // 15: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	4,   // 16: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
 	17,  // 17: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
 	15,  // 18: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 19: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	109, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	115, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	4,   // 21: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	109, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	115, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	4,   // 23: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 24: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	109, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	109, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	109, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	115, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	115, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	115, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 28: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	104, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	110, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	23,  // 30: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	24,  // 31: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	13,  // 32: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	109, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	115, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	5,   // 34: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	109, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	109, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	109, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	109, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	115, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	115, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	115, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	115, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	4,   // 39: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	105, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	109, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	109, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	111, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	115, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	115, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
 	25,  // 43: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	22,  // 44: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	109, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	109, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	115, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	115, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	7,   // 47: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	109, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	115, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	22,  // 49: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	6,   // 50: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	109, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	109, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	115, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	115, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	29,  // 53: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	30,  // 54: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	31,  // 55: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	109, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	115, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
 	0,   // 57: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
 	25,  // 58: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 59: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 60: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
 	77,  // 61: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	108, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	114, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
 	25,  // 63: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 64: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 65: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
@@ -8737,29 +9199,29 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	46,  // 68: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
 	75,  // 69: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
 	77,  // 70: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	108, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	108, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	106, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	109, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	114, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	114, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	112, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	115, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
 	0,   // 75: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
 	1,   // 76: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
 	44,  // 77: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	8,   // 78: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	109, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	115, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
 	12,  // 80: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
 	1,   // 81: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
 	47,  // 82: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
 	43,  // 83: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
 	46,  // 84: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
 	44,  // 85: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	108, // 86: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	114, // 86: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
 	50,  // 87: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
 	46,  // 88: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	108, // 89: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	114, // 89: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
 	53,  // 90: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
 	46,  // 91: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	108, // 92: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	108, // 93: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	114, // 92: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	114, // 93: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
 	56,  // 94: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
 	47,  // 95: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
 	50,  // 96: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
@@ -8769,17 +9231,17 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	60,  // 100: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
 	46,  // 101: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
 	61,  // 102: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	108, // 103: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	108, // 104: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	114, // 103: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	114, // 104: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
 	46,  // 105: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
 	46,  // 106: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
 	46,  // 107: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	108, // 108: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	108, // 109: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	108, // 110: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	108, // 111: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	108, // 112: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	108, // 113: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	114, // 108: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	114, // 109: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	114, // 110: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	114, // 111: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	114, // 112: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	114, // 113: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
 	44,  // 114: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	47,  // 115: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
 	50,  // 116: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
@@ -8793,103 +9255,113 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	77,  // 124: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
 	9,   // 125: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
 	25,  // 126: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	109, // 127: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	109, // 128: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	115, // 127: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	115, // 128: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
 	77,  // 129: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
 	10,  // 130: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	109, // 131: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	109, // 132: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	115, // 131: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	115, // 132: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
 	82,  // 133: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	87,  // 134: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	109, // 135: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	115, // 135: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
 	10,  // 136: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	109, // 137: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	115, // 137: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
 	86,  // 138: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
 	12,  // 139: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
 	82,  // 140: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	89,  // 141: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	108, // 142: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
-	109, // 143: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	95,  // 144: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	11,  // 145: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	107, // 146: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	97,  // 147: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	99,  // 148: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	102, // 149: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	109, // 150: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	14,  // 151: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	21,  // 152: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	18,  // 153: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	19,  // 154: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	26,  // 155: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	28,  // 156: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	41,  // 157: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	43,  // 158: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	48,  // 159: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	51,  // 160: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	54,  // 161: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	57,  // 162: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	62,  // 163: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	64,  // 164: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	66,  // 165: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	68,  // 166: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	70,  // 167: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	72,  // 168: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	74,  // 169: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	78,  // 170: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	80,  // 171: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	81,  // 172: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	93,  // 173: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	96,  // 174: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	83,  // 175: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	85,  // 176: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	88,  // 177: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	88,  // 178: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	91,  // 179: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	100, // 180: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	37,  // 181: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	39,  // 182: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	33,  // 183: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	35,  // 184: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	16,  // 185: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	22,  // 186: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	20,  // 187: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	20,  // 188: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	27,  // 189: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	32,  // 190: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	42,  // 191: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	45,  // 192: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	49,  // 193: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	52,  // 194: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	55,  // 195: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	58,  // 196: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	63,  // 197: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	65,  // 198: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	67,  // 199: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	69,  // 200: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	71,  // 201: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	73,  // 202: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	76,  // 203: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	79,  // 204: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	77,  // 205: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	77,  // 206: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	94,  // 207: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	98,  // 208: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	84,  // 209: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	87,  // 210: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	90,  // 211: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	90,  // 212: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	92,  // 213: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	101, // 214: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	38,  // 215: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	40,  // 216: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	34,  // 217: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	36,  // 218: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	185, // [185:219] is the sub-list for method output_type
-	151, // [151:185] is the sub-list for method input_type
-	151, // [151:151] is the sub-list for extension type_name
-	151, // [151:151] is the sub-list for extension extendee
-	0,   // [0:151] is the sub-list for field type_name
+	114, // 142: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	95,  // 143: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
+	115, // 144: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	115, // 145: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	98,  // 146: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
+	115, // 147: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	115, // 148: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	115, // 149: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	101, // 150: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	11,  // 151: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	113, // 152: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	103, // 153: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	105, // 154: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	108, // 155: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	115, // 156: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	14,  // 157: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	21,  // 158: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	18,  // 159: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	19,  // 160: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	26,  // 161: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	28,  // 162: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	41,  // 163: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	43,  // 164: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	48,  // 165: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	51,  // 166: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	54,  // 167: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	57,  // 168: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	62,  // 169: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	64,  // 170: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	66,  // 171: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	68,  // 172: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	70,  // 173: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	72,  // 174: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	74,  // 175: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	78,  // 176: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	80,  // 177: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	81,  // 178: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	99,  // 179: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	102, // 180: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	83,  // 181: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	85,  // 182: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	88,  // 183: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	88,  // 184: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	91,  // 185: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	93,  // 186: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	96,  // 187: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	106, // 188: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	37,  // 189: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	39,  // 190: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	33,  // 191: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	35,  // 192: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	16,  // 193: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	22,  // 194: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	20,  // 195: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	20,  // 196: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	27,  // 197: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	32,  // 198: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	42,  // 199: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	45,  // 200: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	49,  // 201: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	52,  // 202: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	55,  // 203: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	58,  // 204: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	63,  // 205: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	65,  // 206: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	67,  // 207: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	69,  // 208: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	71,  // 209: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	73,  // 210: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	76,  // 211: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	79,  // 212: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	77,  // 213: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	77,  // 214: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	100, // 215: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	104, // 216: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	84,  // 217: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	87,  // 218: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	90,  // 219: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	90,  // 220: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	92,  // 221: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	94,  // 222: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	97,  // 223: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	107, // 224: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	38,  // 225: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	40,  // 226: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	34,  // 227: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	36,  // 228: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	193, // [193:229] is the sub-list for method output_type
+	157, // [157:193] is the sub-list for method input_type
+	157, // [157:157] is the sub-list for extension type_name
+	157, // [157:157] is the sub-list for extension extendee
+	0,   // [0:157] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -8901,14 +9373,14 @@ func file_taskd_v1_taskd_proto_init() {
 	file_taskd_v1_taskd_proto_msgTypes[1].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[38].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[80].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[85].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[91].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   96,
+			NumMessages:   102,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -935,6 +935,8 @@ const (
 	Operator_RetryDeadLetters_FullMethodName = "/taskd.v1.Operator/RetryDeadLetters"
 	Operator_PurgeDeadLetters_FullMethodName = "/taskd.v1.Operator/PurgeDeadLetters"
 	Operator_GetQueue_FullMethodName         = "/taskd.v1.Operator/GetQueue"
+	Operator_ListWorkers_FullMethodName      = "/taskd.v1.Operator/ListWorkers"
+	Operator_ListProcesses_FullMethodName    = "/taskd.v1.Operator/ListProcesses"
 	Operator_ListActs_FullMethodName         = "/taskd.v1.Operator/ListActs"
 	Operator_ChangeTasks_FullMethodName      = "/taskd.v1.Operator/ChangeTasks"
 	Operator_RequeueTasks_FullMethodName     = "/taskd.v1.Operator/RequeueTasks"
@@ -976,6 +978,10 @@ type OperatorClient interface {
 	PurgeDeadLetters(ctx context.Context, in *ChangeDeadLettersRequest, opts ...grpc.CallOption) (*ChangeDeadLettersResponse, error)
 	// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
 	GetQueue(ctx context.Context, in *GetQueueRequest, opts ...grpc.CallOption) (*Queue, error)
+	// Lists the workers that taskd has heard of in the last ten minutes, the last one first.
+	ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error)
+	// Lists the processes of taskd that live. One that was killed stays for 15 seconds.
+	ListProcesses(ctx context.Context, in *ListProcessesRequest, opts ...grpc.CallOption) (*ListProcessesResponse, error)
 	// Lists what operators did, the latest first.
 	ListActs(ctx context.Context, in *ListActsRequest, opts ...grpc.CallOption) (*ListActsResponse, error)
 	// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
@@ -1108,6 +1114,26 @@ func (c *operatorClient) GetQueue(ctx context.Context, in *GetQueueRequest, opts
 	return out, nil
 }
 
+func (c *operatorClient) ListWorkers(ctx context.Context, in *ListWorkersRequest, opts ...grpc.CallOption) (*ListWorkersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListWorkersResponse)
+	err := c.cc.Invoke(ctx, Operator_ListWorkers_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) ListProcesses(ctx context.Context, in *ListProcessesRequest, opts ...grpc.CallOption) (*ListProcessesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListProcessesResponse)
+	err := c.cc.Invoke(ctx, Operator_ListProcesses_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *operatorClient) ListActs(ctx context.Context, in *ListActsRequest, opts ...grpc.CallOption) (*ListActsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListActsResponse)
@@ -1192,6 +1218,10 @@ type OperatorServer interface {
 	PurgeDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error)
 	// Reads one queue; with `wait_drained`, when it is drained or the time is over. NOT_FOUND if it never had a task.
 	GetQueue(context.Context, *GetQueueRequest) (*Queue, error)
+	// Lists the workers that taskd has heard of in the last ten minutes, the last one first.
+	ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error)
+	// Lists the processes of taskd that live. One that was killed stays for 15 seconds.
+	ListProcesses(context.Context, *ListProcessesRequest) (*ListProcessesResponse, error)
 	// Lists what operators did, the latest first.
 	ListActs(context.Context, *ListActsRequest) (*ListActsResponse, error)
 	// Gives unfinished tasks another priority or NUM, and answers per id. A higher NUM reopens a
@@ -1246,6 +1276,12 @@ func (UnimplementedOperatorServer) PurgeDeadLetters(context.Context, *ChangeDead
 }
 func (UnimplementedOperatorServer) GetQueue(context.Context, *GetQueueRequest) (*Queue, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetQueue not implemented")
+}
+func (UnimplementedOperatorServer) ListWorkers(context.Context, *ListWorkersRequest) (*ListWorkersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListWorkers not implemented")
+}
+func (UnimplementedOperatorServer) ListProcesses(context.Context, *ListProcessesRequest) (*ListProcessesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListProcesses not implemented")
 }
 func (UnimplementedOperatorServer) ListActs(context.Context, *ListActsRequest) (*ListActsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListActs not implemented")
@@ -1481,6 +1517,42 @@ func _Operator_GetQueue_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_ListWorkers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListWorkersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).ListWorkers(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_ListWorkers_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).ListWorkers(ctx, req.(*ListWorkersRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_ListProcesses_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListProcessesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).ListProcesses(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_ListProcesses_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).ListProcesses(ctx, req.(*ListProcessesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Operator_ListActs_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListActsRequest)
 	if err := dec(in); err != nil {
@@ -1621,6 +1693,14 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetQueue",
 			Handler:    _Operator_GetQueue_Handler,
+		},
+		{
+			MethodName: "ListWorkers",
+			Handler:    _Operator_ListWorkers_Handler,
+		},
+		{
+			MethodName: "ListProcesses",
+			Handler:    _Operator_ListProcesses_Handler,
 		},
 		{
 			MethodName: "ListActs",

@@ -65,6 +65,8 @@ impl Api {
             .few_ids("holding", &open.holding)
             .map_err(Error::from)?;
         access::reaches_session(&caller, &tasks.queues_to_go_on(&open))?;
+        let queues = open.queues.iter().map(String::as_str);
+        let heard = self.workers.hear(&caller, &open.worker, queues);
         let want = open.want;
         let extends_leases = open.keep_leases;
         let takes_over = open.takeover;
@@ -111,6 +113,7 @@ impl Api {
             reserve,
             extends_leases,
         );
+        stream.heard = heard;
         stream
             .send(TaskdFrame {
                 opened,

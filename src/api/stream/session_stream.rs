@@ -39,7 +39,7 @@ use tokio::{
 
 use super::frames::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd};
 use crate::{
-    api::{Api, Error},
+    api::{Api, Error, heard::Heard},
     model::{Caller, FrameAnswer, SessionClosing, TaskId, TaskdFrame, WorkerFrame},
     pipelines::tasks::{self, Attached, Handle, Leases, Reports, heartbeat},
 };
@@ -68,6 +68,8 @@ pub(super) struct SessionStream<'a> {
     tasks: &'a Handle,
     caller: &'a Caller,
     attached: &'a Attached,
+    /// The worker in the list of workers.
+    pub(super) heard: Option<Arc<Heard>>,
     out: mpsc::Sender<Box<OutgoingFrame>>,
     reserve: ReserveBytes,
     timeout: Duration,
@@ -170,6 +172,7 @@ impl<'a> SessionStream<'a> {
             tasks,
             caller,
             attached,
+            heard: None,
             out,
             reserve,
             timeout: attached.timeout(),
@@ -260,6 +263,9 @@ impl<'a> SessionStream<'a> {
             return Err(StreamEnd::Wrong(
                 "only the first frame may have open".into(),
             ));
+        }
+        if let Some(heard) = &self.heard {
+            self.api.workers.hear_again(heard);
         }
         let closes = frame.close;
         self.handle(frame, permit)?;

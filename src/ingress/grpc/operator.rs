@@ -39,6 +39,24 @@ impl Operator for Service {
         self.within(&caller, queue.into())
     }
 
+    async fn list_workers(
+        &self,
+        request: Request<pb::ListWorkersRequest>,
+    ) -> Result<Response<pb::ListWorkersResponse>, Status> {
+        let (caller, request) = open(request);
+        let workers = self.0.api.workers(&caller, &request.queue).await?;
+        self.within(&caller, workers.into())
+    }
+
+    async fn list_processes(
+        &self,
+        request: Request<pb::ListProcessesRequest>,
+    ) -> Result<Response<pb::ListProcessesResponse>, Status> {
+        let (caller, _) = open(request);
+        let processes = results(self.0.api.processes(&caller).await?);
+        self.within(&caller, pb::ListProcessesResponse { processes })
+    }
+
     async fn retry_tasks(
         &self,
         request: Request<pb::RetryTasksRequest>,

@@ -88,6 +88,17 @@ pub(in crate::ingress) async fn get_queue(Id(queue): Id, call: Call) -> Answer {
     within(&call, &queue)
 }
 
+pub(in crate::ingress) async fn get_workers(call: Call) -> Answer {
+    let queue = json::books::queue_of_query(call.query())?;
+    let workers = call.state.api.workers(&call.caller, &queue).await?;
+    within(&call, &workers)
+}
+
+pub(in crate::ingress) async fn get_processes(call: Call) -> Answer {
+    let processes = call.state.api.processes(&call.caller).await?;
+    list_within(&call, "processes", processes)
+}
+
 pub(in crate::ingress) async fn get_books(call: Call) -> Answer {
     let queue = json::books::queue_of_query(call.query())?;
     let books = call.state.api.books(&call.caller, &queue).await?;

@@ -1290,6 +1290,82 @@ pub struct Queue {
     pub drained: ::core::option::Option<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListWorkersRequest {
+    /// Only workers of this queue, with their counts of it. Empty: of all queues that the caller reaches.
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListWorkersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub workers: ::prost::alloc::vec::Vec<WorkerInfo>,
+    /// How many more there are: a process reports the 1,000 that it heard last.
+    #[prost(uint64, tag = "2")]
+    pub more: u64,
+    /// Leases that were not read: where this is not 0, workers may have more in hand.
+    #[prost(uint64, tag = "3")]
+    pub unread_leases: u64,
+}
+/// A worker, as the processes heard it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WorkerInfo {
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    /// The process that heard it last, and the address of its call.
+    #[prost(string, tag = "2")]
+    pub process: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub address: ::prost::alloc::string::String,
+    /// The queues that it asked or reported, at most 16.
+    #[prost(string, repeated, tag = "4")]
+    pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// When a process that lives heard it first and last.
+    #[prost(message, optional, tag = "5")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "6")]
+    pub last_heard: ::core::option::Option<::prost_types::Timestamp>,
+    /// Its leases now.
+    #[prost(uint64, tag = "7")]
+    pub in_hand: u64,
+    /// Completions and rejections since then.
+    #[prost(uint64, tag = "8")]
+    pub done: u64,
+    #[prost(uint64, tag = "9")]
+    pub failed: u64,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListProcessesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListProcessesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub processes: ::prost::alloc::vec::Vec<ProcessInfo>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProcessInfo {
+    #[prost(string, tag = "1")]
+    pub process: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub host: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    /// The addresses on which it listens.
+    #[prost(string, tag = "4")]
+    pub http: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub grpc: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "6")]
+    pub pipelines: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "7")]
+    pub version: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "8")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "9")]
+    pub last_heard: ::core::option::Option<::prost_types::Timestamp>,
+    /// The workers that it has heard in the last ten minutes.
+    #[prost(uint64, tag = "10")]
+    pub workers: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetBooksRequest {
     /// Empty: all queues that have unfinished tasks or an open shard.
     #[prost(string, tag = "1")]
@@ -4226,6 +4302,56 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetQueue"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists the workers that taskd has heard of in the last ten minutes, the last one first.
+        pub async fn list_workers(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListWorkersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListWorkersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListWorkers",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListWorkers"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the processes of taskd that live. One that was killed stays for 15 seconds.
+        pub async fn list_processes(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListProcessesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListProcessesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListProcesses",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListProcesses"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Lists what operators did, the latest first.
         pub async fn list_acts(
             &mut self,
@@ -4444,6 +4570,22 @@ pub mod operator_server {
             &self,
             request: tonic::Request<super::GetQueueRequest>,
         ) -> std::result::Result<tonic::Response<super::Queue>, tonic::Status>;
+        /// Lists the workers that taskd has heard of in the last ten minutes, the last one first.
+        async fn list_workers(
+            &self,
+            request: tonic::Request<super::ListWorkersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListWorkersResponse>,
+            tonic::Status,
+        >;
+        /// Lists the processes of taskd that live. One that was killed stays for 15 seconds.
+        async fn list_processes(
+            &self,
+            request: tonic::Request<super::ListProcessesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListProcessesResponse>,
+            tonic::Status,
+        >;
         /// Lists what operators did, the latest first.
         async fn list_acts(
             &self,
@@ -5038,6 +5180,96 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetQueueSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ListWorkers" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListWorkersSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ListWorkersRequest>
+                    for ListWorkersSvc<T> {
+                        type Response = super::ListWorkersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListWorkersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_workers(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListWorkersSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ListProcesses" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListProcessesSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ListProcessesRequest>
+                    for ListProcessesSvc<T> {
+                        type Response = super::ListProcessesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListProcessesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_processes(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListProcessesSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1290,6 +1290,78 @@ class Queue(_message.Message):
     drained: bool
     def __init__(self, queue: _Optional[str] = ..., pending: _Optional[int] = ..., queued: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., oldest_waiting_ms: _Optional[int] = ..., paused: bool = ..., unread_shards: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
+class ListWorkersRequest(_message.Message):
+    __slots__ = ("queue",)
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    def __init__(self, queue: _Optional[str] = ...) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers", "more", "unread_leases")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    UNREAD_LEASES_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    more: int
+    unread_leases: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., more: _Optional[int] = ..., unread_leases: _Optional[int] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker", "process", "address", "queues", "since", "last_heard", "in_hand", "done", "failed")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARD_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    process: str
+    address: str
+    queues: _containers.RepeatedScalarFieldContainer[str]
+    since: _timestamp_pb2.Timestamp
+    last_heard: _timestamp_pb2.Timestamp
+    in_hand: int
+    done: int
+    failed: int
+    def __init__(self, worker: _Optional[str] = ..., process: _Optional[str] = ..., address: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., in_hand: _Optional[int] = ..., done: _Optional[int] = ..., failed: _Optional[int] = ...) -> None: ...
+
+class ListProcessesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListProcessesResponse(_message.Message):
+    __slots__ = ("processes",)
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    processes: _containers.RepeatedCompositeFieldContainer[ProcessInfo]
+    def __init__(self, processes: _Optional[_Iterable[_Union[ProcessInfo, _Mapping]]] = ...) -> None: ...
+
+class ProcessInfo(_message.Message):
+    __slots__ = ("process", "host", "pid", "http", "grpc", "pipelines", "version", "since", "last_heard", "workers")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HTTP_FIELD_NUMBER: _ClassVar[int]
+    GRPC_FIELD_NUMBER: _ClassVar[int]
+    PIPELINES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARD_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    process: str
+    host: str
+    pid: int
+    http: str
+    grpc: str
+    pipelines: _containers.RepeatedScalarFieldContainer[str]
+    version: str
+    since: _timestamp_pb2.Timestamp
+    last_heard: _timestamp_pb2.Timestamp
+    workers: int
+    def __init__(self, process: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., http: _Optional[str] = ..., grpc: _Optional[str] = ..., pipelines: _Optional[_Iterable[str]] = ..., version: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[int] = ...) -> None: ...
+
 class GetBooksRequest(_message.Message):
     __slots__ = ("queue",)
     QUEUE_FIELD_NUMBER: _ClassVar[int]

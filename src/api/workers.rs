@@ -1,0 +1,216 @@
+//! The lists of workers and processes: what all processes tell of themselves, and the leases that
+//! Redis has, whatever process gave them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use tracing::Instrument as _;
+
+use super::{
+    access::{reaches, reaches_everything},
+    error::Error,
+    handle::{Api, span},
+    heard::MOST_QUEUES,
+    reader::Reader,
+};
+use crate::model::{Caller, Presence, QueueName, SeenProcess, SeenWorker, SeenWorkers, ShardId};
+
+/// The leases that one question reads in a shard, and in all.
+const LEASES_OF_SHARD: usize = 1_000;
+const LEASES: usize = 100_000;
+
+impl Api {
+    /// The workers that the caller may see, the last heard first; with a queue only those of it.
+    pub async fn workers(&self, caller: &Caller, queue: &str) -> Result<SeenWorkers, Error> {
+        let queue = Some(queue)
+            .filter(|queue| !queue.is_empty())
+            .map(QueueName::new)
+            .transpose();
+        let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
+        if let Some(queue) = &queue {
+            reaches(caller, queue.as_str())?;
+        }
+        let is_asked = |name: &str| match &queue {
+            Some(queue) => queue.as_str() == name,
+            None => caller.access.reaches(name),
+        };
+        let read = async {
+            let query = self.query()?;
+            let processes = self.workers.with_own(query.processes().await?);
+            let (in_hand, unread_leases) = query.leases_of_workers(is_asked).await?;
+            let mut views = merged(processes, is_asked);
+            // A token for one worker sees no other.
+            let own = caller
+                .access
+                .token()
+                .and_then(|token| token.worker.as_ref());
+            if let Some(own) = own {
+                views.workers.retain(|view| view.worker == own.as_str());
+                views.more = 0;
+            }
+            let sees_all = queue.is_none() && caller.access.reaches_everything();
+            if !sees_all {
+                views.workers.retain(|view| !view.queues.is_empty());
+            }
+            for view in &mut views.workers {
+                view.in_hand = in_hand.get(&view.worker).copied().unwrap_or(0);
+            }
+            views.unread_leases = unread_leases;
+            Ok(views)
+        };
+        read.instrument(span("workers", caller)).await
+    }
+
+    /// The processes that live.
+    pub async fn processes(&self, caller: &Caller) -> Result<Vec<SeenProcess>, Error> {
+        reaches_everything(caller)?;
+        let processes = self.query()?.processes();
+        let processes = processes.instrument(span("processes", caller)).await?;
+        let mut processes = self.workers.with_own(processes);
+        processes.sort_by(|a, b| (a.since_unix_ms, &a.process).cmp(&(b.since_unix_ms, &b.process)));
+        let view = |one: Presence| SeenProcess {
+            workers: one.workers.len() as u64 + one.more,
+            process: one.process,
+            host: one.host,
+            pid: one.pid,
+            http: one.http,
+            grpc: one.grpc,
+            pipelines: one.pipelines,
+            version: one.version,
+            since_unix_ms: one.since_unix_ms,
+            heard_unix_ms: one.heard_unix_ms,
+        };
+        Ok(processes.into_iter().map(view).collect())
+    }
+}
+
+/// What all processes heard of each worker, by the queues that are asked for. The one that heard
+/// it last says where it is.
+fn merged(processes: Vec<Presence>, is_asked: impl Fn(&str) -> bool) -> SeenWorkers {
+    let mut views: BTreeMap<String, SeenWorker> = BTreeMap::new();
+    let mut more = 0;
+    for process in processes {
+        more += process.more;
+        for heard in process.workers {
+            let view = views
+                .entry(heard.worker.clone())
+                .or_insert_with(|| SeenWorker {
+                    worker: heard.worker.clone(),
+                    process: String::new(),
+                    address: String::new(),
+                    queues: Vec::new(),
+                    since_unix_ms: heard.since_unix_ms,
+                    heard_unix_ms: i64::MIN,
+                    in_hand: 0,
+                    done: 0,
+                    failed: 0,
+                });
+            view.since_unix_ms = view.since_unix_ms.min(heard.since_unix_ms);
+            if heard.heard_unix_ms > view.heard_unix_ms {
+                view.heard_unix_ms = heard.heard_unix_ms;
+                view.process.clone_from(&process.process);
+                view.address = heard.address;
+            }
+            let mut queues: BTreeSet<String> = view.queues.drain(..).collect();
+            for counts in heard.queues {
+                if is_asked(&counts.queue) {
+                    view.done += counts.done;
+                    view.failed += counts.failed;
+                    queues.insert(counts.queue);
+                }
+            }
+            view.queues = queues.into_iter().take(MOST_QUEUES).collect();
+        }
+    }
+    let mut workers: Vec<SeenWorker> = views.into_values().collect();
+    workers.sort_by(|a, b| (b.heard_unix_ms, &a.worker).cmp(&(a.heard_unix_ms, &b.worker)));
+    SeenWorkers {
+        workers,
+        more,
+        unread_leases: 0,
+    }
+}
+
+impl Reader {
+    async fn processes(&self) -> Result<Vec<Presence>, Error> {
+        Ok(self.coordination.processes().await?)
+    }
+
+    /// The leases of each worker in the open shards of these queues, and how many were not read.
+    async fn leases_of_workers(
+        &self,
+        is_asked: impl Fn(&str) -> bool,
+    ) -> Result<(HashMap<String, u64>, u64), Error> {
+        let mut shards: Vec<ShardId> = self.queue.shards();
+        shards.retain(|shard| is_asked(shard.queue.as_str()));
+        let of_shard = (LEASES / shards.len().max(1)).clamp(1, LEASES_OF_SHARD);
+        let holders = self.queue.lease_holders(&shards, of_shard).await?;
+        let mut in_hand: HashMap<String, u64> = HashMap::new();
+        let mut unread = 0;
+        for (shard, holders) in shards.iter().zip(holders) {
+            match holders {
+                Ok(holders) => {
+                    unread += holders.unread;
+                    for (worker, leases) in holders.workers {
+                        *in_hand.entry(worker).or_default() += leases;
+                    }
+                }
+                // Who works is seen nevertheless. Nobody knows how many leases it has.
+                Err(error) => {
+                    unread += 1;
+                    tracing::debug!("cannot read the leases of {shard}: {error}");
+                }
+            }
+        }
+        Ok((in_hand, unread))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{HeardWorker, WorkerCounts};
+
+    fn heard(worker: &str, at: i64, queues: &[(&str, u64, u64)]) -> HeardWorker {
+        let counts = |(queue, done, failed): &(&str, u64, u64)| WorkerCounts {
+            queue: (*queue).to_owned(),
+            done: *done,
+            failed: *failed,
+        };
+        HeardWorker {
+            worker: worker.to_owned(),
+            address: format!("address of {worker} at {at}"),
+            since_unix_ms: at - 100,
+            heard_unix_ms: at,
+            queues: queues.iter().map(counts).collect(),
+        }
+    }
+
+    #[test]
+    fn the_counts_of_all_processes_are_added_and_the_last_says_where_a_worker_is() {
+        let process = |name: &str, workers| Presence {
+            process: name.to_owned(),
+            workers,
+            more: 1,
+            ..Presence::default()
+        };
+        let processes = vec![
+            process("a", vec![heard("w", 1000, &[("q", 2, 1), ("r", 5, 0)])]),
+            process(
+                "b",
+                vec![heard("v", 3000, &[]), heard("w", 2000, &[("q", 3, 0)])],
+            ),
+        ];
+        let SeenWorkers { workers, more, .. } = merged(processes, |queue| queue == "q");
+        let names: Vec<&str> = workers.iter().map(|view| &view.worker[..]).collect();
+        assert_eq!((names, more), (vec!["v", "w"], 2));
+        let view = &workers[1];
+        assert_eq!(
+            (&view.process[..], view.since_unix_ms, view.heard_unix_ms),
+            ("b", 900, 2000)
+        );
+        assert_eq!(
+            (view.done, view.failed, &view.queues[..]),
+            (5, 1, &["q".to_owned()][..])
+        );
+    }
+}
