@@ -9,6 +9,7 @@ mod partitions;
 mod round;
 mod servers;
 mod signals;
+mod topic;
 
 use std::{
     path::{Path, PathBuf},
@@ -29,6 +30,7 @@ pub use self::{
     connect::{PROPERTY_RULES, check},
     partitions::raise as raise_partitions,
     signals::hangups,
+    topic::open_events,
 };
 use crate::{
     config::{DatabaseUrl, Settings},

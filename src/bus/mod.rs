@@ -111,6 +111,13 @@ pub trait Bus: Send + Sync {
     /// A reader in the group that all taskd processes share for this topic.
     async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>>;
 
+    /// A reader that is in no group and commits nothing. It begins in each partition behind this
+    /// offset; `None`: with the first record that is there.
+    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>>;
+
+    /// The offset of the first record that is still there by partition; `None`: there is none.
+    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
+
     /// The offset of the last record by partition; `None`: the partition is empty.
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
@@ -159,6 +166,14 @@ pub trait Bus: Send + Sync {
 
     /// Sends buffered records and closes the connections.
     async fn close(&self);
+}
+
+/// A reader of one topic for people: it is in no group.
+#[async_trait]
+pub trait Apart: Send {
+    /// The available records, at most some `max`, those of a partition in order. Waits up to about
+    /// a second if there are none, and then answers none.
+    async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
 }
 
 /// A reader of one topic. Drop it after an error: the next one begins behind the committed offsets.

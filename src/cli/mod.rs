@@ -9,6 +9,7 @@ mod client;
 pub mod dead;
 mod dump;
 mod environment;
+mod events;
 pub mod explain;
 mod fsck;
 mod http;
@@ -60,6 +61,7 @@ Examples:
   taskd task crawl https://example.org/       show a task, its payload and its attempts
   taskd watch --queue crawl                   show each change of a task or of a queue
   taskd wait crawl                            wait until nothing of a queue is unfinished
+  taskd events --from now --follow            print the events of queues with events = true
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks --queue crawl --status dead     list tasks, the newest first
@@ -111,6 +113,7 @@ enum Subcommands {
     Partitions(Partitions),
     Token(token::Token),
     Acts(token::Acts),
+    Events(events::Events),
     CheckConfig(CheckConfig),
 }
 
@@ -183,6 +186,7 @@ pub enum Command {
     CheckConfig(Loaded),
     Token(token::Command, Settings),
     Acts(token::Acts, Settings),
+    Events(events::Events, Settings),
     Client(Client),
 }
 
@@ -266,6 +270,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
         Some(Subcommands::Acts(mut acts)) => {
             let settings = load(std::mem::take(&mut acts.options))?.settings;
             Command::Acts(acts, settings)
+        }
+        Some(Subcommands::Events(mut events)) => {
+            let settings = load(std::mem::take(&mut events.options))?.settings;
+            Command::Events(events, settings)
         }
         Some(Subcommands::CheckConfig(CheckConfig { options })) => {
             Command::CheckConfig(load(options)?)

@@ -21,7 +21,8 @@ use nix::{
 use super::{
     Client, Command, USAGE,
     ask::printable,
-    bench, books, bulk, change, command_line, dead, dump, explain, fsck, insert, load, parse,
+    bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, load,
+    parse,
     print::{NotThere, Unwritten, print, say},
     stats, task, tasks, token, top, wait, watch, work, workers,
 };
@@ -79,6 +80,9 @@ pub fn run() -> ExitCode {
         }
         Command::Acts(list, settings) => {
             exit(block_on(token::list_acts(list, settings)).flatten(), USAGE)
+        }
+        Command::Events(args, settings) => {
+            exit(block_on(events::run(args, settings)).flatten(), USAGE)
         }
         Command::Client(client) => run_client(client),
         Command::CheckConfig(loaded) => {

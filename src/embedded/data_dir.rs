@@ -86,32 +86,55 @@ impl DataDir {
     /// The socket of redis-server: in the folder if the path is short enough, otherwise in a
     /// private one under `temp`.
     pub(super) fn socket(&self, temp: &Path) -> Result<PathBuf, Error> {
-        let near = self.path.join("redis.sock");
-        if near.as_os_str().len() <= MAX_SOCKET_PATH {
-            return Ok(near);
-        }
-        let digest = Sha256::digest(self.path.as_os_str().as_bytes());
-        let name: String = digest
-            .iter()
-            .take(8)
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        let folder = temp.join(format!("taskd-{name}"));
-        let far = folder.join("redis.sock");
-        if far.as_os_str().len() > MAX_SOCKET_PATH {
-            let reason = format!("the path is longer than {MAX_SOCKET_PATH} bytes");
+        let socket = place_of_socket(&self.path, temp)?;
+        let folder = socket.parent().filter(|folder| *folder != self.path);
+        if let Some(folder) = folder
+            && let Err(cause) = own_folder(folder)
+        {
             return Err(Error::SocketFolder {
-                folder: far,
-                reason,
+                folder: folder.to_owned(),
+                reason: cause.to_string(),
             });
         }
-        match own_folder(&folder) {
-            Ok(()) => Ok(far),
-            Err(cause) => Err(Error::SocketFolder {
-                folder,
-                reason: cause.to_string(),
-            }),
-        }
+        Ok(socket)
+    }
+}
+
+/// Where the socket of a data folder is.
+fn place_of_socket(path: &Path, temp: &Path) -> Result<PathBuf, Error> {
+    let near = path.join("redis.sock");
+    if near.as_os_str().len() <= MAX_SOCKET_PATH {
+        return Ok(near);
+    }
+    let digest = Sha256::digest(path.as_os_str().as_bytes());
+    let name: String = digest
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let far = temp.join(format!("taskd-{name}")).join("redis.sock");
+    if far.as_os_str().len() > MAX_SOCKET_PATH {
+        let reason = format!("the path is longer than {MAX_SOCKET_PATH} bytes");
+        return Err(Error::SocketFolder {
+            folder: far,
+            reason,
+        });
+    }
+    Ok(far)
+}
+
+/// The socket of the redis-server that runs in this folder.
+pub(super) fn socket_of_running(folder: &Path) -> Result<PathBuf, Error> {
+    let path = folder.canonicalize().map_err(|cause| Error::Folder {
+        folder: folder.to_owned(),
+        cause,
+    })?;
+    let socket = place_of_socket(&path, &temp())?;
+    match socket.exists() {
+        true => Ok(socket),
+        false => Err(Error::NotRunning {
+            folder: folder.to_owned(),
+        }),
     }
 }
 

@@ -303,7 +303,7 @@ fn version_in(text: &str) -> Option<&str> {
 }
 
 /// The URL `unix:///…` of a socket, escaped.
-fn url_of(socket: &Path) -> String {
+pub(super) fn url_of(socket: &Path) -> String {
     let url = url::Url::from_file_path(socket).expect("the data folder's path is absolute");
     url.as_str().replacen("file:", "unix:", 1)
 }

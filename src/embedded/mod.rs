@@ -25,6 +25,11 @@ use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 pub use data_dir::DataDir;
 pub use server::RedisServer;
 
+/// The URL of the Redis of a taskd that runs in this data folder.
+pub fn url_of_running(data_dir: &std::path::Path) -> Result<String, Error> {
+    Ok(launch::url_of(&data_dir::socket_of_running(data_dir)?))
+}
+
 /// The reason why there is no embedded Redis. Each says what the user can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -46,6 +51,11 @@ pub enum Error {
         #[source]
         cause: io::Error,
     },
+    #[error(
+        "no taskd runs in data folder {}; start it, or name that of the running one with --data-dir",
+        folder.display()
+    )]
+    NotRunning { folder: PathBuf },
     #[error("cannot use data folder {}: {why}, or choose another folder with --data-dir", folder.display())]
     Unsafe { folder: PathBuf, why: String },
     #[error(

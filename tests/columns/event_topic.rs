@@ -1,6 +1,10 @@
 //! Topic `events` of a running taskd.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+};
 
 use serde_json::{Value, json};
 use taskd::model::{
@@ -181,4 +185,159 @@ async fn no_end_is_missing_however_often_taskd_is_killed() {
     let all = events(&daemon).await;
     assert_eq!(in_order(&all).len(), TASKS);
     assert!(all.len() >= 2 * TASKS);
+}
+
+/// `taskd events` with the settings of this daemon.
+fn printed(daemon: &Daemon, args: &[&str]) -> (i32, Vec<Value>, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    command.arg("events").args(args);
+    command.arg("--data-dir").arg(daemon.data());
+    for name in [
+        "--redis-url",
+        "--redis-prefix",
+        "--bus-url",
+        "--topic-prefix",
+    ] {
+        if let Some(value) = daemon.arg(name) {
+            command.args([name, value]);
+        }
+    }
+    let output = command.output().unwrap();
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let lines = stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    (output.status.code().unwrap(), lines, stderr)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_printed_as_lines_of_json_from_an_offset_on() {
+    let daemon = column::start(ON, &[]).await;
+    let task = |key: &str| json!({"queue": "q", "key": key});
+    let ids = daemon.insert(&[task("a"), task("b")]).await;
+    complete_all(&daemon, 2).await;
+    let whole: &[TaskStatus] = &[Pending, Completed];
+    until_topic_has(&daemon, &of([("a", whole), ("b", whole)])).await;
+
+    let (code, lines, stderr) = printed(&daemon, &[]);
+    assert_eq!((code, &stderr[..]), (0, ""));
+    let topic = events(&daemon).await;
+    let expected: Vec<Value> = topic
+        .iter()
+        .map(|(number, event)| {
+            let key = String::from_utf8_lossy(&event.key);
+            json!([number, event.id, "q", key, event.status.as_str()])
+        })
+        .collect();
+    let shown: Vec<Value> = lines
+        .iter()
+        .map(|line| {
+            json!([
+                line["number"],
+                line["id"],
+                line["queue"],
+                line["key"],
+                line["status"]
+            ])
+        })
+        .collect();
+    assert_eq!(shown, expected);
+    assert!(
+        ids.iter()
+            .all(|id| lines.iter().any(|line| line["id"] == id.as_str()))
+    );
+
+    // After each line come those behind it.
+    for (place, line) in lines.iter().enumerate() {
+        let from = line["offset"].as_str().unwrap();
+        let (code, rest, stderr) = printed(&daemon, &["--from", from]);
+        assert_eq!((code, &rest[..], &stderr[..]), (0, &lines[place + 1..], ""));
+    }
+    assert_eq!(printed(&daemon, &["--from", "now"]).1, [] as [Value; 0]);
+    let (code, rest, stderr) = printed(&daemon, &["--from", "7:1"]);
+    assert_eq!((code, rest.len()), (2, 0));
+    assert!(stderr.contains("there is no partition 7"), "{stderr}");
+    // Beyond the end, as after a restore.
+    let beyond = "99999999999999-0";
+    let (code, rest, stderr) = printed(&daemon, &["--from", beyond]);
+    assert_eq!((code, rest.len()), (2, 0));
+    assert!(
+        stderr.starts_with(&format!(
+            "taskd: offset {beyond} is gone: partition 0 has the events "
+        )) && stderr.ends_with("; --from beginning prints these\n")
+            && stderr.lines().count() == 1,
+        "{stderr}"
+    );
+
+    // What comes later, and no longer than somebody reads.
+    let data = daemon.data();
+    let mut follow = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    follow.args(["events", "--from", "now", "--follow", "--data-dir"]);
+    follow.arg(data).stdout(Stdio::piped());
+    for name in [
+        "--redis-url",
+        "--redis-prefix",
+        "--bus-url",
+        "--topic-prefix",
+    ] {
+        if let Some(value) = daemon.arg(name) {
+            follow.args([name, value]);
+        }
+    }
+    let mut follow = follow.spawn().unwrap();
+    let mut reader = BufReader::new(follow.stdout.take().unwrap());
+    let first = tokio::task::spawn_blocking(move || {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        serde_json::from_str::<Value>(&line).unwrap()
+    });
+    let mut later = 0;
+    while !first.is_finished() {
+        later += 1;
+        daemon.insert(&[task(&format!("later-{later}"))]).await;
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    let first = first.await.unwrap();
+    assert!(
+        first["key"].as_str().unwrap().starts_with("later-"),
+        "{first}"
+    );
+    follow.kill().unwrap();
+    follow.wait().unwrap();
+}
+
+/// taskd trims its topics on Redis Streams.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offset_that_is_gone_is_named() {
+    let daemon = column::start(ON, &[]).await;
+    if daemon.arg("--bus-url").is_some() {
+        return;
+    }
+    let task = |key: &str| json!({"queue": "q", "key": key});
+    daemon.insert(&[task("a"), task("b"), task("c")]).await;
+    let whole: &[TaskStatus] = &[Pending];
+    until_topic_has(&daemon, &of([("a", whole), ("b", whole), ("c", whole)])).await;
+    let (_, lines, _) = printed(&daemon, &[]);
+    let mut redis = match daemon.arg("--redis-url") {
+        Some(url) => crate::support::redis::patient(url).await,
+        None => daemon.redis().await,
+    };
+    let prefix = daemon.arg("--redis-prefix").unwrap_or("taskd");
+    let trimmed: u64 = redis::cmd("XTRIM")
+        .arg(format!("{prefix}:{{bus}}:events:0"))
+        .arg("MAXLEN")
+        .arg(1)
+        .query_async(&mut redis)
+        .await
+        .unwrap();
+    assert_eq!(trimmed, 2);
+    let (code, rest, stderr) = printed(&daemon, &["--from", lines[0]["offset"].as_str().unwrap()]);
+    assert_eq!((code, rest.len()), (2, 0));
+    assert!(
+        stderr.contains(" is gone: partition 0 has the events "),
+        "{stderr}"
+    );
+    assert_eq!(printed(&daemon, &[]).1, lines[2..]);
 }

@@ -480,6 +480,18 @@ impl Bus for Picky {
         self.bus.subscribe(topic, reading).await
     }
 
+    async fn read_apart(
+        &self,
+        topic: Topic,
+        after: Vec<Option<Offset>>,
+    ) -> bus::Result<Box<dyn bus::Apart>> {
+        self.bus.read_apart(topic, after).await
+    }
+
+    async fn starts(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+        self.bus.starts(topic).await
+    }
+
     async fn ends(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
         self.bus.ends(topic).await
     }

@@ -228,7 +228,7 @@ impl Member {
     }
 }
 
-fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
+pub(super) fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     let partition = u32::try_from(record.partition()).ok()?;
     let value = Bytes::copy_from_slice(record.payload().unwrap_or_default());
     Some(Message {
@@ -243,7 +243,7 @@ fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
 ///
 /// A member that waits for its brokers keeps its place in the group. A new one would wait until the
 /// group gives up the old one.
-fn is_passing(error: &KafkaError) -> bool {
+pub(super) fn is_passing(error: &KafkaError) -> bool {
     use RDKafkaErrorCode::{
         AllBrokersDown, BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve,
     };

@@ -1,5 +1,6 @@
 //! The bus on Apache Kafka.
 
+mod apart;
 mod calls;
 mod configs;
 mod consumer;
@@ -35,7 +36,7 @@ use self::{
     events::ClientEvents,
     topics::TopicMetadata,
 };
-use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
+use super::{Apart, Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, runtime};
 
 /// Where the brokers are, and what to make there.
@@ -410,6 +411,27 @@ impl Bus for Kafka {
             self.events.clone(),
             topic,
         )?))
+    }
+
+    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>> {
+        let reader = apart::ApartReader::new(&self.configs, topic, &after)?;
+        Ok(Box::new(reader))
+    }
+
+    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
+        let producer = self.producer();
+        let name = self.configs.topic(topic);
+        let partitions = self.partitions(topic);
+        let starts = blocking(move || {
+            let start = |partition| {
+                let (low, high) = watermarks(producer.client(), &name, partition)?;
+                Ok(if low < high { offset(low) } else { None })
+            };
+            (0..partitions)
+                .map(start)
+                .collect::<Result<_, KafkaError>>()
+        });
+        starts.await.map_err(Error::read(topic))
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {

@@ -19,6 +19,7 @@
 //! Redis makes ids from its clock. A Redis that was set back to its last fsync continues above the
 //! ids that it has lost.
 
+mod apart;
 mod blocking;
 mod buffer;
 mod consumer;
@@ -36,7 +37,7 @@ use redis::RedisError;
 use uuid::Uuid;
 
 use self::streams::{Extent, Streams, partitions_key};
-use super::{Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
+use super::{Apart, Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, redis_pool::Redis, runtime::Clock};
 
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
@@ -157,6 +158,16 @@ impl Bus for RedisStreams {
     /// The first part of a stream's id is the time.
     fn published_at(&self, offset: Offset) -> Option<i64> {
         i64::try_from(offset.major).ok()
+    }
+
+    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>> {
+        let streams = Arc::clone(&self.streams);
+        Ok(Box::new(apart::ApartReader::new(streams, topic, after)))
+    }
+
+    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
+        let extents = self.streams.extents(topic).await?;
+        Ok(extents.iter().map(|extent| extent.first).collect())
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {

@@ -39,7 +39,7 @@ pub(super) fn offset(id: Value) -> RedisResult<Offset> {
     id.parse().map_err(|_| unexpected())
 }
 
-fn entries(list: Value) -> RedisResult<Vec<Entry>> {
+pub(super) fn entries(list: Value) -> RedisResult<Vec<Entry>> {
     array(list)?.into_iter().map(entry).collect()
 }
 

@@ -225,7 +225,7 @@ pub(super) struct Extent {
     /// The last record that was ever appended.
     pub(super) last: Option<Offset>,
     /// The first record that is still there.
-    first: Option<Offset>,
+    pub(super) first: Option<Offset>,
     /// True if a shared reader has ever acknowledged a record.
     acknowledged: bool,
     /// The committed offset of ordered reading.

@@ -280,6 +280,18 @@ mod tests {
             unreachable!("nobody reads")
         }
 
+        async fn read_apart(
+            &self,
+            _topic: Topic,
+            _after: Vec<Option<Offset>>,
+        ) -> bus::Result<Box<dyn bus::Apart>> {
+            unreachable!("nobody reads")
+        }
+
+        async fn starts(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
+            Ok(Vec::new())
+        }
+
         async fn ends(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
             Ok(Vec::new())
         }
