@@ -19,7 +19,7 @@ from html.parser import HTMLParser
 from typing import TypedDict
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from taskd_client import UNFINISHED, AsyncClient, Reject, Retry, Task, Worker
+from taskd_client import AsyncClient, Reject, Retry, Task, Worker
 
 # How often a line says how far the crawl is, in seconds.
 PROGRESS = 5.0
@@ -93,23 +93,21 @@ def make_worker(address: str, queue: str, site: str) -> Worker:
     return worker
 
 
+async def show_progress(worker: Worker) -> None:
+    while True:
+        await asyncio.sleep(PROGRESS)
+        print(f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts", file=sys.stderr)
+
+
 async def crawl(address: str, queue: str, site: str) -> None:
     worker = make_worker(address, queue, site)
     print(f"crawling {site} in the queue {queue}", file=sys.stderr)
     async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
         await client.insert(queue, site)
         tasks.create_task(worker.serve())
-        # A page and those that it discovers are stored together, so nothing is unfinished only at the end. A look may
-        # miss a task that changes meanwhile: the end is where two in a row find none.
-        empty, next_line = 0, time.monotonic() + PROGRESS
-        while empty < 2:
-            unfinished = await anext(client.list_tasks(queue, statuses=UNFINISHED, page=1), None)
-            empty = 0 if unfinished else empty + 1
-            if unfinished and time.monotonic() >= next_line:
-                next_line = time.monotonic() + PROGRESS
-                so_far = f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts"
-                print(f"{so_far}; {unfinished.key} is {unfinished.status.value}", file=sys.stderr)
-            await asyncio.sleep(0.25)
+        progress = tasks.create_task(show_progress(worker))
+        await client.wait_drained(queue)
+        progress.cancel()
         worker.stop()
     print(f"{worker.stats.completed} pages, {worker.stats.rejected} failed attempts, by {worker.name}")
 

@@ -68,12 +68,13 @@ const ended = new AbortController();
 const running = worker.run().finally(() => {
   ended.abort();
 });
-// A task stays unfinished until what it discovered is stored, so a list without any task means the end. One that ended
-// while taskd looked at it is not listed, and what it discovered is newer than the list.
+// taskd answers when no link is left, or after half a minute; then the question is asked again.
+const drained = new URL(`/v1/queues/${queue}?wait=drained`, taskd);
 while (!ended.signal.aborted) {
-  const { tasks, lookedAt = 0 } = await client.listPage({ queue, status: "UNFINISHED" }, { limit: 1 });
-  if (tasks.length === 0 && lookedAt === 0) break;
-  await Promise.race([running, new Promise((resolve) => setTimeout(resolve, 200))]);
+  const answer = await fetch(drained, { signal: ended.signal }).catch(() => undefined);
+  if (answer?.ok === true && ((await answer.json()) as { drained: boolean }).drained) break;
+  // taskd is away for a moment.
+  if (answer?.ok !== true) await new Promise((resolve) => setTimeout(resolve, 500));
 }
 await worker.stop();
 await running;

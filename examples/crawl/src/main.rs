@@ -346,33 +346,23 @@ fn inside(site: &Url, url: &Url) -> bool {
     url.origin() == site.origin() && url.path().starts_with(folder)
 }
 
-/// Until two looks in a row find nothing that waits or is being worked on.
+/// Waits until the queue is drained: no page waits, is being worked on, or is tried again later.
 async fn all_done(args: &Args) -> anyhow::Result<()> {
     let http = Site::new();
-    let url = Url::parse(&args.http)?.join("/v1/queues")?;
-    let look = async || {
+    let path = format!("/v1/queues/{}?wait=drained&timeout=15s", args.queue);
+    let url = Url::parse(&args.http)?.join(&path)?;
+    let ask = async || {
         let (_, status, _, body) = timeout(FETCH_WITHIN, http.get(url.clone())).await??;
         anyhow::ensure!(status == 200, "taskd answers {status}");
         let answer: serde_json::Value = serde_json::from_slice(&body)?;
-        let queue = answer["queues"]
-            .as_array()
-            .and_then(|all| all.iter().find(|queue| queue["queue"] == args.queue));
-        let left = |queue: &serde_json::Value| {
-            ["pending", "queued", "assigned", "delayed"]
-                .iter()
-                .all(|state| queue[*state].as_u64() == Some(0))
-        };
-        anyhow::Ok(queue.is_some_and(left))
+        anyhow::Ok(answer["drained"] == true)
     };
-    let mut empty = 0;
-    while empty < 2 {
-        tokio::time::sleep(Duration::from_millis(250)).await;
-        // Not answered: taskd is away for a moment.
-        empty = if look().await.unwrap_or(false) {
-            empty + 1
-        } else {
-            0
-        };
+    loop {
+        match ask().await {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            // taskd is away for a moment.
+            Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
+        }
     }
-    Ok(())
 }

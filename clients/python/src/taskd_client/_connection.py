@@ -51,6 +51,7 @@ INSERT: Method[pb.InsertTasksRequest, pb.InsertTasksResponse] = _method(
     "Discovery", "InsertTasks", pb.InsertTasksRequest, pb.InsertTasksResponse
 )
 GET_TASK: Method[pb.GetTaskRequest, pb.Task] = _method("Discovery", "GetTask", pb.GetTaskRequest, pb.Task)
+GET_QUEUE: Method[pb.GetQueueRequest, pb.Queue] = _method("Operator", "GetQueue", pb.GetQueueRequest, pb.Queue)
 LIST: Method[pb.ListTasksRequest, pb.ListTasksResponse] = _method(
     "Discovery", "ListTasks", pb.ListTasksRequest, pb.ListTasksResponse
 )

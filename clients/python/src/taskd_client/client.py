@@ -31,6 +31,7 @@ from taskd_client._connection import (
     CANCEL,
     DEFAULT_ADDRESS,
     EXPLAIN,
+    GET_QUEUE,
     GET_TASK,
     INSERT,
     LIST,
@@ -464,6 +465,22 @@ class AsyncClient:
                 return await self._end_of(task_id)
         except TimeoutError:
             raise TimeoutError(f"task {task_id} was not finished within {limit} s") from None
+
+    async def wait_drained(self, queue: str, *, timeout: Seconds | None = None) -> None:
+        """Waits until nothing of a queue is unfinished, delayed, in backoff or on its way.
+
+        Raises NotFound if the queue never had a task, and TimeoutError.
+        """
+        limit = None if timeout is None else seconds(timeout)
+        request = pb.GetQueueRequest(queue=queue, wait_drained=to_duration(_TIMEOUT / 2))
+        try:
+            async with asyncio.timeout(limit):
+                while True:
+                    answer = await self._connection.call_patiently(GET_QUEUE, request, _TIMEOUT, self._patience)
+                    if answer.drained:
+                        return
+        except TimeoutError:
+            raise TimeoutError(f"queue {queue} was not drained within {limit} s") from None
 
     async def _end_of(self, task_id: str) -> TaskInfo:
         try:

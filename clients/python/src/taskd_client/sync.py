@@ -175,6 +175,10 @@ class Client:
         """Waits until a task is COMPLETED, DEAD or CANCELLED, and its results are stored. Raises TimeoutError."""
         return self._run(self._client.wait(task_id, timeout=timeout))
 
+    def wait_drained(self, queue: str, *, timeout: Seconds | None = None) -> None:
+        """Waits until nothing of a queue is unfinished or on its way. Raises NotFound, TimeoutError."""
+        self._run(self._client.wait_drained(queue, timeout=timeout))
+
     def watch(self, task_id: str, *, last_event_id: str = "") -> Iterator[TaskEvent]:
         """Watches a task: its status now, then each change, until a final one. Raises NotFound."""
         return self._iterate(self._client.watch(task_id, last_event_id=last_event_id), at_once=1)
