@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
-from conftest import Program, Taskd, until
+from conftest import Background, Program, Taskd, until
 from fake import FakeTaskd
 
 from taskd_client import (
@@ -23,9 +24,12 @@ from taskd_client import (
     InsertStatus,
     InvalidRequest,
     ItemStatus,
+    LetterKind,
     NewTask,
     NotFound,
     Priority,
+    Reject,
+    Task,
     TaskRejected,
     TaskStatus,
     Unavailable,
@@ -388,3 +392,43 @@ def test_a_watch_that_outlives_its_client_is_over(taskd: Taskd, queue: str) -> N
     # It connects again.
     assert client.get_task(task.id).queue == queue
     client.close()
+
+
+def test_queues_are_counted_paused_and_resumed(taskd: Taskd, queue: str) -> None:
+    with Client(taskd.address) as client:
+        client.insert(queue, "a")
+        (counts,) = until(lambda: [one for one in client.queues(queue) if one.waiting == 1], "the task waits")
+        assert (counts.queue, counts.stored, counts.unfinished, counts.completed) == (queue, 1, 1, 0)
+        assert queue in {one.queue for one in client.queues()}
+        assert [client.pause_queue(queue), client.pause_queue(queue)] == [True, False]
+        assert [client.resume_queue(queue), client.resume_queue(queue)] == [True, False]
+
+
+def test_dead_letters_are_listed_sent_again_and_removed(taskd: Taskd, queue: str) -> None:
+    worker = Worker(taskd.address, queue=queue)
+    is_mended = threading.Event()
+
+    @worker.handler
+    def work(task: Task[Any]) -> str:
+        if not is_mended.is_set():
+            raise Reject(f"no {task.key}")
+        return "done"
+
+    with Client(taskd.address) as client, Background(worker):
+        tasks = [client.insert(queue, key) for key in ("a", "b")]
+        for task in tasks:
+            assert client.wait(task.id, timeout=60).status is TaskStatus.DEAD
+        until(lambda: len(list(client.dead_letters(queue))) == 2, "both are there")
+        letters = list(client.dead_letters(queue))
+        assert {(one.id, one.kind, one.key, one.reason) for one in letters} == {
+            (task.id, LetterKind.TASK, key, f"no {key}") for task, key in zip(tasks, ("a", "b"), strict=True)
+        }
+        assert [one.key for one in client.dead_letters(queue, reason="no b", page=1)] == ["b"]
+        is_mended.set()
+        assert client.retry_dead_letters(tasks[0].id).changed == 1
+        assert client.wait(tasks[0].id, timeout=60).status is TaskStatus.COMPLETED
+        # taskd keeps the letter of a task that has just died.
+        kept = client.remove_dead_letters([tasks[1].id, tasks[0].id])
+        assert kept.changed == 0
+        assert {one for one, why in kept.failed if why} == {task.id for task in tasks}
+        assert [one.key for one in client.dead_letters(queue)] == ["b"]

@@ -6,7 +6,9 @@ import dataclasses
 import enum
 import json
 import logging
+import math
 import typing
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -370,3 +372,57 @@ def test_an_error_of_the_logs_does_not_keep_a_task() -> None:
     finally:
         logger.removeFilter(refuse)
     assert source.task("k").reasons == ["the worker failed: OSError: the disk is full"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_hooks_run_around_the_handler(is_async: bool) -> None:
+    source = MockSource()
+    source.insert("q", "a")
+    source.insert("q", "fails")
+    said: list[str] = []
+    worker = Worker(queue="q", concurrency=1)
+
+    async def outer(task: Task[Any], call: Callable[[], Awaitable[Any]]) -> Any:
+        said.append(f"outer before {task.key}")
+        try:
+            return f"<{await call()}>"
+        except ValueError as error:
+            return f"mended: {error}"
+
+    async def inner(task: Task[Any], call: Callable[[], Awaitable[Any]]) -> Any:
+        said.append(f"inner before {task.key}")
+        try:
+            return await call()
+        finally:
+            said.append("inner after")
+
+    worker.around(outer)
+    worker.around(inner)
+
+    def work(task: Task[Any]) -> str:
+        said.append("the handler")
+        if task.key == "fails":
+            raise ValueError("no such page")
+        return "done"
+
+    async def work_async(task: Task[Any]) -> str:
+        return work(task)
+
+    worker.handler(work_async if is_async else work)
+    source.run(worker)
+    assert said[:4] == ["outer before a", "inner before a", "the handler", "inner after"]
+    assert (source.result("a"), source.result("fails")) == ("<done>", "mended: no such page")
+
+
+def test_hooks_have_rules() -> None:
+    worker = Worker(queue="q", processes=1)
+    with pytest.raises(TypeError, match="a hook is an async function"):
+        worker.around(lambda task, call: None)
+
+    @worker.around
+    async def hook(task: Task[Any], call: Callable[[], Awaitable[Any]]) -> Any:
+        return await call()
+
+    worker.handler(math.sqrt)
+    with pytest.raises(InvalidRequest, match="a worker with `processes` has no hooks"):
+        MockSource().run(worker)

@@ -8,7 +8,9 @@ import grpc
 from conftest import Taskd, until
 from google.protobuf import message_factory
 from google.protobuf.descriptor_pool import DescriptorPool
-from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (  # type: ignore[import-untyped]
+    ProtoReflectionDescriptorDatabase,
+)
 
 
 def test_a_client_by_reflection_completes_a_task(shared_taskd: Taskd) -> None:

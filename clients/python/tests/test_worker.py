@@ -202,7 +202,8 @@ def test_failures_say_why(taskd: Taskd, queue: str, caplog: pytest.LogCaptureFix
         "loop": "the result cannot be sent: a list cannot be sent: Circular reference detected",
         "object": "the result cannot be sent: a object cannot be sent: object has no form in JSON",
     }
-    with caplog.at_level("INFO", "taskd.worker"):
+    # A program that has set up no logging sees warnings.
+    with caplog.at_level("WARNING", "taskd.worker"):
         tasks = finish(taskd, worker, *[NewTask(queue=queue, key=key, max_attempts=1) for key in expected])
     assert {task.key: task.history[0].reason for task in tasks} == expected
     assert {task.status for task in tasks} == {TaskStatus.DEAD}

@@ -31,6 +31,7 @@ from taskd_client.errors import (
     Unserialisable,
     Unsupported,
 )
+from taskd_client.operator import DeadLetter, LetterKind, LettersChanged, QueueCounts
 from taskd_client.source import Answer, ItemStatus
 from taskd_client.sync import Client
 from taskd_client.task import (
@@ -59,6 +60,7 @@ __all__ = [
     "Attempt",
     "Backoff",
     "Client",
+    "DeadLetter",
     "Encoding",
     "EndOfSource",
     "Explanation",
@@ -68,12 +70,15 @@ __all__ = [
     "Inserted",
     "InvalidRequest",
     "ItemStatus",
+    "LetterKind",
+    "LettersChanged",
     "NewTask",
     "NotFound",
     "PayloadError",
     "PermissionDenied",
     "Priority",
     "PutOff",
+    "QueueCounts",
     "Reject",
     "Retry",
     "Stats",

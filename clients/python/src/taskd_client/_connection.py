@@ -61,6 +61,22 @@ EXPLAIN: Method[pb.ExplainTaskRequest, pb.TaskExplanation] = _method(
 CANCEL: Method[pb.CancelTasksRequest, pb.CancelTasksResponse] = _method(
     "Discovery", "CancelTasks", pb.CancelTasksRequest, pb.CancelTasksResponse
 )
+BOOKS: Method[pb.GetBooksRequest, pb.Books] = _method("Operator", "GetBooks", pb.GetBooksRequest, pb.Books)
+PAUSE: Method[pb.PauseQueueRequest, pb.PauseQueueResponse] = _method(
+    "Operator", "PauseQueue", pb.PauseQueueRequest, pb.PauseQueueResponse
+)
+RESUME: Method[pb.ResumeQueueRequest, pb.ResumeQueueResponse] = _method(
+    "Operator", "ResumeQueue", pb.ResumeQueueRequest, pb.ResumeQueueResponse
+)
+LIST_LETTERS: Method[pb.ListDeadLettersRequest, pb.ListDeadLettersResponse] = _method(
+    "Operator", "ListDeadLetters", pb.ListDeadLettersRequest, pb.ListDeadLettersResponse
+)
+RETRY_LETTERS: Method[pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse] = _method(
+    "Operator", "RetryDeadLetters", pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse
+)
+PURGE_LETTERS: Method[pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse] = _method(
+    "Operator", "PurgeDeadLetters", pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse
+)
 GET: Method[pb.GetTasksRequest, pb.GetTasksResponse] = _method(
     "Tasks", "GetTasks", pb.GetTasksRequest, pb.GetTasksResponse
 )

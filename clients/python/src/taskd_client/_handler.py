@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -16,6 +16,8 @@ from taskd_client.source import Completion, Lease, Rejection
 from taskd_client.task import Task, key_text, set_current_task
 
 Outcome = Completion | Rejection
+# An async function of a task, and of a function that calls the handler or the next hook.
+Around = Callable[[Task[Any], Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
 # taskd takes 4,096.
 _MAX_REASON_BYTES = 4000

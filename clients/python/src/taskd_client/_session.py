@@ -8,12 +8,13 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from taskd_client._handler import Handler, Outcome, completed, error_text, failed, reason
+from taskd_client._handler import Around, Handler, Outcome, completed, error_text, failed, reason
 from taskd_client._reports import Reports
 from taskd_client._stream_source import StreamSource
 from taskd_client._surplus import Surplus
@@ -97,8 +98,10 @@ class Session:
         source: Source,
         stats: Stats,
         surplus: Surplus | None = None,
+        around: Sequence[Around] = (),
     ) -> None:
-        """surplus: inserts what is too much for a completion; none: the source takes all."""
+        """surplus: inserts what is too much for a completion; none: the source takes all. around: the hooks."""
+        self._around = tuple(around)
         self._options = options
         self._handlers = handlers
         self._source = source
@@ -387,24 +390,30 @@ class Session:
             held.elsewhere = self._processes.submit(handler, lease, name)
             return await self._processes.outcome(held.elsewhere, lease)
         held.task = task = handler.open(lease, name)
+        if not self._around:
+            return completed(lease, task, await self._call_handler(held, handler, task))
+        set_current_task(task)
+        call: Callable[[], Awaitable[Any]] = partial(self._call_handler, held, handler, task)
+        for hook in reversed(self._around):
+            call = partial(hook, task, call)
+        return completed(lease, task, await call())
+
+    async def _call_handler(self, held: Held, handler: Handler, task: Task[Any]) -> Any:
         if handler.is_async:
             set_current_task(task)
-            result = await handler.function(task)
-        else:
-            held.elsewhere = self._threads.submit(lambda: handler.call(task))
-            result = await asyncio.wrap_future(held.elsewhere)
-            if inspect.isawaitable(result):
-                result = await result
-        return completed(lease, task, result)
+            return await handler.function(task)
+        held.elsewhere = self._threads.submit(lambda: handler.call(task))
+        result = await asyncio.wrap_future(held.elsewhere)
+        if inspect.isawaitable(result):
+            result = await result
+        return result
 
     def _log_failure(self, held: Held, outcome: Rejection, error: BaseException) -> None:
         if isinstance(error, Reject | Retry | PayloadError | PutOff):
-            logger.info(
-                "put off: %s (%s)" if outcome.is_put_off else "rejected: %s (%s)",
-                outcome.reason,
-                held.name,
-                extra=held.fields(),
-            )
+            # Without a setup, logging shows warnings.
+            level = logging.INFO if outcome.is_put_off else logging.WARNING
+            what = "put off" if outcome.is_put_off else "rejected"
+            logger.log(level, "%s: %s (%s)", what, outcome.reason, held.name, extra=held.fields())
         else:
             logger.error("the handler failed: %s (%s)", outcome.reason, held.name, exc_info=error, extra=held.fields())
 

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from taskd_client._batches import AT_ONCE, MAX_TASKS, cut, cut_async
 from taskd_client._codec import decode
 from taskd_client._connection import (
+    BOOKS,
     CANCEL,
     DEFAULT_ADDRESS,
     EXPLAIN,
@@ -35,6 +36,11 @@ from taskd_client._connection import (
     GET_TASK,
     INSERT,
     LIST,
+    LIST_LETTERS,
+    PAUSE,
+    PURGE_LETTERS,
+    RESUME,
+    RETRY_LETTERS,
     TLS,
     WATCH_QUEUE,
     WATCH_TASK,
@@ -47,6 +53,15 @@ from taskd_client._connection import (
 from taskd_client._grpc_source import read_answer
 from taskd_client._time import Pauses, Seconds, seconds, to_datetime, to_duration
 from taskd_client.errors import InvalidRequest, TaskRejected, Unavailable, Unsupported
+from taskd_client.operator import (
+    DeadLetter,
+    LetterKind,
+    LettersChanged,
+    QueueCounts,
+    letter_filter,
+    read_letter,
+    read_queue,
+)
 from taskd_client.source import Answer
 from taskd_client.task import (
     TO_STATUS,
@@ -586,6 +601,60 @@ class AsyncClient:
             answer = await self._connection.call_patiently(CANCEL, request, _TIMEOUT, self._patience)
             answers.extend(read_answer(item) for item in answer.results)
         return answers
+
+    # Queues and dead letters: for operators, whose tokens need the role admin for changes.
+
+    async def queues(self, queue: str = "") -> Sequence[QueueCounts]:
+        """The counts of a queue, or of all that have unfinished tasks or had some lately."""
+        books = await self._connection.call_patiently(BOOKS, pb.GetBooksRequest(queue=queue), _TIMEOUT, self._patience)
+        return [read_queue(one) for one in books.queues]
+
+    async def pause_queue(self, queue: str) -> bool:
+        """Pauses a queue: no worker gets anything of it. False: it was paused before."""
+        request = pb.PauseQueueRequest(queue=queue)
+        return (await self._connection.call_patiently(PAUSE, request, _TIMEOUT, self._patience)).changed
+
+    async def resume_queue(self, queue: str) -> bool:
+        """Resumes a paused queue. False: it was not paused."""
+        request = pb.ResumeQueueRequest(queue=queue)
+        return (await self._connection.call_patiently(RESUME, request, _TIMEOUT, self._patience)).changed
+
+    async def dead_letters(
+        self,
+        queue: str = "",
+        *,
+        kind: LetterKind | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str = "",
+        page: int = 100,
+    ) -> AsyncIterator[DeadLetter]:
+        """Lists dead letters, the newest first, page by page. `reason`, the beginning of theirs, needs a queue."""
+        request = pb.ListDeadLettersRequest(filter=letter_filter(queue, kind, since, until, reason), limit=page)
+        while True:
+            answer = await self._connection.call_patiently(LIST_LETTERS, request, _TIMEOUT, self._patience)
+            for letter in answer.letters:
+                yield read_letter(letter)
+            if not answer.cursor:
+                return
+            request.cursor = answer.cursor
+
+    async def retry_dead_letters(self, ids: str | Iterable[str]) -> LettersChanged:
+        """Sends tasks again, and removes their letters. Dead tasks keep their ids."""
+        return await self._change_letters(RETRY_LETTERS, ids)
+
+    async def remove_dead_letters(self, ids: str | Iterable[str]) -> LettersChanged:
+        """Removes letters for good. Of a dead task only the key stays."""
+        return await self._change_letters(PURGE_LETTERS, ids)
+
+    async def _change_letters(
+        self, method: Method[pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse], ids: str | Iterable[str]
+    ) -> LettersChanged:
+        changed = LettersChanged()
+        for chunk in _chunks([ids] if isinstance(ids, str) else ids):
+            request = pb.ChangeDeadLettersRequest(ids=chunk)
+            changed = changed.plus(await self._connection.call_patiently(method, request, _TIMEOUT, self._patience))
+        return changed
 
 
 def _chunks(ids: Iterable[str]) -> Iterator[Sequence[str]]:

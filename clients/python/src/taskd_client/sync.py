@@ -17,6 +17,7 @@ from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses
 from taskd_client._time import Seconds
 from taskd_client.client import AsyncClient, Explanation, InsertCounts, Inserted
 from taskd_client.errors import Unavailable
+from taskd_client.operator import DeadLetter, LetterKind, LettersChanged, QueueCounts
 from taskd_client.source import Answer
 from taskd_client.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
 from taskd_client.v1 import taskd_pb2 as pb
@@ -201,6 +202,40 @@ class Client:
     def cancel(self, ids: str | Iterable[str]) -> Sequence[Answer]:
         """Cancels tasks, and answers id by id, in order. TRY_LATER: taskd has stored the wish, and carries it out."""
         return self._run(self._client.cancel(ids))
+
+    def queues(self, queue: str = "") -> Sequence[QueueCounts]:
+        """The counts of a queue, or of all that have unfinished tasks or had some lately."""
+        return self._run(self._client.queues(queue))
+
+    def pause_queue(self, queue: str) -> bool:
+        """Pauses a queue: no worker gets anything of it. False: it was paused before."""
+        return self._run(self._client.pause_queue(queue))
+
+    def resume_queue(self, queue: str) -> bool:
+        """Resumes a paused queue. False: it was not paused."""
+        return self._run(self._client.resume_queue(queue))
+
+    def dead_letters(
+        self,
+        queue: str = "",
+        *,
+        kind: LetterKind | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str = "",
+        page: int = 100,
+    ) -> Iterator[DeadLetter]:
+        """Lists dead letters, the newest first, page by page. `reason`, the beginning of theirs, needs a queue."""
+        letters = self._client.dead_letters(queue, kind=kind, since=since, until=until, reason=reason, page=page)
+        return self._iterate(letters, at_once=page)
+
+    def retry_dead_letters(self, ids: str | Iterable[str]) -> LettersChanged:
+        """Sends tasks again, and removes their letters. Dead tasks keep their ids."""
+        return self._run(self._client.retry_dead_letters(ids))
+
+    def remove_dead_letters(self, ids: str | Iterable[str]) -> LettersChanged:
+        """Removes letters for good. Of a dead task only the key stays."""
+        return self._run(self._client.remove_dead_letters(ids))
 
     # The thread.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ from typing import Any, TypeVar, overload
 
 from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses, Connection, Target
 from taskd_client._grpc_source import GrpcSource
-from taskd_client._handler import Handler
+from taskd_client._handler import Around, Handler
 from taskd_client._session import Session
 from taskd_client._stream_source import StreamSource
 from taskd_client._surplus import Surplus
@@ -145,6 +146,7 @@ class Worker:
             takeover=takeover,
         )
         self._handlers: dict[str | None, Handler] = {}
+        self._around: list[Around] = []
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
         # A signal handler of the user may call `stop` at any line.
         self._lock = threading.RLock()
@@ -200,6 +202,25 @@ class Worker:
 
         return register if function is None else register(function)
 
+    def around(self, hook: FunctionT, /) -> FunctionT:
+        """Registers an async function that runs around each handler; the first one is the outermost.
+
+        @worker.around
+        async def timed(task, call):
+            began = time.monotonic()
+            try:
+                return await call()
+            finally:
+                print(task.key, time.monotonic() - began)
+
+        It returns the result of the task. The handler of a plain function runs in its thread as without a hook; with
+        `processes` there are no hooks.
+        """
+        if not inspect.iscoroutinefunction(hook):
+            raise TypeError("a hook is an async function: async def hook(task, call)")
+        self._around.append(hook)
+        return hook
+
     def run(self) -> None:
         """Works until SIGTERM or SIGINT, then finishes what began, reports it, and returns.
 
@@ -247,13 +268,15 @@ class Worker:
         if unhandled:
             raise InvalidRequest(f"there is no handler for queue {unhandled[0]!r}")
         if self._options.processes:
+            if self._around:
+                raise InvalidRequest("a worker with `processes` has no hooks: wrap the functions of its handlers")
             self._check_processes()
         with self._lock:
             if self._session is not None:
                 raise InvalidRequest("this worker works already")
             own = source or self._source(queues)
             surplus = Surplus(self._target) if source is None else None
-            session = Session(self._options, self._handlers, own, self.stats, surplus)
+            session = Session(self._options, self._handlers, own, self.stats, surplus, self._around)
             self._session = (asyncio.get_running_loop(), session)
         if source is None:
             logger.info("%s", self._greeting())
