@@ -32,6 +32,12 @@ ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+@pytest.fixture(autouse=True)
+def host_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of two processes at a time have workers of the same queues."""
+    monkeypatch.setattr(socket, "gethostname", lambda: f"host-{os.getpid()}")
+
+
 def free_port() -> int:
     """A port below those of outgoing connections: what was killed comes back on the same one."""
     while True:

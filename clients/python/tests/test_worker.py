@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from conftest import Taskd
+from conftest import Background, Taskd
 from conftest import until as wait_for
 
 from taskd_client import (
@@ -528,6 +529,29 @@ def test_a_worker_serves_several_queues(taskd: Taskd, queue: str) -> None:
         f"general {queue}.b",
         f"special {queue}.c",
     ]
+
+
+def test_a_second_worker_of_the_machine_and_queue_needs_a_name(taskd: Taskd, queue: str) -> None:
+    first = Worker(taskd.address, queue=[f"{queue}.other", queue])
+    first.handler(lambda task: "first")
+    second = Worker(taskd.address, queue=queue)
+    second.handler(lambda task: "second")
+    named = Worker(taskd.address, queue=[queue, f"{queue}.named"], name=f"{queue}-2")
+    named.handler(lambda task: task.worker)
+    assert first.name == second.name == socket.gethostname()
+    with Client(taskd.address) as client:
+        with Background(first):
+            assert client.insert(queue, "a", wait=60).result == "first"
+            said = f"a worker {first.name} of queue {queue} runs on this machine already"
+            with pytest.raises(InvalidRequest, match=said):
+                asyncio.run(second.serve())
+            with pytest.raises(SystemExit, match=f"taskd worker: {said}"):
+                second.run()
+            with Background(named):
+                assert client.insert(f"{queue}.named", "a", wait=60).result == named.name
+        # The name is free again.
+        with Background(second):
+            assert client.insert(queue, "b", wait=60).result == "second"
 
 
 def test_a_wrong_queue_name_ends_the_worker(taskd: Taskd) -> None:

@@ -9,8 +9,8 @@ export interface WorkerOptions extends ConnectionOptions {
   /** The queue, or several: priorities are strict over all of them. */
   queue: string | readonly string[];
   /**
-   * The worker's name (host, process and a random part). taskd never credits a name twice for a task, so with
-   * `replicas` above 1 a name that stays says "the same worker as before".
+   * The worker's name (that of the host). taskd never credits a name twice for a task, and takes two workers of one
+   * name for one: a second worker of the host and queue without a name does not start.
    */
   name?: string | undefined;
   /** How many handlers run at a time (10). */

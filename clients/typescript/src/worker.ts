@@ -1,6 +1,5 @@
 import { Buffer } from "node:buffer";
 import { setMaxListeners } from "node:events";
-import { hostname } from "node:os";
 import process from "node:process";
 import { inspect } from "node:util";
 
@@ -9,6 +8,7 @@ import { LONGEST_TIMER, backoff, milliseconds, pause, type Duration } from "./du
 import { TaskTimeoutError, UnreportedError, WorkerStoppedError, isTransient } from "./errors.js";
 import { insertLines } from "./insert.js";
 import { Leases } from "./leases.js";
+import { defaultName, takeName } from "./name.js";
 import { PutOff, Reject, Retry } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
@@ -77,7 +77,7 @@ export class Worker {
     if (this.#queues.length === 0 || this.#queues.includes("")) {
       throw new TypeError('queue: there is none; give the name of one, for example "pages"');
     }
-    this.name = options.name ?? `${hostname()}-${String(process.pid)}-${Math.random().toString(36).slice(2, 8)}`;
+    this.name = options.name ?? defaultName();
     this.#concurrency = count(options.concurrency ?? 10, "concurrency", 1);
     this.#prefetch = count(options.prefetch ?? 0, "prefetch", 0);
     this.#maxBytes = count(options.maxRequestBytes ?? 32 << 20, "maxRequestBytes", 1024);
@@ -140,6 +140,10 @@ export class Worker {
   }
 
   async #run(signal: AbortSignal | undefined): Promise<void> {
+    const { name, source } = this.#options;
+    // A source without an address is that of a test.
+    const hasDefaultName = name === undefined && (source === undefined || source.address !== undefined);
+    const giveBackName = hasDefaultName ? await takeName(this.name, this.#queues) : undefined;
     this.#greet();
     const removeSignals = this.#onSignals();
     const stop = (): void => {
@@ -161,6 +165,7 @@ export class Worker {
       await this.#source.close?.();
     } finally {
       removeSignals();
+      giveBackName?.();
       signal?.removeEventListener("abort", stop);
     }
     if (this.#fatal !== undefined) throw this.#fatal.error;

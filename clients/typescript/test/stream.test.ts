@@ -21,7 +21,8 @@ type Options = Partial<WorkerOptions> & { queue: string; stream?: StreamSourceOp
 
 function workerOf({ stream, ...options }: Options, handler: Handler): Worker {
   const source = new StreamSource({ url: taskd.grpc, timeout: "30s", ...stream });
-  return new Worker({ url: taskd.url, logger: SILENT, signals: false, source, ...options }).handle(handler);
+  const name = `stream-${String(process.pid)}`;
+  return new Worker({ url: taskd.url, name, logger: SILENT, signals: false, source, ...options }).handle(handler);
 }
 
 async function withWorker(options: Options, handler: Handler, test: (worker: Worker) => Promise<void>): Promise<void> {

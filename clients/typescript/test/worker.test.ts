@@ -239,6 +239,25 @@ test("a worker goes on at another address, and past garbage", async () => {
   await other.close();
 });
 
+test("a second worker of the machine and queue needs a name", async () => {
+  const options = { url: taskd.url, logger: SILENT, signals: false as const };
+  const [first, second, third] = [1, 2, 3].map(() => new Worker({ ...options, queue: ["names", "more"] }));
+  assert(first !== undefined && second !== undefined && third !== undefined);
+  const running = first.handle(() => "first").run();
+  await allAre(taskd.client, "names", "COMPLETED", (await taskd.client.insert({ queue: "names", key: "a" }), 1));
+  await assert.rejects(second.handle(() => 1).run(), /a worker .* runs on this machine already.*name: "/);
+  const named = new Worker({ ...options, queue: "names", name: "names-2" }).handle(() => 1);
+  const other = named.run();
+  await Promise.all([first.stop(), named.stop()]);
+  await Promise.all([running, other]);
+  // The name is free again.
+  const again = third.handle(() => "third").run();
+  await taskd.client.insert({ queue: "names", key: "b" });
+  await allAre(taskd.client, "names", "COMPLETED", 2);
+  await third.stop();
+  await again;
+});
+
 test("a wrong queue name, no handler, and a second run are errors at once", async () => {
   const options = { url: taskd.url, logger: SILENT, signals: false as const };
   const wrong = new Worker({ ...options, queue: "no name!" }).handle(() => 1);

@@ -7,11 +7,8 @@ import contextlib
 import inspect
 import logging
 import multiprocessing
-import os
 import pickle
-import secrets
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -21,6 +18,7 @@ from typing import Any, TypeVar, overload
 from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses, Connection, Target
 from taskd_client._grpc_source import GrpcSource
 from taskd_client._handler import Around, Handler
+from taskd_client._name import default_name, take_name
 from taskd_client._session import Session
 from taskd_client._stream_source import StreamSource
 from taskd_client._surplus import Surplus
@@ -109,7 +107,9 @@ class Worker:
 
         address: `host:port` of taskd's gRPC, or several: the worker takes the next one when one is away.
         queue: one or several; those that handlers name are added.
-        name: how taskd knows this worker. It credits a name once for a task. Without one, each start makes a new name.
+        name: how taskd knows this worker. It credits a name once for a task, and takes two workers of one name for one.
+            Without it, the variable TASKD_WORKER has it, or it is that of the host; a second worker without a name on
+            the same host and queue does not start.
         concurrency: how many handlers run at once (10; with `processes`, as many as these).
         prefetch: how many tasks wait in this worker, ready to begin. More is faster for short tasks.
         processes: above zero, handlers that are not async run in so many processes instead of threads.
@@ -133,7 +133,7 @@ class Worker:
         self._target = Target.read(address, token, tls)
         self._queues = [queue] if isinstance(queue, str) else list(queue)
         self._options = Options(
-            name=name if name is not None else _new_name(),
+            name=name if name is not None else default_name(),
             concurrency=concurrency,
             prefetch=prefetch,
             processes=processes,
@@ -145,6 +145,7 @@ class Worker:
             stream=stream,
             takeover=takeover,
         )
+        self._has_default_name = name is None
         self._handlers: dict[str | None, Handler] = {}
         self._around: list[Around] = []
         self._session: tuple[asyncio.AbstractEventLoop, Session] | None = None
@@ -278,10 +279,13 @@ class Worker:
             surplus = Surplus(self._target) if source is None else None
             session = Session(self._options, self._handlers, own, self.stats, surplus, self._around)
             self._session = (asyncio.get_running_loop(), session)
-        if source is None:
-            logger.info("%s", self._greeting())
         try:
-            await session.run()
+            with contextlib.ExitStack() as stack:
+                if source is None:
+                    if self._has_default_name:
+                        take_name(stack, self.name, queues)
+                    logger.info("%s", self._greeting())
+                await session.run()
         finally:
             with self._lock:
                 self._session = None
@@ -333,8 +337,3 @@ class Worker:
             # The loop may have ended meanwhile.
             with contextlib.suppress(RuntimeError):
                 session[0].call_soon_threadsafe(session[1].stop)
-
-
-def _new_name() -> str:
-    host = "".join(c if c.isprintable() else "-" for c in socket.gethostname())[:80]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(3)}"
