@@ -302,8 +302,13 @@ fn version_in(text: &str) -> Option<&str> {
         .find_map(|word| word.strip_prefix("v="))
 }
 
+/// The URL of the Redis of a taskd that runs in this data folder.
+pub fn url_of_running(data_dir: &Path) -> Result<String, Error> {
+    Ok(url_of(&data_dir::socket_of_running(data_dir)?))
+}
+
 /// The URL `unix:///…` of a socket, escaped.
-pub(super) fn url_of(socket: &Path) -> String {
+fn url_of(socket: &Path) -> String {
     let url = url::Url::from_file_path(socket).expect("the data folder's path is absolute");
     url.as_str().replacen("file:", "unix:", 1)
 }

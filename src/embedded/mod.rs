@@ -23,12 +23,8 @@ mod server;
 use std::{io, path::PathBuf, process::ExitStatus, time::Duration};
 
 pub use data_dir::DataDir;
+pub use launch::url_of_running;
 pub use server::RedisServer;
-
-/// The URL of the Redis of a taskd that runs in this data folder.
-pub fn url_of_running(data_dir: &std::path::Path) -> Result<String, Error> {
-    Ok(launch::url_of(&data_dir::socket_of_running(data_dir)?))
-}
 
 /// The reason why there is no embedded Redis. Each says what the user can do.
 #[derive(Debug, thiserror::Error)]
