@@ -1148,7 +1148,19 @@ async fn urls_are_checked() {
         "tests (nobody@example.org)",
     ];
     let work = Work::new(&daemon, &[ONCE, &args].concat());
-    let lines = work.run(&[]).await;
+    // A site that is busy is asked again for hours, and the worker stays for it.
+    let cancelled = async {
+        until("the others are finished", async || {
+            let queue = daemon.queue("q").await;
+            queue["completed"] == 4 && queue["dead"] == 3 && queue["delayed"] == 1
+        })
+        .await;
+        let (status, _) = daemon
+            .post("/v1/tasks:cancel", &json!({"ids": [ids[5]]}))
+            .await;
+        assert_eq!(status, 200);
+    };
+    let (lines, ()) = tokio::join!(work.run(&[]), cancelled);
     let outcomes = outcomes(&lines);
     let reason = |key: &str| outcomes.iter().find(|outcome| outcome.0 == key).unwrap().2;
     assert!(
