@@ -17,7 +17,8 @@ use nix::{
 };
 use serde_json::{Value, json};
 use taskd_client::{
-    Awaited, Client, Done, Failure, InsertedAs, NewTask, Task, Worker, pb::TaskStatus,
+    Awaited, Client, Done, Error, Failure, InsertedAs, NewTask, Task, Worker,
+    pb::{self, ItemStatus, TaskStatus},
 };
 
 use crate::support::{PATIENCE, daemon::Daemon, until};
@@ -1052,6 +1053,39 @@ async fn the_crate_inserts_and_waits_for_results_and_deadlines() {
         .await
         .unwrap();
     assert!(open[0].is_open(), "{open:?}");
+
+    // The plain calls.
+    let id = &open[0].inserted.id;
+    let read = client.get(id).await.unwrap();
+    assert_eq!(
+        (read.queue.as_str(), &read.key[..]),
+        ("other", &b"open"[..])
+    );
+    let request = pb::ListTasksRequest {
+        filter: Some(pb::TaskFilter {
+            queue: "other".into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let listed = client.list(request).await.unwrap();
+    assert_eq!(listed.tasks.len(), 2, "{listed:?}");
+    let explained = client
+        .explain(pb::ExplainTaskRequest {
+            id: id.clone(),
+            worker: "w".into(),
+            ..Default::default()
+        })
+        .await
+        .unwrap();
+    assert!(explained.worker.is_some_and(|worker| worker.may_get));
+    let waits = client.wait(id, PATIENCE);
+    let cancels = client.cancel([id.clone()]);
+    let (ended, cancelled) = tokio::join!(waits, cancels);
+    assert_eq!(cancelled.unwrap()[0].status(), ItemStatus::Ok);
+    assert_eq!(ended.unwrap().status(), TaskStatus::Cancelled);
+    let unknown = client.get("01a226ec-78b4-7000-9977-149d8f513d81").await;
+    assert!(matches!(unknown, Err(Error::Refused { .. })), "{unknown:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

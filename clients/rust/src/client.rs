@@ -180,6 +180,10 @@ impl Client {
         Ok(inserted)
     }
 
+    pub(crate) fn give_up_after(&self) -> Duration {
+        self.give_up_after
+    }
+
     pub(crate) fn servers(&self) -> &Servers {
         &self.servers
     }
@@ -237,7 +241,7 @@ impl ClientBuilder {
         }
     }
 
-    /// How long an insert goes on while taskd takes nothing. By default a minute. A worker never
+    /// How long an insert, or another call, goes on while taskd takes nothing. By default a minute. A worker never
     /// gives up.
     #[must_use]
     pub fn give_up_after(self, give_up_after: Duration) -> Self {

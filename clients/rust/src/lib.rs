@@ -32,6 +32,7 @@
 
 mod address;
 mod backoff;
+mod calls;
 mod client;
 mod duration;
 mod error;
@@ -71,6 +72,7 @@ pub use self::{
     event::{Ended, Event, Summary},
     mock::Mock,
     new_task::{NewTask, Priority},
+    options::Next,
     outcome::{Done, Failure},
     source::{EndedLease, Source},
     stop::Stop,

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use crate::{
     error::Error,
-    new_task::NewTask,
+    new_task::{NewTask, Priority},
     pb::{self, ItemStatus},
     source::Source,
 };
@@ -144,6 +144,11 @@ impl State {
                 headers: task.headers.clone(),
                 lease_token: id.clone(),
                 attempt: attempts + 1,
+                replicas: task.replicas.unwrap_or(1),
+                priority: match task.priority() {
+                    Priority::Unspecified => Priority::Medium.into(),
+                    given => given.into(),
+                },
                 ..Default::default()
             });
             self.leased.insert(id, (task, attempts + 1));

@@ -1,8 +1,20 @@
 //! The options of a run.
 
-use std::time::Duration;
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use crate::{event::Tell, stop::Stop, surplus::Surplus};
+use crate::{
+    event::Tell,
+    outcome::{Done, Failure},
+    stop::Stop,
+    surplus::Surplus,
+    task::TaskInfo,
+};
+
+/// A run of a handler that has not begun, with the hooks inside of another one.
+pub type Next = Pin<Box<dyn Future<Output = Result<Done, Failure>> + Send>>;
+
+/// Wraps the run of a handler.
+pub(crate) type Around = Arc<dyn Fn(Arc<TaskInfo>, Next) -> Next + Send + Sync>;
 
 pub(crate) struct Options {
     pub(crate) concurrency: usize,
@@ -13,6 +25,8 @@ pub(crate) struct Options {
     pub(crate) has_signals: bool,
     pub(crate) stop: Stop,
     pub(crate) tell: Tell,
+    /// The first is the outermost.
+    pub(crate) around: Vec<Around>,
     /// `None`: the source takes any number of discovered tasks.
     pub(crate) surplus: Option<Surplus>,
 }

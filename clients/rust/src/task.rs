@@ -12,7 +12,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use crate::pb;
+use crate::pb::{self, Priority};
 
 /// A task that this worker has a lease on, with its payload as `P`.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct TaskInfo {
     headers: HashMap<String, String>,
     traceparent: String,
     attempt: u32,
+    replicas: u32,
+    priority: Priority,
     pub(crate) lease_token: String,
     is_cancelled: watch::Sender<bool>,
 }
@@ -56,6 +58,7 @@ impl<P: FromPayload> Task<P> {
 impl TaskInfo {
     /// The leased task, and its payload.
     pub(crate) fn split(task: pb::LeasedTask) -> (Self, Bytes) {
+        let priority = task.priority();
         let pb::LeasedTask {
             id,
             queue,
@@ -65,6 +68,7 @@ impl TaskInfo {
             traceparent,
             lease_token,
             attempt,
+            replicas,
             ..
         } = task;
         let is_cancelled = watch::Sender::new(false);
@@ -76,6 +80,8 @@ impl TaskInfo {
                 headers,
                 traceparent,
                 attempt,
+                replicas,
+                priority,
                 lease_token,
                 is_cancelled,
             },
@@ -116,6 +122,16 @@ impl TaskInfo {
     /// 1 for the first attempt.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// How many distinct workers must complete the task.
+    pub fn replicas(&self) -> u32 {
+        self.replicas
+    }
+
+    /// Which tasks of the queue come first.
+    pub fn priority(&self) -> Priority {
+        self.priority
     }
 
     /// True if nobody waits for this work any more: an operator cancelled the task, its lease is

@@ -8,7 +8,7 @@ use crate::{
     client::Client,
     error::Error,
     event::{Event, Summary, say, say_on_stderr},
-    options::Options,
+    options::{Next, Options},
     outcome::{Done, Failure},
     run::{Handler, Run},
     session::Session,
@@ -48,6 +48,7 @@ impl Worker {
             has_signals: false,
             stop: Stop::default(),
             tell: say_on_stderr(),
+            around: Vec::new(),
             surplus: None,
         };
         let queues = queues.into_iter().map(Into::into).collect();
@@ -123,6 +124,36 @@ impl Worker {
         self
     }
 
+    /// Wraps each run of the handler, to do something before and after it; the first wrap is the
+    /// outermost. The time limit holds for all of them.
+    ///
+    /// ```
+    /// # use taskd_client::{Mock, NewTask, Task, Worker};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), taskd_client::Error> {
+    /// let worker = Worker::new("w", ["q"]).around(|task, next| async move {
+    ///     let began = std::time::Instant::now();
+    ///     let outcome = next.await;
+    ///     println!("{} took {:?}, {}", task.key(), began.elapsed(), outcome.is_ok());
+    ///     outcome
+    /// });
+    /// # let mock = Mock::new([NewTask::new("q", "a")]);
+    /// # worker.run_on(mock, async |_: Task| Ok::<_, taskd_client::Failure>(())).await.map(drop)
+    /// # }
+    /// ```
+    pub fn around<F>(
+        mut self,
+        wrap: impl Fn(Arc<TaskInfo>, Next) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        F: Future<Output = Result<Done, Failure>> + Send + 'static,
+    {
+        self.options
+            .around
+            .push(Arc::new(move |task, next| Box::pin(wrap(task, next))));
+        self
+    }
+
     /// Stops this worker from elsewhere.
     pub fn stop(&self) -> Stop {
         self.options.stop.clone()
@@ -169,20 +200,32 @@ impl Worker {
         let limit = self.options.time_limit;
         let handler = Arc::new(handler);
         let surplus = self.options.surplus.take().map(Arc::new);
+        let around: Arc<[_]> = std::mem::take(&mut self.options.around).into();
         let erased: Handler = Box::new(move |info: &Arc<TaskInfo>, payload: Bytes| {
             let (handler, info, surplus) = (handler.clone(), info.clone(), surplus.clone());
+            let around = around.clone();
             Box::pin(async move {
                 let cancel = CancelOnDrop::new(info.clone());
                 let task = Task::new(info.clone(), payload)
                     .map_err(|why| Failure::new(why).never_again())?;
-                let outcome: Result<Done, Failure> =
-                    match tokio::time::timeout(limit, handler(task)).await {
-                        Ok(done) => {
-                            cancel.ended();
-                            done.map(Into::into).map_err(Into::into)
-                        }
-                        Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
-                    };
+                // The closure itself runs inside of the hooks, too.
+                let work = async move { handler(task).await.map(Into::into).map_err(Into::into) };
+                let ended = if around.is_empty() {
+                    tokio::time::timeout(limit, work).await
+                } else {
+                    let mut next: Next = Box::pin(work);
+                    for wrap in around.iter().rev() {
+                        next = wrap(info.clone(), next);
+                    }
+                    tokio::time::timeout(limit, next).await
+                };
+                let outcome: Result<Done, Failure> = match ended {
+                    Ok(outcome) => {
+                        cancel.ended();
+                        outcome
+                    }
+                    Err(_) => Err(Failure::new(format!("it took longer than {limit:?}"))),
+                };
                 match (outcome, surplus) {
                     (Ok(done), Some(surplus)) => surplus.insert(&info, done).await,
                     (outcome, _) => outcome,

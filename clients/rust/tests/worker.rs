@@ -9,7 +9,8 @@ use std::{
 };
 
 use taskd_client::{
-    Client, Done, Ended, Error, Event, Failure, Json, Mock, NewTask, Source, Task, Worker,
+    Client, Done, Ended, Error, Event, Failure, Json, Mock, NewTask, Next, Priority, Source, Task,
+    TaskInfo, Worker,
     pb::{self, ItemStatus},
 };
 use tokio::{
@@ -53,6 +54,45 @@ async fn discovered_tasks_are_worked_on_once() {
         .unwrap();
     assert_eq!((summary.completed, mock.completed()), (7, 7));
     assert_eq!(mock.result("q", "root/b/a").unwrap(), "0");
+}
+
+#[tokio::test]
+async fn wraps_run_around_the_handler_which_sees_the_whole_task() {
+    let mock = Mock::new([NewTask::new("q", "a").replicas(3).priority(Priority::High)]);
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let around = |name: &'static str| {
+        let said = said.clone();
+        move |task: Arc<TaskInfo>, next: Next| {
+            let said = said.clone();
+            async move {
+                said.lock()
+                    .unwrap()
+                    .push(format!("{name} before {}", task.key()));
+                let outcome = next.await;
+                said.lock()
+                    .unwrap()
+                    .push(format!("{name} after {}", outcome.is_ok()));
+                outcome.or_else(|_| Ok(Done::text("mended")))
+            }
+        }
+    };
+    let heard = said.clone();
+    let handler = move |task: Task| {
+        let what = format!("{} {:?}", task.replicas(), task.priority());
+        heard.lock().unwrap().push(what);
+        async { Err::<(), _>("wrong") }
+    };
+    let worker = worker().around(around("outer")).around(around("inner"));
+    worker.run_on(mock.clone(), handler).await.unwrap();
+    let expected = [
+        "outer before a",
+        "inner before a",
+        "3 High",
+        "inner after false",
+        "outer after true",
+    ];
+    assert_eq!(*said.lock().unwrap(), expected);
+    assert_eq!(mock.result("q", "a").unwrap(), "mended");
 }
 
 #[tokio::test]

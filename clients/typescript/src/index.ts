@@ -23,7 +23,7 @@ export {
   type ProblemDetails,
 } from "./errors.js";
 export type { StreamOptions } from "./insert.js";
-export type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
+export type { Around, HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 export { PutOff, Reject, Retry } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
 export type { Completed, Extension, GetRequest, Report, Source, SourceHost } from "./source.js";

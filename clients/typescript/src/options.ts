@@ -47,6 +47,9 @@ export interface HandleOptions<P> {
 /** Does a task. The result is JSON, a string or bytes; `undefined` is none. An error is a failed attempt. */
 export type Handler<P = unknown> = (task: Task<P>) => unknown;
 
+/** Runs around a handler: `call` runs the handler, or the next hook, and returns the result of the task. */
+export type Around = (task: Task, call: () => Promise<unknown>) => unknown;
+
 /** What a worker has done. */
 export interface WorkerStats {
   taken: number;

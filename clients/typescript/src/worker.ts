@@ -14,7 +14,7 @@ import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
 import { ANSWER_COMES, HttpSource, type GetRequest, type Source } from "./source.js";
 import { Held, Task } from "./task.js";
-import type { HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
+import type { Around, HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
 import type { LeasedTask, Logger } from "./types.js";
 import { completionText } from "./wire.js";
 
@@ -66,6 +66,7 @@ export class Worker {
   /** When a report may ask for tasks again. */
   #reportsAsk = 0;
   #handler: ((held: Held) => Promise<unknown>) | undefined;
+  readonly #around: Around[] = [];
   #ended: Promise<void> | undefined;
   #changed = new AbortController();
   #fatal: { error: unknown } | undefined;
@@ -107,8 +108,23 @@ export class Worker {
     this.#handler = async (held) => {
       const { payload } = held.task;
       const checked = schema === undefined ? (payload as P) : await checkPayload(schema, payload);
-      return handler(new Task(held, checked, this.name));
+      const task = new Task(held, checked, this.name);
+      // The last hook is the innermost.
+      const call = async (place: number): Promise<unknown> => {
+        const hook = this.#around[place];
+        return hook === undefined ? await handler(task) : await hook(task, async () => call(place + 1));
+      };
+      return call(0);
     };
+    return this;
+  }
+
+  /**
+   * Runs a function around each handler, for what happens before and after it; the first one is the outermost. It returns
+   * `await call()`, or another result of the task.
+   */
+  around(hook: Around): this {
+    this.#around.push(hook);
     return this;
   }
 
@@ -426,6 +442,11 @@ export class Worker {
 
   #reject(held: Held, error: unknown): void {
     const reason = textOf(() => (error instanceof Error ? error.message : shown(error)));
+    const about = `task ${held.task.id} (${held.task.key})`;
+    if (error instanceof PutOff) this.#log.info(`${about}: put off: ${reason}`);
+    else if (error instanceof Retry || error instanceof Reject || error instanceof PayloadError) {
+      this.#log.warn(`${about}: rejected: ${reason}`);
+    }
     if (error instanceof Retry) {
       const delay = delayOf(error.after);
       this.#reports.reject(held, reason, delay === undefined ? {} : { delay });
@@ -439,7 +460,7 @@ export class Worker {
       const isError = error instanceof Error;
       this.#reports.reject(held, isError ? `${textOf(() => error.name)}: ${reason}` : reason);
       const trace = isError ? textOf(() => error.stack ?? reason) : reason;
-      this.#log.error(`task ${held.task.id} (${held.task.key}): ${trace}`);
+      this.#log.error(`${about}: ${trace}`);
     }
   }
 

@@ -424,3 +424,36 @@ test("whatever a handler throws ends its task, and not the process", async () =>
     assert.match(outcome.reason, reason);
   }
 });
+
+test("hooks run around the handler, and no rejection is silent", async () => {
+  const said: string[] = [];
+  const log = (text: string): void => void said.push(text);
+  const source = new MockSource([{ key: "a" }, { key: "wrong" }, { key: "later" }]);
+  const logger = { ...SILENT, info: log, warn: log };
+  const worker = new Worker({ queue: "test", source, concurrency: 1, signals: false, logger });
+  worker.around(async (task, call) => {
+    said.push(`outer before ${task.key}`);
+    return `<${String(await call())}>`;
+  });
+  worker.around(async (_task, call) => {
+    try {
+      return await call();
+    } finally {
+      said.push("inner after");
+    }
+  });
+  worker.handle((task) => {
+    said.push("handler");
+    if (task.key === "wrong") throw new Reject("no such page");
+    if (task.key === "later") throw new PutOff("busy", { after: "5s" });
+    return "done";
+  });
+  const run = worker.run();
+  await source.settled();
+  await worker.stop();
+  await run;
+  assert.deepEqual(said.slice(0, 3), ["outer before a", "handler", "inner after"]);
+  assert.equal(source.outcomes[0]?.status === "completed" && source.outcomes[0].result, "<done>");
+  assert.ok(said.includes("task task-2 (wrong): rejected: no such page"), said.join("\n"));
+  assert.ok(said.includes("task task-3 (later): put off: busy"), said.join("\n"));
+});
