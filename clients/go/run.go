@@ -329,32 +329,35 @@ func (r *run) finish(ctx context.Context, one *held, result any, err error) {
 		}
 	}
 
+	// The log comes before the report: nothing is to be said any more when Run returns.
 	r.mu.Lock()
-	r.running--
 	counts := one.state == isRunning
-	if counts {
-		if err == nil {
-			r.report(one, outcome{completion: completion})
-		} else {
-			rejection := reject(one.leased, err)
-			var said *Rejection
-			if errors.Is(context.Cause(ctx), ErrStopped) && !errors.As(err, &said) {
-				// Another worker gets it at once.
-				rejection.Delay = durationpb.New(0)
-			}
-			r.report(one, outcome{rejection: rejection})
-		}
-	}
-	r.begin()
-	r.notify()
 	r.mu.Unlock()
-	r.w.count(func(stats *Stats) { stats.Running-- })
 	var panicked *panicError
 	if err != nil && (counts || errors.As(err, &panicked)) {
 		logFailure(r.log, one.task, err)
 	} else if counts {
 		r.log.Debug("the task is done", "queue", one.task.Queue, "key", one.task.Key, "id", one.task.ID)
 	}
+	r.w.count(func(stats *Stats) { stats.Running-- })
+
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.running--
+	// Meanwhile its lease may have been lost.
+	if one.state == isRunning && err == nil {
+		r.report(one, outcome{completion: completion})
+	} else if one.state == isRunning {
+		rejection := reject(one.leased, err)
+		var said *Rejection
+		if errors.Is(context.Cause(ctx), ErrStopped) && !errors.As(err, &said) {
+			// Another worker gets it at once.
+			rejection.Delay = durationpb.New(0)
+		}
+		r.report(one, outcome{rejection: rejection})
+	}
+	r.begin()
+	r.notify()
 }
 
 // overtime ends a handler that took too long. It keeps its place until it returns.
@@ -363,14 +366,19 @@ func (r *run) overtime(one *held) {
 	r.mu.Lock()
 	counts := one.state == isRunning
 	if counts {
-		r.report(one, outcome{rejection: reject(one.leased, err)})
-		r.notify()
+		// From here on what the handler returns counts for nothing.
+		one.state = isReported
 	}
 	r.mu.Unlock()
-	if counts {
-		one.cancel(ErrTimeLimit)
-		logFailure(r.log, one.task, err)
+	if !counts {
+		return
 	}
+	logFailure(r.log, one.task, err)
+	one.cancel(ErrTimeLimit)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report(one, outcome{rejection: reject(one.leased, err)})
+	r.notify()
 }
 
 // insertSurplus inserts the discovered tasks that a completion has no room for. A task that is inserted twice is a
