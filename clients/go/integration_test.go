@@ -251,6 +251,47 @@ func TestWorkSurvivesKillsOfTaskd(t *testing.T) {
 	}
 }
 
+func TestWorkerTakesFewItemsIfTaskdDoes(t *testing.T) {
+	client := newProcess(t, "max_items = 5\n").start().client(taskd.ClientOptions{})
+	const atOnce = 60
+	const waves = 8
+	for _, poll := range []bool{false, true} {
+		queue := fmt.Sprintf("poll-%t", poll)
+		goOn := make(chan struct{})
+		var log journal
+		options := taskd.WorkerOptions{Queues: []string{queue}, Poll: poll, Concurrency: atOnce, Lease: 3 * time.Second, Logger: log.logger()}
+		worker, stop := start(t, client, options, func(ctx context.Context, _ *taskd.Task) (any, error) {
+			select {
+			case <-goOn:
+			case <-ctx.Done():
+			}
+			return nil, nil
+		})
+		for wave := range waves {
+			var tasks []taskd.NewTask
+			for n := range atOnce {
+				tasks = append(tasks, taskd.NewTask{Queue: queue, Key: fmt.Sprint(wave, "-", n)})
+			}
+			insert(t, client, tasks...)
+			until(t, "all of a wave run", func() bool { return worker.Stats().Running == atOnce })
+			for range atOnce {
+				goOn <- struct{}{}
+			}
+			until(t, "a wave is completed", func() bool { return worker.Stats().Completed == (wave+1)*atOnce })
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if stats := worker.Stats(); stats.Lost != 0 || stats.Rejected != 0 {
+			t.Errorf("%s: %+v", queue, stats)
+		}
+		// Each refusal halves what a frame has, from at most 120 items.
+		if count := strings.Count(log.String(), "taskd refused a frame"); count > 5 {
+			t.Errorf("%s: taskd refused %d frames: %s", queue, count, log.String())
+		}
+	}
+}
+
 func TestLeasesAreExtendedAndCancelsEndHandlers(t *testing.T) {
 	client := newProcess(t, "").start().client(taskd.ClientOptions{})
 	ctx := context.Background()

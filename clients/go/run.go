@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,6 +36,8 @@ const (
 	shortestRound = 100 * time.Millisecond
 	// remindAfter is how often a worker says that taskd is still away.
 	remindAfter = 30 * time.Second
+	// shortestPause is the least time between two rounds of extensions.
+	shortestPause = 10 * time.Millisecond
 	// mostTasks is how many tasks one call may ask for.
 	mostTasks = 1000
 )
@@ -522,11 +525,11 @@ func (r *run) report(one *held, what outcome) {
 func (r *run) deliverAll(from *lane) {
 	for {
 		r.mu.Lock()
-		batch := from.take()
+		batch := from.take(min(mostReports, r.session.mostItems))
 		changed := r.changed
 		r.mu.Unlock()
 		if len(batch) > 0 {
-			r.deliver(from, batch)
+			r.deliver(from, batch, false)
 			continue
 		}
 		select {
@@ -537,10 +540,10 @@ func (r *run) deliverAll(from *lane) {
 	}
 }
 
-func (l *lane) take() []*report {
+func (l *lane) take(most int) []*report {
 	count := 0
 	bytes := 0
-	for count < len(l.waiting) && count < mostReports {
+	for count < len(l.waiting) && count < most {
 		bytes += l.waiting[count].size()
 		if count > 0 && bytes > mostReportBytes {
 			break
@@ -553,9 +556,9 @@ func (l *lane) take() []*report {
 }
 
 // deliver sends reports, and sorts their answers. A report that arrives twice counts once, so what has no answer is
-// sent again.
-func (r *run) deliver(from *lane, batch []*report) {
-	results, err := r.send(batch)
+// sent again. After a refusal its halves go by calls, because a stream would end with each frame that taskd refuses.
+func (r *run) deliver(from *lane, batch []*report, byCalls bool) {
+	results, err := r.send(batch, byCalls)
 	switch {
 	case err == nil:
 		r.answered(from, batch, results)
@@ -563,8 +566,8 @@ func (r *run) deliver(from *lane, batch []*report) {
 	case isOfItems(err) && len(batch) > 1:
 		// One of them is to blame, or taskd takes fewer.
 		half := len(batch) / 2
-		r.deliver(from, batch[:half])
-		r.deliver(from, batch[half:])
+		r.deliver(from, batch[:half], true)
+		r.deliver(from, batch[half:], true)
 	case isOfItems(err):
 		invalid := &taskdpb.ItemResult{Status: taskdpb.ItemStatus_ITEM_STATUS_INVALID, Error: err.Error()}
 		r.answered(from, batch, []*taskdpb.ItemResult{invalid})
@@ -576,14 +579,15 @@ func (r *run) deliver(from *lane, batch []*report) {
 		}
 		pause := from.later.next()
 		r.mu.Lock()
-		from.waiting = append(batch, from.waiting...)
+		// A new array: that of the batch may have the reports of its other half.
+		from.waiting = slices.Concat(batch, from.waiting)
 		r.mu.Unlock()
 		sleep(r.calls, pause)
 	}
 }
 
 // send sends reports by the stream if one is open, and otherwise by a call, which any process takes.
-func (r *run) send(batch []*report) ([]*taskdpb.ItemResult, error) {
+func (r *run) send(batch []*report, byCall bool) ([]*taskdpb.ItemResult, error) {
 	what := &parcel{}
 	for _, one := range batch {
 		if one.completion != nil {
@@ -592,8 +596,10 @@ func (r *run) send(batch []*report) ([]*taskdpb.ItemResult, error) {
 			what.rejections = append(what.rejections, one.rejection)
 		}
 	}
-	if results, err := r.session.send(what, callTimeout); err == nil {
-		return results, nil
+	if !byCall {
+		if results, err := r.session.send(what, callTimeout); err == nil {
+			return results, nil
+		}
 	}
 	var results []*taskdpb.ItemResult
 	err := r.servers.once(r.calls, 0, func(ctx context.Context, conn *grpc.ClientConn) error {
@@ -688,13 +694,21 @@ func (r *run) extendLeases() {
 		case <-r.calls.Done():
 			return
 		}
-		r.extendAll(every)
-		timer.Reset(every)
+		began := time.Now()
+		r.extendAll(began.Add(every))
+		// A round that took long has not seen the tasks that came meanwhile.
+		timer.Reset(max(every-time.Since(began), shortestPause))
 	}
 }
 
-func (r *run) extendAll(within time.Duration) {
-	end := time.Now().Add(within)
+// extendWithin is how long a call that extends leases may take: after one without an answer there is time for another
+// one, which goes to the next process.
+func extendWithin(lease time.Duration) time.Duration {
+	return min(max(lease/4, 500*time.Millisecond), callTimeout)
+}
+
+// extendAll extends the leases of all tasks in hand. While taskd is away it tries again until the next round is due.
+func (r *run) extendAll(end time.Time) {
 	r.mu.Lock()
 	all := make([]*held, 0, len(r.held))
 	for _, one := range r.held {
@@ -704,7 +718,7 @@ func (r *run) extendAll(within time.Duration) {
 	var pauses pauses
 	for len(all) > 0 {
 		count := min(len(all), r.extensions)
-		results, err := r.extend(all[:count], within)
+		results, err := r.extend(all[:count])
 		switch {
 		case err == nil:
 			for n, result := range results {
@@ -731,19 +745,19 @@ func (r *run) extendAll(within time.Duration) {
 	}
 }
 
-func (r *run) extend(some []*held, within time.Duration) ([]*taskdpb.ItemResult, error) {
+func (r *run) extend(some []*held) ([]*taskdpb.ItemResult, error) {
 	by := durationpb.New(r.options.Lease)
 	what := &parcel{}
 	for _, one := range some {
 		what.extensions = append(what.extensions, &taskdpb.Extension{Id: one.leased.Id, LeaseToken: one.leased.LeaseToken, By: by})
 	}
-	if results, err := r.session.send(what, within); err == nil {
+	limit := extendWithin(r.options.Lease)
+	// Two calls, the second one to another process, come after this while the leases live.
+	if results, err := r.session.send(what, limit/2); err == nil {
 		return results, nil
 	}
 	var results []*taskdpb.ItemResult
-	err := r.servers.once(r.calls, 0, func(ctx context.Context, conn *grpc.ClientConn) error {
-		ctx, cancel := context.WithTimeout(ctx, max(within, time.Second))
-		defer cancel()
+	err := r.servers.once(r.calls, limit-callTimeout, func(ctx context.Context, conn *grpc.ClientConn) error {
 		answer, err := taskdpb.NewTasksClient(conn).ExtendTasks(ctx, &taskdpb.ExtendTasksRequest{Worker: r.options.Name, Extensions: what.extensions})
 		results = answer.GetResults()
 		return err
@@ -784,9 +798,10 @@ func (r *run) poll(ctx context.Context) {
 		cancel()
 	}()
 	var pauses pauses
+	most := mostTasks
 	for ctx.Err() == nil {
 		r.mu.Lock()
-		room := min(r.room(), mostTasks)
+		room := min(r.room(), most)
 		isOver := r.isStopping || r.fatal != nil
 		changed := r.changed
 		r.mu.Unlock()
@@ -826,6 +841,9 @@ func (r *run) poll(ctx context.Context) {
 				sleep(ctx, rest)
 			}
 		case ctx.Err() != nil:
+		case isOfItems(err) && room > 1:
+			// taskd's setting max_items is lower. If it is something else, the smallest call fails, too.
+			most = room / 2
 		case isAway(err):
 			r.away(err)
 			sleep(ctx, pauses.next())

@@ -156,7 +156,7 @@ func (s *servers) close() error {
 	return first
 }
 
-// once makes one call, which may take callTimeout and this much longer.
+// once makes one call, which may take callTimeout and this much longer, or less if it is negative.
 func (s *servers) once(ctx context.Context, longer time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
 	chosen := s.pick()
 	limited, cancel := context.WithTimeout(ctx, callTimeout+longer)

@@ -98,14 +98,19 @@ type session struct {
 	newlyStarted   []string
 	hasSurrendered bool
 	isSurrendered  bool
+	// mostItems is how many items a frame may have: taskd's setting max_items, as far as it is known.
+	mostItems int
+	// refusedItems is how many items the largest frame had that the last stream left without an answer.
+	refusedItems int
 }
 
 func newSession(r *run) *session {
 	return &session{
-		r:        r,
-		wakes:    make(chan struct{}, 1),
-		takeover: r.options.Takeover,
-		sent:     map[uint64]*sentFrame{},
+		r:         r,
+		wakes:     make(chan struct{}, 1),
+		takeover:  r.options.Takeover,
+		sent:      map[uint64]*sentFrame{},
+		mostItems: mostItems,
 	}
 }
 
@@ -133,7 +138,7 @@ func (s *session) started(id string) {
 func (s *session) send(what *parcel, within time.Duration) ([]*taskdpb.ItemResult, error) {
 	what.answer = make(chan parcelAnswer, 1)
 	s.r.mu.Lock()
-	if !s.isOpen || what.size() > mostFrameBytes {
+	if !s.isOpen || what.items() > s.mostItems || what.size() > mostFrameBytes {
 		s.r.mu.Unlock()
 		return nil, errNoStream
 	}
@@ -208,6 +213,7 @@ func (s *session) run(ctx context.Context) {
 		case isOfItems(err) && wasOpen:
 			// The reports of the stream go by calls, which say which of them is wrong.
 			s.r.log.Warn("taskd refused a frame, opening another stream: " + err.Error())
+			s.refused()
 		case isAway(err):
 			s.r.servers.leave(chosen)
 			s.r.away(err)
@@ -292,6 +298,15 @@ func (s *session) serve(ctx context.Context, at server) (wasOpen, hasMoved bool,
 	return true, false, ended(readError)
 }
 
+// refused makes the next frames smaller, because taskd's setting max_items may be lower.
+func (s *session) refused() {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	if s.refusedItems > 1 {
+		s.mostItems = min(s.mostItems, s.refusedItems/2)
+	}
+}
+
 func orDefault(said *durationpb.Duration, otherwise time.Duration) time.Duration {
 	if said.AsDuration() <= 0 {
 		return otherwise
@@ -354,7 +369,13 @@ func (s *session) opened(opening *taskdpb.WorkerFrame, first *taskdpb.TaskdFrame
 
 // broke notes the end of the stream. Its reports go by calls, or by the next one.
 func (s *session) broke() {
+	s.refusedItems = 0
 	for _, frame := range s.sent {
+		items := 0
+		for _, one := range frame.parcels {
+			items += one.items()
+		}
+		s.refusedItems = max(s.refusedItems, items)
 		s.parcels = append(s.parcels, frame.parcels...)
 	}
 	for _, one := range s.parcels {
@@ -551,7 +572,7 @@ func (s *session) fill(frame *taskdpb.WorkerFrame) []*parcel {
 		}
 		items += one.items()
 		bytes += one.size()
-		if !isFree || len(moved) > 0 && (items > mostItems || bytes > mostFrameBytes) {
+		if !isFree || len(moved) > 0 && (items > s.mostItems || bytes > mostFrameBytes) {
 			break
 		}
 		switch {

@@ -1,0 +1,148 @@
+package taskd_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	taskd "github.com/taskd/taskd/clients/go"
+	"github.com/taskd/taskd/clients/go/taskdpb"
+	"github.com/taskd/taskd/clients/go/taskdtest"
+)
+
+// serve serves the tasks of a server on a port of its own, with the faults that the options bring.
+func serve(t *testing.T, server *taskdtest.Server, options ...grpc.ServerOption) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := grpc.NewServer(options...)
+	taskdpb.RegisterTasksServer(serving, server)
+	taskdpb.RegisterDiscoveryServer(serving, server)
+	go func() { _ = serving.Serve(listener) }()
+	t.Cleanup(serving.Stop)
+	return listener.Addr().String()
+}
+
+// fault comes before each unary call. Without an error, the call is made.
+func fault(check func(ctx context.Context, request any) error) grpc.ServerOption {
+	return grpc.UnaryInterceptor(func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if err := check(ctx, request); err != nil {
+			return nil, err
+		}
+		return handler(ctx, request)
+	})
+}
+
+func clientOf(t *testing.T, options taskd.ClientOptions) *taskd.Client {
+	t.Helper()
+	client, err := taskd.NewClient(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}
+
+func TestRefusedBatchLosesNoReport(t *testing.T) {
+	server := taskdtest.NewServer(t)
+	begin := map[string]chan struct{}{"first": make(chan struct{}), "second": make(chan struct{}), "third": make(chan struct{})}
+	goOn := make(chan struct{})
+	var calls atomic.Int32
+	address := serve(t, server, fault(func(_ context.Context, request any) error {
+		if _, isOfCompletions := request.(*taskdpb.CompleteTasksRequest); !isOfCompletions {
+			return nil
+		}
+		switch calls.Add(1) {
+		case 1:
+			<-goOn
+		case 2:
+			return status.Error(codes.InvalidArgument, "one of these is wrong")
+		case 3:
+			// The first half waits for taskd, while other tasks end and the second half goes.
+			close(begin["third"])
+			return status.Error(codes.Unavailable, "away")
+		}
+		return nil
+	}))
+	var tasks []taskd.NewTask
+	for wave, count := range map[string]int{"first": 1, "second": 8, "third": 4} {
+		for n := range count {
+			tasks = append(tasks, taskd.NewTask{Queue: "q", Key: fmt.Sprint(wave, n), Payload: wave})
+		}
+	}
+	client := clientOf(t, taskd.ClientOptions{Addresses: []string{address}})
+	insert(t, client, tasks...)
+	options := taskd.WorkerOptions{Queues: []string{"q"}, Poll: true, Concurrency: len(tasks)}
+	worker, stop := start(t, client, options, func(_ context.Context, task *taskd.Task) (any, error) {
+		<-begin[string(task.Payload)]
+		return nil, nil
+	})
+	until(t, "all run", func() bool { return worker.Stats().Running == len(tasks) })
+	close(begin["first"])
+	until(t, "the first report is under way", func() bool { return calls.Load() == 1 })
+	close(begin["second"])
+	until(t, "the second ones wait", func() bool { return worker.Stats().Running == 4 })
+	close(goOn)
+	until(t, "all are completed", func() bool { return worker.Stats().Completed == len(tasks) })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		if outcome := server.Outcome("q", task.Key); outcome.Status != completed {
+			t.Errorf("%s: %+v", task.Key, outcome)
+		}
+	}
+}
+
+func TestLeasesSurviveASilentProcess(t *testing.T) {
+	server := taskdtest.NewServer(t)
+	var isSilent atomic.Bool
+	silent := serve(t, server, fault(func(ctx context.Context, _ any) error {
+		if isSilent.Load() {
+			<-ctx.Done()
+		}
+		return ctx.Err()
+	}))
+	extended := make(chan time.Time, 1)
+	other := serve(t, server, fault(func(_ context.Context, request any) error {
+		if _, isExtension := request.(*taskdpb.ExtendTasksRequest); isExtension {
+			select {
+			case extended <- time.Now():
+			default:
+			}
+		}
+		return nil
+	}))
+	insert(t, server.Client(t), taskd.NewTask{Queue: "q", Key: "a"})
+	client := clientOf(t, taskd.ClientOptions{Addresses: []string{silent, other}})
+	goOn := make(chan struct{})
+	finish := sync.OnceFunc(func() { close(goOn) })
+	defer finish()
+	leased := make(chan time.Time, 1)
+	options := taskd.WorkerOptions{Queues: []string{"q"}, Poll: true, Lease: 6 * time.Second}
+	worker, stop := start(t, client, options, func(context.Context, *taskd.Task) (any, error) {
+		leased <- time.Now()
+		isSilent.Store(true)
+		<-goOn
+		return nil, nil
+	})
+	began := <-leased
+	if took := (<-extended).Sub(began); took >= options.Lease {
+		t.Errorf("the other process was asked after %s", took)
+	}
+	finish()
+	until(t, "it is completed", func() bool { return worker.Stats().Completed == 1 })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+}
