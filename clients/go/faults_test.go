@@ -146,3 +146,47 @@ func TestLeasesSurviveASilentProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// lateStream withholds the first frame of the worker from the server.
+type lateStream struct {
+	grpc.ServerStream
+	arrived chan<- struct{}
+	goOn    <-chan struct{}
+}
+
+func (s *lateStream) RecvMsg(message any) error {
+	err := s.ServerStream.RecvMsg(message)
+	if frame, isFrame := message.(*taskdpb.WorkerFrame); isFrame && frame.Open != nil {
+		s.arrived <- struct{}{}
+		<-s.goOn
+	}
+	return err
+}
+
+func TestStopWaitsForTheOpeningOfAStream(t *testing.T) {
+	server := taskdtest.NewServer(t)
+	arrived := make(chan struct{}, 10)
+	goOn := make(chan struct{})
+	address := serve(t, server, grpc.StreamInterceptor(func(of any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		return handler(of, &lateStream{ServerStream: stream, arrived: arrived, goOn: goOn})
+	}))
+	client := clientOf(t, taskd.ClientOptions{Addresses: []string{address}})
+	insert(t, client, taskd.NewTask{Queue: "q", Key: "a"})
+	worker, stop := start(t, client, taskd.WorkerOptions{Queues: []string{"q"}}, crawl)
+	<-arrived
+	worker.Stop()
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	select {
+	case <-stopped:
+		t.Error("the tasks that taskd may have sent stay away")
+	case <-time.After(200 * time.Millisecond):
+	}
+	close(goOn)
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	if outcome := server.Outcome("q", "a"); outcome.Status != queued || outcome.Attempts != 0 {
+		t.Errorf("%+v", outcome)
+	}
+}

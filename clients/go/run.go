@@ -63,8 +63,13 @@ func leaseOf(leased *taskdpb.LeasedTask) lease {
 type held struct {
 	leased *taskdpb.LeasedTask
 	task   *Task
+	// number grows from lease to lease.
+	number int
 	state  heldState
 	cancel context.CancelCauseFunc
+	// told is closed when taskd was told that the handler begins, or cannot be told on this stream.
+	told   chan struct{}
+	isTold bool
 }
 
 // report is an outcome that taskd has not answered.
@@ -99,6 +104,7 @@ type run struct {
 	held        map[lease]*held
 	waiting     []*held
 	running     int
+	accepted    int
 	isStopping  bool
 	completions lane
 	rejections  lane
@@ -277,7 +283,8 @@ func (r *run) accept(tasks []*taskdpb.LeasedTask) {
 			continue
 		}
 		taken++
-		one := &held{leased: leased, task: taskOf(leased, r.options.Name)}
+		r.accepted++
+		one := &held{leased: leased, task: taskOf(leased, r.options.Name), number: r.accepted, told: make(chan struct{})}
 		r.held[leaseOf(leased)] = one
 		r.waiting = append(r.waiting, one)
 	}
@@ -301,7 +308,7 @@ func (r *run) begin() {
 		one.state = isRunning
 		ctx, cancel := context.WithCancelCause(r.values)
 		one.cancel = cancel
-		r.session.started(one.leased.Id)
+		r.session.started(one)
 		r.w.count(func(stats *Stats) { stats.Running++ })
 		go r.work(ctx, one)
 	}
@@ -310,6 +317,8 @@ func (r *run) begin() {
 // work runs the handler of a task.
 func (r *run) work(ctx context.Context, one *held) {
 	defer one.cancel(nil)
+	// A task that ends this process must not look like one that has not begun.
+	<-one.told
 	if r.options.TimeLimit > 0 {
 		timer := time.AfterFunc(r.options.TimeLimit, func() { r.overtime(one) })
 		defer timer.Stop()
@@ -437,15 +446,15 @@ func (r *run) lost(one *held, result *taskdpb.ItemResult) {
 	r.log.Warn("the task is lost: "+statusOf(result), "queue", one.task.Queue, "key", one.task.Key, "id", one.task.ID)
 }
 
-// loseAll hears of leases that ended, by the ids of their tasks.
+// loseAll hears of leases that ended, by the ids of their tasks. If a worker still has an earlier lease of the task, it is
+// the last one that ended now.
 func (r *run) loseAll(results []*taskdpb.ItemResult) {
 	for _, result := range results {
 		r.mu.Lock()
 		var found *held
 		for _, one := range r.held {
-			if one.leased.Id == result.Id && one.state != isReported {
+			if one.leased.Id == result.Id && (found == nil || one.number > found.number) {
 				found = one
-				break
 			}
 		}
 		r.mu.Unlock()

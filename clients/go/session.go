@@ -83,6 +83,8 @@ type session struct {
 	isPolling bool
 	// isOpen means that reports go by the stream.
 	isOpen bool
+	// isOpening means that taskd may send tasks on a stream that it has not answered.
+	isOpening bool
 	// isConnected lasts from the opening of the stream to its end.
 	isConnected bool
 	// isLeaving means that taskd ends this stream.
@@ -90,12 +92,14 @@ type session struct {
 	isClosing bool
 	isClosed  bool
 	// demand is how many tasks taskd may still send, as its last frame said.
-	demand         int
-	wantAfter      time.Time
-	lastNumber     uint64
-	sent           map[uint64]*sentFrame
-	parcels        []*parcel
-	newlyStarted   []string
+	demand     int
+	wantAfter  time.Time
+	lastNumber uint64
+	sent       map[uint64]*sentFrame
+	parcels    []*parcel
+	// newlyStarted are the tasks that begin; telling are those whose frame is being sent.
+	newlyStarted   []*held
+	telling        []*held
 	hasSurrendered bool
 	isSurrendered  bool
 	// mostItems is how many items a frame may have: taskd's setting max_items, as far as it is known.
@@ -123,14 +127,26 @@ func (s *session) wake() {
 
 // isDrained tells whether no task is on its way any more. The caller holds the lock.
 func (s *session) isDrained() bool {
-	return !s.isPolling && (!s.isConnected || s.isSurrendered)
+	return !s.isPolling && !s.isOpening && (!s.isConnected || s.isSurrendered)
 }
 
-// started notes that a handler begins: a task that has not begun costs no attempt when the session ends. The caller
-// holds the lock.
-func (s *session) started(id string) {
-	if s.isConnected {
-		s.newlyStarted = append(s.newlyStarted, id)
+// started notes that a handler begins, as soon as taskd was told: a task that has not begun costs no attempt when the
+// session ends. Without a stream it begins at once, and the next stream tells. The caller holds the lock.
+func (s *session) started(one *held) {
+	if s.isOpen {
+		s.newlyStarted = append(s.newlyStarted, one)
+	} else {
+		tell([]*held{one})
+	}
+}
+
+// tell lets handlers begin. The caller holds the lock.
+func tell(all []*held) {
+	for _, one := range all {
+		if !one.isTold {
+			one.isTold = true
+			close(one.told)
+		}
 	}
 }
 
@@ -166,7 +182,7 @@ func (s *session) close() {
 	s.isClosing = true
 	s.wake()
 	s.r.mu.Unlock()
-	s.r.waitFor(closeWithin, func() bool { return !s.isConnected })
+	s.r.waitFor(closeWithin, func() bool { return !s.isOpening && !s.isConnected })
 }
 
 // run holds a stream, one after the other.
@@ -248,7 +264,9 @@ func (s *session) serve(ctx context.Context, at server) (wasOpen, hasMoved bool,
 	}
 	s.r.mu.Lock()
 	opening := s.opening()
+	s.isOpening = opening.Open.Want > 0
 	s.r.mu.Unlock()
+	defer s.endOpening()
 	// If it cannot be sent, Recv says why.
 	_ = stream.Send(opening)
 	first, err := stream.Recv()
@@ -314,6 +332,16 @@ func orDefault(said *durationpb.Duration, otherwise time.Duration) time.Duration
 	return said.AsDuration()
 }
 
+// endOpening notes that a stream is open, or that it failed.
+func (s *session) endOpening() {
+	s.r.mu.Lock()
+	defer s.r.mu.Unlock()
+	if s.isOpening {
+		s.isOpening = false
+		s.r.notify()
+	}
+}
+
 // opening is the first frame: it goes on with the session, if there is one, with all that is in hand.
 func (s *session) opening() *taskdpb.WorkerFrame {
 	open := &taskdpb.OpenSession{
@@ -339,6 +367,7 @@ func (s *session) opening() *taskdpb.WorkerFrame {
 func (s *session) opened(opening *taskdpb.WorkerFrame, first *taskdpb.TaskdFrame) {
 	s.id = first.Opened.Session
 	s.takeover = false
+	s.isOpening = false
 	s.isOpen = true
 	s.isConnected = true
 	s.demand = int(first.Demand)
@@ -352,9 +381,10 @@ func (s *session) opened(opening *taskdpb.WorkerFrame, first *taskdpb.TaskdFrame
 	for _, id := range opening.Started {
 		told[id] = true
 	}
+	// Those that began since the first frame.
 	for _, one := range s.r.held {
 		if one.state == isRunning && !told[one.leased.Id] {
-			s.newlyStarted = append(s.newlyStarted, one.leased.Id)
+			s.newlyStarted = append(s.newlyStarted, one)
 		}
 	}
 	if !first.Opened.Resumed && len(s.r.held) > 0 {
@@ -383,6 +413,9 @@ func (s *session) broke() {
 	}
 	s.sent = map[uint64]*sentFrame{}
 	s.parcels = nil
+	tell(s.telling)
+	tell(s.newlyStarted)
+	s.telling = nil
 	s.newlyStarted = nil
 	s.demand = 0
 	s.wantAfter = time.Time{}
@@ -473,6 +506,10 @@ func (s *session) write(stream frameStream, heartbeat time.Duration, done <-chan
 				return
 			}
 			spoke = now
+			s.r.mu.Lock()
+			tell(s.telling)
+			s.telling = nil
+			s.r.mu.Unlock()
 			if frame.Close {
 				return
 			}
@@ -502,11 +539,18 @@ func (s *session) nextFrame(now time.Time) *taskdpb.WorkerFrame {
 		s.isOpen = false
 		return &taskdpb.WorkerFrame{Close: true}
 	}
-	if len(s.sent) >= mostOpen {
-		return nil
+	frame := &taskdpb.WorkerFrame{}
+	for _, one := range s.newlyStarted {
+		frame.Started = append(frame.Started, one.leased.Id)
 	}
-	frame := &taskdpb.WorkerFrame{Started: s.newlyStarted}
+	s.telling = s.newlyStarted
 	s.newlyStarted = nil
+	if len(s.sent) >= mostOpen {
+		if len(frame.Started) == 0 {
+			return nil
+		}
+		return frame
+	}
 	sent := &sentFrame{parcels: s.fill(frame)}
 	if !s.isLeaving && !s.isClosing {
 		s.ask(frame, now)
