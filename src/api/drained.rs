@@ -23,7 +23,7 @@ use crate::model::{Caller, OneQueue, QueueName, StoredStatus};
 /// How often a call looks again while a queue is not drained.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How long a look may take, at least: also a call that does not wait gets an answer.
-const LOOK_WITHIN: Duration = Duration::from_secs(2);
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
 
 impl Api {
     /// One queue. With `wait`: when it is drained, or after this time.

@@ -85,7 +85,8 @@ impl SettledReports {
                 }
                 // Redis has lost a shard without a generation, and its reports.
                 Ok(_) => {}
-                Err(cause) => return Err(Error::Shard { shard, cause }),
+                // The caller may not know the queue of this shard.
+                Err(cause) => return Err(Error::Queue(cause)),
             }
         }
         Ok(outboxes)
@@ -96,10 +97,7 @@ impl SettledReports {
         match self.queue.outbox_extent(shard).await {
             Ok(extent) => Ok(extent.first.is_some_and(|first| first <= last)),
             Err(queue::Error::NoGeneration) => Ok(false),
-            Err(cause) => Err(Error::Shard {
-                shard: shard.clone(),
-                cause,
-            }),
+            Err(cause) => Err(Error::Queue(cause)),
         }
     }
 }

@@ -109,7 +109,7 @@ impl Server {
         self.patiently(async || self.connect_to_first().await).await
     }
 
-    async fn connect_to_first(&self) -> anyhow::Result<Taskd> {
+    pub(super) async fn connect_to_first(&self) -> anyhow::Result<Taskd> {
         let mut first = None;
         for address in self.grpc.split(',') {
             match connect(address, &self.trust).await {

@@ -91,13 +91,23 @@ pub async fn run(args: Wait) -> anyhow::Result<bool> {
                 waits = WAITS.build();
             }
             Err(status) if !is_transient(&status) => anyhow::bail!("{}", client::said(&status)),
-            Err(status) => match waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => anyhow::bail!(
-                    "gave up: no word from taskd for a minute: {}",
-                    client::said(&status)
-                ),
-            },
+            Err(status) => {
+                let pause = waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER);
+                let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+                match pause {
+                    Some(pause) if left.is_none_or(|left| left > pause) => {
+                        tokio::time::sleep(pause).await;
+                    }
+                    Some(_) => anyhow::bail!(
+                        "the time is over, and taskd does not answer: {}",
+                        client::said(&status)
+                    ),
+                    None => anyhow::bail!(
+                        "gave up: no word from taskd for a minute: {}",
+                        client::said(&status)
+                    ),
+                }
+            }
         }
     };
     bar.finish_and_clear();
@@ -180,6 +190,11 @@ fn progress(queue: &pb::Queue) -> String {
 fn told(queue: &pb::Queue) -> String {
     let name = &queue.queue;
     if !is_drained(queue) {
+        if unfinished(queue) == 0 {
+            return format!(
+                "queue {name} is not drained: reports that taskd has accepted are not in SQL yet"
+            );
+        }
         let paused = if queue.paused { ", and is paused" } else { "" };
         return format!(
             "queue {name} is not drained: it has {} unfinished tasks{paused}",

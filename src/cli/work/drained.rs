@@ -51,7 +51,8 @@ impl<'a> Drained<'a> {
         let taskd = match connection.take() {
             Some(taskd) => taskd,
             None => {
-                let connected = self.server.connect_to_any().await;
+                // Without the patience of a start: the caller counts how long taskd is away.
+                let connected = self.server.connect_to_first().await;
                 connected.map_err(|error| format!("{error:#}"))?
             }
         };

@@ -177,8 +177,9 @@ impl Show {
             }
             if self.state().is_idle(time, Instant::now()) {
                 match are_drained().await {
-                    Ok(true) => return Ok(()),
-                    Ok(false) => {}
+                    // A task may have come while taskd was asked.
+                    Ok(true) if self.state().is_idle(time, Instant::now()) => return Ok(()),
+                    Ok(_) => {}
                     Err(why) => self.away(&mut self.state(), &why),
                 }
             }
