@@ -127,7 +127,7 @@ impl Daemon {
             .and_then(|all| all.iter().find(|queue| queue["queue"] == name));
         let field = |field: &str| queue.and_then(|queue| queue[field].as_u64()).unwrap_or(0);
         Ok(Counts {
-            waiting: field("queued"),
+            waiting: field("waiting"),
             completed: field("completed"),
             others: ["pending", "assigned", "delayed", "dead", "cancelled"]
                 .map(field)

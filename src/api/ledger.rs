@@ -1,8 +1,8 @@
 //! Counts the tasks of each queue in SQL, on the bus and in Redis, for the books: `GET /v1/books`
 //! compares how many unfinished tasks SQL has with how many can be found.
 //!
-//! The servers are asked one after the other, so a task that moves meanwhile may be counted twice or
-//! not at all. So a difference is reported only if nothing moves: no record waits on the bus, no
+//! The servers are asked one after the other, so a task that moves meanwhile may be counted twice
+//! or not at all. So a difference is reported only if nothing moves: no record waits on the bus, no
 //! report waits in a shard, and a second snapshot, a second later, has the same numbers
 //! (`books_snapshot.rs`).
 
@@ -26,8 +26,8 @@ use crate::{
     store::{OffBusCounts, QueueCount, Store, TurnedAway, TurnedAwayCounts, Unpublished},
 };
 
-/// The pause after a count of the outbox, as a multiple of the time that the count took. So counting
-/// takes a tenth of the time.
+/// The pause after a count of the outbox, as a multiple of the time that the count took. So
+/// counting takes a tenth of the time.
 const SHARE: u32 = 9;
 /// The shorter pause while an old count decides whether there is a difference.
 const SHARE_IN_DOUBT: u32 = 3;
@@ -295,7 +295,7 @@ fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
     // `delayed` counts replicas. They belong to as many tasks at most.
     let nothing_left = live.saturating_sub(open);
     let delayed = delayed.min(nothing_left);
-    held.queued += live - nothing_left;
+    held.waiting += live - nothing_left;
     held.delayed += delayed;
     held.assigned += nothing_left - delayed;
     held.leases += leases;
@@ -383,7 +383,7 @@ mod tests {
         );
         assert_eq!(
             (
-                of.held.queued,
+                of.held.waiting,
                 of.held.delayed,
                 of.held.assigned,
                 of.held.between

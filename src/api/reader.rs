@@ -144,7 +144,7 @@ impl Reader {
                 other => other?,
             };
             let entry = entry_of(&mut queues, &shard.queue);
-            entry.queued += stats.open;
+            entry.waiting += stats.open;
             entry.leases += stats.leases;
             let (assigned, delayed) = stats.assigned_and_delayed();
             entry.assigned += assigned;
@@ -173,7 +173,7 @@ fn entry_of<'a>(
     queues.entry(queue.clone()).or_insert_with(|| QueueView {
         queue: queue.clone(),
         pending: 0,
-        queued: 0,
+        waiting: 0,
         assigned: 0,
         delayed: 0,
         leases: 0,

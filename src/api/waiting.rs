@@ -220,8 +220,10 @@ impl Reader {
                 (Results::new(), None)
             }
         };
-        let awaited = |answer: InsertAnswer| {
+        let awaited = |mut answer: InsertAnswer| {
+            let before = answer.task_status.take();
             let status = answer.id.and_then(|id| statuses.get(&id).copied());
+            let status = status.or(before);
             let results = answer
                 .id
                 .and_then(|id| results.remove(&id))

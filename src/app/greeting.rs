@@ -10,7 +10,7 @@ use super::connect::store_name;
 use crate::config::{Auth, Settings};
 
 /// The address at which commands look for a taskd by default.
-const DEFAULT_GRPC: &str = "http://127.0.0.1:7601";
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7600";
 
 /// Logs that the process is up. A terminal gets more.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
@@ -41,10 +41,11 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     };
     let taskd = command();
     let grpc = format!("{scheme}://{grpc}");
-    let at = if grpc == DEFAULT_GRPC {
+    let server = format!("{scheme}://{http}");
+    let at = if server == DEFAULT_SERVER {
         String::new()
     } else {
-        format!(" --grpc {grpc}")
+        format!(" --server {server}")
     };
     let token = match settings.auth {
         Auth::Tokens => " --oauth2-bearer $TASKD_TOKEN",
@@ -53,16 +54,16 @@ pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     let text = format!(
         r#"
   taskd runs {pipelines}
-  http   {scheme}://{http}
+  http   {server}
   grpc   {grpc}
   queue  {redis}
   store  {store}
   bus    {bus}
 
   Try next, in another terminal: insert a task, do it, look at the queue.
-    curl{token} --json '{{"queue":"demo","key":"root-'$(date +%s)'","payload":{{"depth":2}}}}' {scheme}://{http}/v1/tasks
+    curl{token} --json '{{"queue":"demo","key":"root-'$(date +%s)'","payload":{{"depth":2}}}}' {server}/v1/tasks
     {taskd} work --queue demo --exit-when-idle 3s{at} -- echo {{key}}
-    curl{token} {scheme}://{http}/v1/queues
+    curl{token} {server}/v1/queues
 
 "#
     );

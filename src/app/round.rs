@@ -29,7 +29,7 @@ use crate::{
     config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
     dedup::Filter,
-    ingress::{self, Budget, Tls},
+    ingress::{self, Budget, Tls, http::Ports},
     model::{Presence, in_short},
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
@@ -121,7 +121,19 @@ pub(super) async fn run(
     let doors = Supervisor::new();
     let servers = Servers::default();
     let (cx, authentication) = opened.start_upkeep(backends, &servers, &supervisor);
-    let state = state(backends, &cx, authentication, servers, &supervisor, &doors);
+    let ports = Ports {
+        http: http_addr.port(),
+        grpc: grpc_addr.port(),
+    };
+    let state = state(
+        backends,
+        &cx,
+        authentication,
+        servers,
+        ports,
+        &supervisor,
+        &doors,
+    );
     let presence = presence(backends, http_addr, grpc_addr);
     state
         .api
@@ -370,6 +382,7 @@ fn state(
     cx: &Context,
     authentication: Authentication,
     servers: Servers,
+    ports: Ports,
     supervisor: &Supervisor,
     doors: &Supervisor,
 ) -> ingress::State {
@@ -421,6 +434,7 @@ fn state(
         servers,
         settings: Arc::clone(&cx.settings),
         metrics: backends.metrics.clone(),
+        ports,
         tls: backends.tls.clone(),
         budget: backends.budget.clone(),
         stop: doors.stop_token(),

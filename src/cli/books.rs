@@ -15,8 +15,10 @@ use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::{
+    address::Server,
     ask::{get, printable, read},
-    http::{HttpPort, HttpServer},
+    http::HttpPort,
+    named::AnyQueue,
     print::{self, CLEAR, NotThere, print_one, say},
 };
 
@@ -35,9 +37,8 @@ with its report on the way to SQL; at rest it is 0.
 Exit code: 0, 1 if the books of a queue are UNBALANCED or the queue named has no task, 2 if the server cannot be \
 reached or the question is wrong.")]
 pub struct Books {
-    /// Only this queue
-    #[arg(value_name = "QUEUE")]
-    queue: Option<String>,
+    #[command(flatten)]
+    queue: AnyQueue,
 
     /// Look again each second, until Ctrl-C
     #[arg(long)]
@@ -48,7 +49,7 @@ pub struct Books {
     json: bool,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
 #[derive(Deserialize)]
@@ -83,13 +84,13 @@ impl Queue {
             rejected,
         } = self.came_in;
         let Redis {
-            queued,
+            waiting,
             assigned,
             delayed,
             reports,
         } = self.held.redis;
         [
-            stored, duplicates, rejected, queued, assigned, delayed, reports,
+            stored, duplicates, rejected, waiting, assigned, delayed, reports,
         ]
         .iter()
         .all(|count| *count == 0)
@@ -127,7 +128,7 @@ struct Sql {
 
 #[derive(Deserialize)]
 struct Redis {
-    queued: u64,
+    waiting: u64,
     assigned: u64,
     delayed: u64,
     reports: u64,
@@ -141,8 +142,8 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     } else {
         ""
     };
-    let (mut body, mut answer) = look(&server, args.queue.as_deref()).await?;
-    if let (Some(name), false) = (&args.queue, args.watch)
+    let (mut body, mut answer) = look(&server, args.queue.name()).await?;
+    if let (Some(name), false) = (args.queue.name(), args.watch)
         && answer.queues.iter().all(Queue::is_blank)
     {
         bail!(NotThere(format!(
@@ -166,7 +167,7 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
                 .iter()
                 .all(|queue| queue.state != "UNBALANCED"));
         }
-        (body, answer) = next(&server, args.queue.as_deref()).await;
+        (body, answer) = next(&server, args.queue.name()).await;
     }
 }
 
@@ -204,7 +205,7 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, 
 fn table(answer: &Answer) -> String {
     let mut table = print::table([
         "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked",
-        "sched.", "missing", "between", "queued", "assigned", "delayed", "reports", "state",
+        "sched.", "missing", "between", "waiting", "assigned", "delayed", "reports", "state",
     ]);
     for Queue {
         queue,
@@ -229,7 +230,7 @@ fn table(answer: &Answer) -> String {
             if *between < 0 { "-" } else { "" },
             count(between.unsigned_abs())
         ));
-        row.extend([redis.queued, redis.assigned, redis.delayed, redis.reports].map(count));
+        row.extend([redis.waiting, redis.assigned, redis.delayed, redis.reports].map(count));
         row.push(state.clone());
         table.add_row(row);
     }
@@ -260,7 +261,7 @@ mod tests {
         let answer = br#"{"bus": {"pipeline": 1, "task_results": 2}, "queues": [{"queue": "q", "state": "MOVING",
             "in": {"stored": 1234, "duplicates": 1, "rejected": 2}, "out": {"completed": 3, "dead": 4, "cancelled": 5},
             "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "scheduled": 8, "missing": 9}, "between": -1500,
-            "redis": {"live": 33, "queued": 10, "assigned": 11, "delayed": 12, "leases": 13, "reports": 14}}}]}"#;
+            "redis": {"live": 33, "waiting": 10, "assigned": 11, "delayed": 12, "leases": 13, "reports": 14}}}]}"#;
         let text = table(&serde_json::from_slice(answer).unwrap());
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
         let expected = "q 1,234 1 2 3 4 5 6 7 8 9 -1,500 10 11 12 14 MOVING";

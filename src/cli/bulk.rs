@@ -182,7 +182,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
             &failed,
         ]);
     }
-    print(&table)?;
+    print::print_table(&table)?;
     Ok(())
 }
 

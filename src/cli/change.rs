@@ -1,21 +1,22 @@
 //! `taskd cancel`, `change`, `requeue`, `pause` and `resume`: change live work of a running taskd,
 //! over gRPC.
 
-use anyhow::Context as _;
+use anyhow::bail;
 use clap::Args;
 use serde_json::json;
-use tonic::{Code, Response};
+use tonic::Response;
 
 use super::{
     ask::printable,
-    client::{self, Server, Taskd},
+    client::{Server, Taskd},
+    named::{Names, TheQueue, id_of},
     patience::patiently,
     print::{print, say},
     values::{Values, Whom},
 };
 use crate::wire::pb::{
-    CancelTasksRequest, ChangeTasksRequest, ExplainTaskRequest, ItemResult, ItemStatus,
-    ListTasksRequest, PauseQueueRequest, RequeueTasksRequest, ResumeQueueRequest, TaskFilter,
+    CancelTasksRequest, ChangeTasksRequest, ItemResult, ItemStatus, ListTasksRequest,
+    PauseQueueRequest, RequeueTasksRequest, ResumeQueueRequest, TaskFilter,
     discovery_client::DiscoveryClient, operator_client::OperatorClient,
 };
 
@@ -26,20 +27,18 @@ const AT_ONCE: usize = 500;
 #[derive(Args)]
 #[group(skip)]
 pub(super) struct Targets {
-    /// Ids of tasks
-    #[arg(
-        value_name = "ID",
-        required_unless_present = "queue",
-        conflicts_with = "queue"
-    )]
-    ids: Vec<String>,
+    /// Name of their queue, or ids of tasks
+    #[arg(value_name = "QUEUE|ID", required_unless_present = "queue")]
+    first: Option<String>,
 
-    /// Queue of the tasks that --key names
-    #[arg(long, value_name = "NAME", requires = "keys")]
+    /// Keys of the tasks, or more ids
+    #[arg(value_name = "KEY|ID")]
+    others: Vec<String>,
+
+    #[arg(long, value_name = "NAME", hide = true)]
     queue: Option<String>,
 
-    /// Key of a task, instead of its id; may be repeated
-    #[arg(long = "key", value_name = "KEY", requires = "queue")]
+    #[arg(long = "key", value_name = "KEY", hide = true)]
     keys: Vec<String>,
 
     /// Print a JSON object per task
@@ -54,8 +53,8 @@ pub(super) struct Targets {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  taskd cancel crawl https://e.org/                 the task with this queue and key
   taskd cancel 0199… 0199…                          the tasks with these ids
-  taskd cancel --queue crawl --key https://e.org/   the task with this queue and key
 
 A worker that holds such a task is told CANCELLED. Its key stays taken. taskd tasks retry sends the task again. \
 A cancelled task stays so if the command is interrupted: the same command goes on with the rest.
@@ -86,7 +85,7 @@ pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
 Examples:
   taskd change --priority high 0199…                 workers get it before others
   taskd change --replicas 3 0199…                    three workers do it; reopens a completed task
-  taskd change --replicas 1 --queue crawl --key https://e.org/
+  taskd change crawl https://e.org/ --replicas 1
 
 A lower number ends the latest leases at no cost; if as many workers have completed the task, it is completed. \
 taskd tasks change changes all tasks of a filter.
@@ -103,7 +102,7 @@ pub struct Change {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd requeue 0199…                                every worker may get it now
+  taskd requeue crawl https://e.org/                 every worker may get it now
   taskd requeue --away-from w7 0199…                 w7 loses it, and does not get it again
   taskd requeue --to w7 --for 10m 0199…              only w7 gets it, for ten minutes
 
@@ -151,8 +150,8 @@ pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
 Leases go on, and so do inserts; workers wait as for an empty queue. Each process knows it within half a second.
 Exit code: 0, also if the queue was paused before; 2 if the request is wrong or the server cannot be reached.")]
 pub struct Pause {
-    /// Name of the queue
-    queue: String,
+    #[command(flatten)]
+    queue: TheQueue,
 
     #[command(flatten)]
     server: Server,
@@ -161,8 +160,8 @@ pub struct Pause {
 /// Resume a paused queue
 #[derive(Args)]
 pub struct Resume {
-    /// Name of the queue
-    queue: String,
+    #[command(flatten)]
+    queue: TheQueue,
 
     #[command(flatten)]
     server: Server,
@@ -170,7 +169,7 @@ pub struct Resume {
 
 pub async fn pause(args: Pause) -> anyhow::Result<()> {
     let taskd = args.server.connect().await?;
-    let queue = args.queue;
+    let queue = args.queue.name().to_owned();
     let request = PauseQueueRequest {
         queue: queue.clone(),
     };
@@ -206,7 +205,7 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
 
 pub async fn resume(args: Resume) -> anyhow::Result<()> {
     let taskd = args.server.connect().await?;
-    let queue = args.queue;
+    let queue = args.queue.name().to_owned();
     let request = ResumeQueueRequest {
         queue: queue.clone(),
     };
@@ -234,12 +233,20 @@ impl Targets {
         done: &str,
         call: impl AsyncFn(Taskd, Vec<String>) -> Result<Response<Vec<ItemResult>>, tonic::Status>,
     ) -> anyhow::Result<bool> {
+        let words = self.first.iter().chain(&self.others).cloned().collect();
+        let names = Names::read(words, self.queue.clone(), &self.keys)?;
+        let queue = names.queue.unwrap_or_default();
+        if names.ids.is_empty() && names.keys.is_empty() {
+            bail!(
+                "{queue:?} is not the id of a task; name a task by its queue and key: {queue} KEY"
+            );
+        }
         let taskd = self.server.connect().await?;
-        let mut ids = self.ids.clone();
+        let mut ids: Vec<String> = names.ids.iter().map(ToString::to_string).collect();
         let mut changed = 0;
         let mut failed = 0;
-        for key in &self.keys {
-            match self.owner(&taskd, key).await? {
+        for key in &names.keys {
+            match id_of(&taskd, &queue, key).await? {
                 Ok(id) => ids.push(id),
                 Err(why) => {
                     failed += 1;
@@ -279,28 +286,6 @@ impl Targets {
             (false, ItemStatus::Ok) => {}
             (false, _) if error.is_empty() => say(printable(&format!("{name}: {shown}"))),
             (false, _) => say(printable(&format!("{name}: {shown}: {error}"))),
-        }
-    }
-
-    /// The id of the task with this key, or taskd's words that there is none.
-    async fn owner(&self, taskd: &Taskd, key: &str) -> anyhow::Result<Result<String, String>> {
-        let queue = self.queue.clone().unwrap_or_default();
-        let question = ExplainTaskRequest {
-            queue,
-            key: key.as_bytes().to_vec().into(),
-            ..Default::default()
-        };
-        let explain = async || match DiscoveryClient::new(taskd.clone())
-            .explain_task(question.clone())
-            .await
-        {
-            Ok(answer) => Ok(Ok(answer.into_inner())),
-            Err(status) if status.code() == Code::NotFound => Ok(Err(client::why(&status))),
-            Err(status) => Err(status),
-        };
-        match patiently(explain).await? {
-            Ok(explanation) => Ok(Ok(explanation.task.context("the answer names no task")?.id)),
-            Err(why) => Ok(Err(why)),
         }
     }
 }

@@ -1,78 +1,39 @@
-//! The common part of the commands that call a running taskd: its address, a connection, and which
+//! The common part of the commands that call a running taskd over gRPC: a connection, and which
 //! errors pass.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use backon::{BackoffBuilder as _, ExponentialBuilder};
-use clap::Args;
+use backon::BackoffBuilder as _;
 use taskd_client::Client;
 use tonic::{
     Code, Status,
     service::interceptor::InterceptedService,
     transport::{Channel, Endpoint},
 };
+use url::Url;
 
+use super::address::Unreachable;
+pub(super) use super::address::{Server, WAITS};
 use super::{
+    http::HttpPort,
     probe::{self, speaks_other},
     trust::{self, Token, Trust},
 };
-use crate::config::{Time, without_password};
-
-/// The address of taskd's gRPC port, and the way to call it.
-#[derive(Args)]
-pub(super) struct Server {
-    /// gRPC address of taskd; host:port is enough; work and load take several, with commas between
-    /// them
-    #[arg(
-        long,
-        env = "TASKD_GRPC_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        value_parser = with_scheme,
-        default_value = "http://127.0.0.1:7601"
-    )]
-    grpc: String,
-
-    #[command(flatten)]
-    trust: Trust,
-
-    #[command(flatten)]
-    waiting: Waiting,
-}
-
-/// How long a command waits for a taskd that is not there yet.
-#[derive(Args, Clone, Copy, Default)]
-pub(super) struct Waiting {
-    /// Wait this long for taskd if it cannot be reached at the start [default: do not wait]
-    #[arg(long, value_name = "TIME")]
-    wait_for_server: Option<Time>,
-}
-
-impl Waiting {
-    /// When to wait no longer.
-    pub(super) fn deadline(self) -> Option<Instant> {
-        let time = self.wait_for_server?;
-        Instant::now().checked_add(time.0)
-    }
-}
-
-/// taskd cannot be reached. Later it may be.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(super) struct Unreachable(pub(super) String);
+use crate::{config::without_password, ingress::http::Ports};
 
 /// A connection that sends the token with each call.
 pub(super) type Taskd = InterceptedService<Channel, Token>;
 
 impl Server {
-    /// The address for messages.
-    pub(super) fn shown(&self) -> String {
-        without_password(&self.grpc)
+    pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
+        self.patiently(async || self.connect_to_first(Some(ANSWER_TIMEOUT)).await)
+            .await
     }
 
-    pub(super) async fn connect(&self) -> anyhow::Result<Taskd> {
-        self.patiently(async || connect(&self.grpc, &self.trust).await)
+    /// Connects for calls that may take any time. Pings find out whether taskd is still there.
+    pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
+        self.patiently(async || self.connect_to_first(None).await)
             .await
     }
 
@@ -96,44 +57,97 @@ impl Server {
         }
     }
 
-    /// Connects for calls that may take any time. Pings find out whether taskd is still there.
-    pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
-        self.patiently(async || connect_within(&self.grpc, &self.trust, None).await)
-            .await
+    /// Connects without waiting for a server that is away.
+    pub(super) async fn connect_once(&self) -> anyhow::Result<Taskd> {
+        self.connect_to_first(Some(ANSWER_TIMEOUT)).await
     }
 
     /// Connects to the first of several addresses that answers.
-    pub(super) async fn connect_to_any(&self) -> anyhow::Result<Taskd> {
+    async fn connect_to_first(&self, within: Option<Duration>) -> anyhow::Result<Taskd> {
         // A client of all addresses calls any of them later.
-        self.trust.suits(&self.grpc)?;
-        self.patiently(async || self.connect_to_first().await).await
-    }
-
-    pub(super) async fn connect_to_first(&self) -> anyhow::Result<Taskd> {
+        self.trust.suits(&self.url)?;
+        let addresses = self
+            .grpc
+            .get_or_try_init(|| grpc_of_all(&self.url, &self.trust))
+            .await?;
         let mut first = None;
-        for address in self.grpc.split(',') {
-            match connect(address, &self.trust).await {
+        for address in addresses {
+            match connect_within(address, &self.trust, within).await {
                 Ok(taskd) => return Ok(taskd),
                 Err(error) => first = first.or(Some(error)),
             }
         }
-        Err(first.unwrap_or_else(|| anyhow::anyhow!("--grpc names no address")))
+        Err(first.unwrap_or_else(|| anyhow::anyhow!("--server names no address")))
     }
 
     /// A client of all addresses, after a look whether any of them answers.
     pub(super) async fn client(&self) -> anyhow::Result<Client> {
-        self.connect_to_any().await?;
+        self.connect().await?;
         self.another_client()
     }
 
-    /// A client with connections of its own.
+    /// A client with connections of its own, after [`Self::connect`].
     pub(super) fn another_client(&self) -> anyhow::Result<Client> {
-        let addresses = self.grpc.split(',');
-        Ok(Client::builder(addresses)
+        let addresses = self.grpc.get().context("taskd was not looked for")?;
+        Ok(Client::builder(addresses.iter().map(String::as_str))
             .token(self.trust.token())
             .tls(self.trust.over_grpc()?)
             .build()?)
     }
+}
+
+/// The gRPC ports of several addresses. One that does not answer now may do so later: its port is
+/// then as far away as that of another one.
+async fn grpc_of_all(urls: &str, trust: &Trust) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    let mut distance = None;
+    let mut first = None;
+    for url in urls.split(',') {
+        match grpc_of(url, trust).await {
+            Ok(grpc) => {
+                distance = distance.or_else(|| Some(port(&grpc)? - port(url)?));
+                found.push(Ok(grpc));
+            }
+            Err(error) if error.is::<Unreachable>() => {
+                first = first.or(Some(error));
+                found.push(Err(url));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match (distance, first) {
+        (None, Some(error)) => Err(error),
+        (distance, _) => Ok(found
+            .into_iter()
+            .map(|grpc| grpc.unwrap_or_else(|url| beside(url, distance.unwrap_or(1))))
+            .collect()),
+    }
+}
+
+/// The gRPC port of the taskd at an address: the one that its HTTP port names, or the address
+/// itself, if it does not speak HTTP/1.
+pub(super) async fn grpc_of(url: &str, trust: &Trust) -> anyhow::Result<String> {
+    let http = HttpPort::new(url, trust.clone())?;
+    Ok(match http.ports().await? {
+        Some(Ports { http, grpc }) => beside(url, i32::from(grpc) - i32::from(http)),
+        None => url.to_owned(),
+    })
+}
+
+fn port(url: &str) -> Option<i32> {
+    Url::parse(url).ok()?.port_or_known_default().map(i32::from)
+}
+
+/// The URL with a port that is so far away. Ports that somebody publishes under other numbers lie
+/// side by side in most cases, too.
+fn beside(url: &str, distance: i32) -> String {
+    let moved = || {
+        let mut moved = Url::parse(url).ok()?;
+        let port = i32::from(moved.port_or_known_default()?) + distance;
+        moved.set_port(Some(u16::try_from(port).ok()?)).ok()?;
+        Some(moved.as_str().trim_end_matches('/').to_owned())
+    };
+    moved().unwrap_or_else(|| url.to_owned())
 }
 
 /// The words of a refusal.
@@ -147,7 +161,7 @@ pub(super) fn why(status: &Status) -> String {
         // A server that does not speak gRPC has no better message. Which one depends on who is
         // faster.
         vague @ ("transport error" | "operation was canceled") => {
-            format!("{vague}; is that taskd's gRPC port?")
+            format!("{vague}; is that taskd?")
         }
         // A ping had no answer, for example.
         "http2 error" => "the connection broke off, or fell silent".to_owned(),
@@ -176,29 +190,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// without an answer.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// The waits between two tries.
-pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
-    .with_jitter()
-    .with_min_delay(Duration::from_millis(50))
-    .with_max_delay(Duration::from_secs(2))
-    .without_max_times();
-
-/// A URL of taskd, or several with commas between them; host:port is enough.
-pub(super) fn with_scheme(text: &str) -> Result<String, String> {
-    let url = |text: &str| match text.split_once("://") {
-        None => Ok(format!("http://{text}")),
-        Some(("http" | "https", _)) => Ok(text.to_owned()),
-        Some(_) => Err(format!(
-            "{text:?} is not an address; write host:port, http:// or https://"
-        )),
-    };
-    Ok(text
-        .split(',')
-        .map(|text| url(text.trim()))
-        .collect::<Result<Vec<_>, _>>()?
-        .join(","))
-}
-
 /// Connects to the gRPC port of taskd.
 pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
     connect_within(url, trust, Some(ANSWER_TIMEOUT)).await
@@ -213,7 +204,7 @@ async fn connect_within(
     trust.suits(url)?;
     let shown = without_password(url);
     let mut endpoint = Endpoint::from_shared(url.to_owned())
-        .map_err(|_| anyhow::anyhow!("--grpc {shown:?} is not a URL; write http://host:7601"))?
+        .map_err(|_| anyhow::anyhow!("--server {shown:?} is not a URL; write http://host:7600"))?
         .connect_timeout(Duration::from_secs(5))
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
@@ -231,15 +222,13 @@ async fn connect_within(
             return anyhow::anyhow!(why);
         }
         let cause = anyhow::Error::from(error).root_cause().to_string();
-        anyhow::Error::new(Unreachable(format!(
-            "cannot reach taskd at {shown}: {cause}; is it running there? --grpc (TASKD_GRPC_URL) names another place"
-        )))
+        anyhow::Error::new(Unreachable::at(&shown, cause))
     })?;
     match speaks_other(endpoint.uri()).await {
         None => {}
         Some(probe::Other::Http1) => {
             anyhow::bail!(
-                "{shown} answers HTTP/1, so it is not taskd's gRPC port; --grpc names that one (7601)"
+                "{shown} answers HTTP/1, so it is not taskd's gRPC port (7601); --server (TASKD_URL) names taskd"
             )
         }
         Some(probe::Other::Tls) => {

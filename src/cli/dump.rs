@@ -8,8 +8,10 @@ use serde_json::Value;
 use url::form_urlencoded;
 
 use super::{
+    address::Server,
     ask::{get, printable, read},
-    http::{HttpPort, HttpServer},
+    http::HttpPort,
+    named::TheQueue,
     print::{NotThere, print},
 };
 use crate::model::to_rfc_3339;
@@ -28,8 +30,8 @@ Examples:
 
 Exit code: 0, 1 if the queue has no open shard, 2 if the server cannot be reached or the question is wrong.")]
 pub struct Dump {
-    /// Name of the queue
-    queue: String,
+    #[command(flatten)]
+    queue: TheQueue,
 
     /// Only this shard
     #[arg(long, value_name = "N")]
@@ -44,7 +46,7 @@ pub struct Dump {
     json: bool,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
 #[derive(Deserialize)]
@@ -62,7 +64,7 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     let server = args.server.port()?;
     let mut query = form_urlencoded::Serializer::new(String::new());
     query
-        .append_pair("queue", &args.queue)
+        .append_pair("queue", args.queue.name())
         .append_pair("limit", &args.limit.to_string());
     if let Some(shard) = args.shard {
         query.append_pair("shard", &shard.to_string());
@@ -72,19 +74,19 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
         // A look at all shards needs only their numbers.
         let mut query = form_urlencoded::Serializer::new(String::new());
         query
-            .append_pair("queue", &args.queue)
+            .append_pair("queue", args.queue.name())
             .append_pair("limit", "1");
         let open = if args.shard.is_some() {
             look(&server, &query.finish()).await?.1.shards
         } else {
             Vec::new()
         };
-        bail!(NotThere(absent(&args.queue, args.shard, &open)));
+        bail!(NotThere(absent(args.queue.name(), args.shard, &open)));
     }
     let text = if args.json {
         String::from_utf8_lossy(&body).into_owned()
     } else {
-        text(&args.queue, &answer)
+        text(args.queue.name(), &answer)
     };
     Ok(print(text)?)
 }

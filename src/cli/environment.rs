@@ -23,10 +23,11 @@ pub(super) fn check(
     let Some((name, _)) = given.into_iter().filter(strange).min() else {
         return Ok(());
     };
-    let settings = known
-        .iter()
-        .filter_map(|known| known.strip_prefix("TASKD_"));
-    Err(match nearest(name.trim_start_matches("TASKD_"), settings) {
+    // A setting is not one of the variables that only commands for a running taskd read.
+    let own = settings(command);
+    let settings = own.iter().filter_map(|known| known.strip_prefix("TASKD_"));
+    let short = name.trim_start_matches("TASKD_");
+    Err(match listen(short).or_else(|| nearest(short, settings)) {
         Some(near) => {
             format!("unknown variable {name} in the environment; did you mean TASKD_{near}?")
         }
@@ -36,6 +37,19 @@ pub(super) fn check(
     })
 }
 
+/// The setting of a port, by what people call it: `HTTP_PORT`, `GRPC_ADDRESS`.
+fn listen(name: &str) -> Option<&'static str> {
+    let (protocol, rest) = name.split_once('_').unwrap_or((name, "PORT"));
+    if !["PORT", "ADDR", "ADDRESS", "HOST", "URL", "BIND"].contains(&rest) {
+        return None;
+    }
+    match protocol {
+        "HTTP" => Some("HTTP_LISTEN"),
+        "GRPC" => Some("GRPC_LISTEN"),
+        _ => None,
+    }
+}
+
 /// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a
 /// command of `all`.
 pub(super) fn overlooked(
@@ -43,9 +57,9 @@ pub(super) fn overlooked(
     run: &Command,
     given: impl IntoIterator<Item = (String, String)>,
 ) -> Option<String> {
-    let address = variables(run)
-        .into_iter()
-        .find(|name| ADDRESSES.contains(&name.as_str()))?;
+    if !variables(run).iter().any(|name| name == ADDRESS) {
+        return None;
+    }
     let known = variables(all);
     let looks_so = |name: &String| LIKE_ADDRESSES.iter().any(|start| name.starts_with(start));
     let strange = |(name, value): &(String, String)| {
@@ -53,7 +67,7 @@ pub(super) fn overlooked(
     };
     let (name, _) = given.into_iter().filter(strange).min()?;
     Some(format!(
-        "nothing reads the variable {name}; this command takes its address from {address}"
+        "nothing reads the variable {name}; this command takes its address from {ADDRESS}"
     ))
 }
 
@@ -82,8 +96,8 @@ pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Proper
     properties
 }
 
-/// The addresses of commands that call a running taskd.
-const ADDRESSES: [&str; 2] = ["TASKD_GRPC_URL", "TASKD_HTTP_URL"];
+/// The address of commands that call a running taskd.
+const ADDRESS: &str = "TASKD_URL";
 const LIKE_ADDRESSES: [&str; 5] = [
     "TASKD_GRPC",
     "TASKD_HTTP",
@@ -98,11 +112,17 @@ fn is_property(name: &str, value: &str) -> bool {
     name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name, value)
 }
 
+/// The variables of taskd's own settings.
+fn settings(command: &Command) -> Vec<String> {
+    command
+        .get_arguments()
+        .filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()))
+        .collect()
+}
+
 /// The variables of a command and of its subcommands.
 fn variables(command: &Command) -> Vec<String> {
-    let own = command
-        .get_arguments()
-        .filter_map(|arg| Some(arg.get_env()?.to_string_lossy().into_owned()));
+    let own = settings(command).into_iter();
     own.chain(command.get_subcommands().flat_map(variables))
         .collect()
 }
@@ -167,7 +187,13 @@ mod tests {
         assert!(
             check(&["TASKD_HTTP_PORT=8080"])
                 .unwrap_err()
-                .starts_with("unknown variable TASKD_HTTP_PORT in")
+                .ends_with("did you mean TASKD_HTTP_LISTEN?")
+        );
+        assert!(
+            check(&["TASKD_URLS=x"])
+                .unwrap_err()
+                .ends_with("taskd --help lists the settings"),
+            "TASKD_URL is none of them"
         );
         let error = check(&["TASKD_FOO"]).unwrap_err();
         assert_eq!(
@@ -204,26 +230,22 @@ mod tests {
                 [name, "TASKD_FOO"].map(variable),
             )
         };
-        let said = |name, address| {
+        let said = |name| {
             Some(format!(
-                "nothing reads the variable {name}; this command takes its address from {address}"
+                "nothing reads the variable {name}; this command takes its address from TASKD_URL"
             ))
         };
-        assert_eq!(
-            line("tasks", "TASKD_GRPC"),
-            said("TASKD_GRPC", "TASKD_GRPC_URL")
-        );
-        assert_eq!(
-            line("dead", "TASKD_SERVER"),
-            said("TASKD_SERVER", "TASKD_GRPC_URL")
-        );
-        assert_eq!(
-            line("stats", "TASKD_HTTP"),
-            said("TASKD_HTTP", "TASKD_HTTP_URL")
-        );
+        for (run, name) in [
+            ("tasks", "TASKD_GRPC"),
+            ("tasks", "TASKD_GRPC_URL"),
+            ("dead", "TASKD_SERVER"),
+            ("stats", "TASKD_HTTP"),
+            ("stats", "TASKD_HTTP_URL"),
+        ] {
+            assert_eq!(line(run, name), said(name));
+        }
         for name in [
-            "TASKD_GRPC_URL",
-            "TASKD_HTTP_URL",
+            "TASKD_URL",
             "TASKD_GRPC_LISTEN",
             "TASKD_HTTP_PORT=tcp://10.0.0.1:80",
         ] {
@@ -240,7 +262,7 @@ mod tests {
     fn ours_and_those_of_kubernetes_are_let_through() {
         check(&[
             "TASKD_CONFIG",
-            "TASKD_GRPC_URL",
+            "TASKD_URL",
             "TASKD_LOG",
             "TASKD_TEST_KAFKA",
             "TASKDX",

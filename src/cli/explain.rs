@@ -3,17 +3,17 @@
 
 use std::time::Duration;
 
-use anyhow::bail;
 use clap::Args;
 use serde::Deserialize;
 use url::form_urlencoded;
 
 use super::{
+    address::Server,
     ask::{ask, printable},
-    http::HttpServer,
+    named::{Name, Named},
     print::print,
 };
-use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
+use crate::{config::Time, wire::time::from_rfc_3339};
 
 /// Say where a task is, what happens to it next, and why a worker does not get it
 #[derive(Args)]
@@ -26,13 +26,8 @@ Examples:
 Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the \
 question is wrong.")]
 pub struct Explain {
-    /// Id of the task; with a key behind it, the name of its queue
-    #[arg(value_name = "ID|QUEUE")]
-    task: String,
-
-    /// Key of the task
-    #[arg(value_name = "KEY")]
-    key: Option<String>,
+    #[command(flatten)]
+    task: Named,
 
     /// Also say whether this worker may get it, and why not
     #[arg(long, value_name = "NAME")]
@@ -43,18 +38,13 @@ pub struct Explain {
     json: bool,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
 /// Asks, and prints the answer. False if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
-    if args.key.is_none() && args.task.parse::<TaskId>().is_err() {
-        let name = &args.task;
-        bail!(
-            "{name:?} is not a task id; ids are UUIDs; with a queue, name the key behind it: taskd explain {name} KEY"
-        );
-    }
-    let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path(&args)).await? else {
+    let path = path(&args.task.task("explain")?, args.worker.as_deref());
+    let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path).await? else {
         return Ok(false);
     };
     match args.json {
@@ -67,15 +57,14 @@ pub async fn run(args: Explain) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-fn path(args: &Explain) -> String {
+fn path(task: &Name, worker: Option<&str>) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
-    match &args.key {
-        None => query.append_pair("id", &args.task),
-        Some(key) => query
-            .append_pair("queue", &args.task)
-            .append_pair("key", key),
+    match task {
+        Name::Id(id) => query.append_pair("id", &id.to_string()),
+        Name::Key { queue, key } => query.append_pair("queue", queue).append_pair("key", key),
+        Name::Queue(queue) => query.append_pair("queue", queue),
     };
-    if let Some(worker) = &args.worker {
+    if let Some(worker) = worker {
         query.append_pair("worker", worker);
     }
     format!("/v1/tasks:explain?{}", query.finish())
@@ -246,15 +235,12 @@ mod tests {
 
     #[test]
     fn a_key_is_part_of_a_url() {
-        let args = Explain {
-            task: "q".into(),
-            key: Some("a&b c".into()),
-            worker: Some("w/1".into()),
-            json: false,
-            server: HttpServer::default(),
+        let task = Name::Key {
+            queue: "q".into(),
+            key: "a&b c".into(),
         };
         assert_eq!(
-            path(&args),
+            path(&task, Some("w/1")),
             "/v1/tasks:explain?queue=q&key=a%26b+c&worker=w%2F1"
         );
     }

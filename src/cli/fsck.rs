@@ -9,6 +9,7 @@ use serde_json::json;
 use super::{
     ask::printable,
     client::Server,
+    named::AnyQueue,
     patience::patiently,
     print::{NotThere, print, say},
 };
@@ -19,7 +20,7 @@ use crate::wire::pb::{self, operator_client::OperatorClient};
 #[command(after_help = "\
 Examples:
   taskd fsck                      check everything, and change nothing
-  taskd fsck --queue crawl        the shards and tasks of one queue
+  taskd fsck crawl                the shards and tasks of one queue
   taskd fsck --repair             mend what is found, while taskd runs
 
 A line per difference: its kind, queue and shard, the task, what is wrong, and what a repair does. \
@@ -27,9 +28,8 @@ Tasks that move are no difference. If the command breaks off, repeat it: it find
 Exit code: 0 if nothing was found or all was mended, 1 if something was found or could not be \
 looked at, or nothing of the queue is there, 2 if the request is wrong or the server cannot be reached.")]
 pub struct Fsck {
-    /// Only this queue
-    #[arg(long, value_name = "NAME")]
-    queue: Option<String>,
+    #[command(flatten)]
+    queue: AnyQueue,
 
     /// Mend what is found
     #[arg(long)]
@@ -49,7 +49,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     let taskd = args.server.connect_for_long_calls().await?;
     let client = OperatorClient::new(taskd).max_decoding_message_size(64 << 20);
     let mut request = pb::FsckRequest {
-        queue: args.queue.clone().unwrap_or_default(),
+        queue: args.queue.name().unwrap_or_default().to_owned(),
         repair: args.repair,
         cursor: String::new(),
     };
@@ -93,6 +93,7 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
     }
     if let Some(queue) = args
         .queue
+        .name()
         .filter(|_| shards == 0 && tasks == 0 && found == 0 && unchecked_shards.is_empty())
     {
         let why = format!(

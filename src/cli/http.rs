@@ -5,51 +5,30 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, Bytes, to_bytes};
 use backon::BackoffBuilder as _;
-use clap::Args;
-use hyper::{Request, StatusCode, client::conn::http1, header};
+use hyper::{HeaderMap, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use tokio::{net::TcpStream, task::JoinSet};
+use serde::Deserialize;
+use tokio::{net::TcpStream, task::JoinSet, time::timeout};
 use tokio_rustls::TlsConnector;
 use url::Url;
 
 use super::{
-    client::{self, Unreachable, Waiting},
+    address::{Server, Unreachable, WAITS},
     trust::Trust,
 };
-use crate::config::without_password;
+use crate::{config::without_password, ingress::http::Ports, model::printable};
 
 const MOST_BYTES: usize = 64 << 20;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The address of taskd's HTTP port, and the way to call it.
-#[derive(Args, Default)]
-pub(super) struct HttpServer {
-    /// HTTP address of taskd; host:port is enough
-    #[arg(
-        long,
-        env = "TASKD_HTTP_URL",
-        hide_env_values = true,
-        value_name = "URL",
-        value_parser = client::with_scheme,
-        default_value = "http://127.0.0.1:7600"
-    )]
-    server: String,
+/// How long `GET /` may take. A server that says nothing may be one of gRPC.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
-    #[command(flatten)]
-    trust: Trust,
-
-    #[command(flatten)]
-    waiting: Waiting,
-}
-
-impl HttpServer {
+impl Server {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
-        let port = HttpPort::new(
-            "--server (TASKD_HTTP_URL)",
-            &self.server,
-            self.trust.clone(),
-        )?;
+        let first = self.url.split(',').next().unwrap_or_default();
+        let port = HttpPort::new(first, self.trust.clone())?;
         Ok(HttpPort {
             deadline: self.waiting.deadline(),
             ..port
@@ -65,8 +44,6 @@ pub(super) struct HttpPort {
     host: String,
     /// The host without its port.
     name: String,
-    /// The flag that names it.
-    flag: &'static str,
     trust: Trust,
     is_tls: bool,
     /// Until then a port that cannot be reached is tried again.
@@ -74,9 +51,10 @@ pub(super) struct HttpPort {
 }
 
 impl HttpPort {
-    pub(super) fn new(flag: &'static str, url: &str, trust: Trust) -> anyhow::Result<Self> {
+    pub(super) fn new(url: &str, trust: Trust) -> anyhow::Result<Self> {
         let shown = without_password(url);
-        let wrong = || format!("{flag} {shown:?} is not a URL; write http://host:7600");
+        let wrong =
+            || format!("--server (TASKD_URL) {shown:?} is not a URL; write http://host:7600");
         trust.suits(url)?;
         let parsed = Url::parse(url).with_context(wrong)?;
         let host = parsed.host_str().with_context(wrong)?;
@@ -87,7 +65,6 @@ impl HttpPort {
             url: shown,
             host: format!("{host}:{port}"),
             name,
-            flag,
             trust,
             is_tls,
             deadline: None,
@@ -105,7 +82,7 @@ impl HttpPort {
     /// The status and the body of the answer. While `--wait-for-server` lasts, a taskd that cannot
     /// be reached, or is not ready yet, is asked again.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let mut waits = client::WAITS.build();
+        let mut waits = WAITS.build();
         loop {
             let answer = match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
                 Ok(answer) => answer,
@@ -126,27 +103,45 @@ impl HttpPort {
         }
     }
 
+    /// The ports that taskd names in its answer to `GET /`. `None`: the server does not speak
+    /// HTTP/1, as taskd's gRPC port.
+    pub(super) async fn ports(&self) -> anyhow::Result<Option<Ports>> {
+        let (_, headers, body) = match timeout(LOOK_TIMEOUT, self.answer("/")).await {
+            Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
+            Ok(answer) => answer?,
+            Err(_) => return Ok(None),
+        };
+        if let Some(ports) = Ports::of(&headers) {
+            return Ok(Some(ports));
+        }
+        #[derive(Deserialize)]
+        struct Problem {
+            detail: String,
+        }
+        match serde_json::from_slice::<Problem>(&body) {
+            // Such as a name that is not one of `allowed_hosts`.
+            Ok(problem) => bail!("{}: {}", self.url, printable(&problem.detail)),
+            Err(_) => bail!(
+                "{} does not answer as taskd does; --server (TASKD_URL) names taskd (port 7600)",
+                self.url
+            ),
+        }
+    }
+
     async fn call(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let unreachable = || {
-            format!(
-                "cannot reach taskd's HTTP at {}; {} names another place",
-                self.url, self.flag
-            )
-        };
-        let another = || {
-            let url = &self.url;
-            let flag = self.flag;
-            format!(
-                "{url} does not answer as taskd's HTTP port does; {flag} names that one (7600), with https:// for TLS"
-            )
-        };
+        let (status, _, body) = self.answer(path).await?;
+        Ok((status, body))
+    }
+
+    async fn answer(&self, path: &str) -> anyhow::Result<(StatusCode, HeaderMap, Bytes)> {
+        let not_http = || NotHttp(self.url.clone());
         let socket = TcpStream::connect(&self.host).await;
-        let socket = socket.map_err(|error| {
-            anyhow::Error::new(Unreachable(format!("{}: {error}", unreachable())))
-        })?;
+        let socket =
+            socket.map_err(|error| anyhow::Error::new(Unreachable::at(&self.url, error)))?;
         let mut driver = JoinSet::new();
         let mut sender = if self.is_tls {
-            let name = ServerName::try_from(self.name.clone()).with_context(unreachable)?;
+            let name = ServerName::try_from(self.name.clone())
+                .with_context(|| format!("{} has no name of a server", self.url))?;
             let connector = TlsConnector::from(self.trust.over_http()?);
             let encrypted = connector.connect(name, socket).await;
             let encrypted =
@@ -157,13 +152,13 @@ impl HttpPort {
                 })?;
             let (sender, connection) = http1::handshake(TokioIo::new(encrypted))
                 .await
-                .with_context(another)?;
+                .with_context(not_http)?;
             driver.spawn(connection);
             sender
         } else {
             let (sender, connection) = http1::handshake(TokioIo::new(socket))
                 .await
-                .with_context(another)?;
+                .with_context(not_http)?;
             driver.spawn(connection);
             sender
         };
@@ -172,11 +167,19 @@ impl HttpPort {
             request = request.header(header::AUTHORIZATION, bearer);
         }
         let request = request.body(Body::empty())?;
-        let answer = sender.send_request(request).await.with_context(another)?;
-        let status = answer.status();
-        let body = to_bytes(Body::new(answer.into_body()), MOST_BYTES)
+        let answer = sender.send_request(request).await.with_context(not_http)?;
+        let (head, body) = answer.into_parts();
+        let body = to_bytes(Body::new(body), MOST_BYTES)
             .await
-            .with_context(unreachable)?;
-        Ok((status, body))
+            .with_context(|| format!("the connection with {} broke off", self.url))?;
+        Ok((head.status, head.headers, body))
     }
 }
+
+/// The server does not speak HTTP/1.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{0} does not answer as taskd's HTTP port does: --server (TASKD_URL) names that one (7600), also for commands that \
+     speak gRPC; https:// if it has TLS"
+)]
+struct NotHttp(String);

@@ -26,14 +26,12 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
         "must be at least 1",
     );
     let line = in_bounds(&line).unwrap_or(line);
-    if error.kind() == ErrorKind::MissingRequiredArgument && args.iter().all(|arg| arg != "--queue")
-    {
-        let line = line.replace("<ID>...", "<ID>... (or --queue with --key)");
-        let is_watch = args.get(1).is_some_and(|command| command == "watch");
-        return if is_watch {
-            line.replace("<ID|QUEUE>", "<ID|QUEUE> (or --queue NAME)")
+    if error.kind() == ErrorKind::MissingRequiredArgument {
+        let is_work = args.get(1).is_some_and(|command| command == "work");
+        return if is_work && line.contains("<CMD>") {
+            format!("{line}; the command stands after --: taskd work QUEUE -- COMMAND")
         } else {
-            line
+            line.replace("<QUEUE|ID>", "<QUEUE KEY|ID>")
         };
     }
     if error.kind() == ErrorKind::ArgumentConflict && line.starts_with("the subcommand") {
@@ -46,10 +44,22 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
                 Some(ContextValue::String(name)) => name.as_str(),
                 _ => "",
             };
-            if let Some(hint) = other_word(unknown) {
-                return format!("unrecognized subcommand '{unknown}'; {hint}");
+            let line = format!("there is no command {unknown}");
+            let is_first = args.get(1).is_some_and(|first| first == unknown);
+            if let Some(hint) = other_word(unknown).filter(|_| is_first) {
+                return format!("{line}; {hint}");
             }
-            return format!("{line}; {} lists the commands", help_above(error, args));
+            let near = match error.get(ContextKind::SuggestedSubcommand) {
+                Some(ContextValue::Strings(names)) => names
+                    .iter()
+                    .find(|name| is_first && ONLY_READ.contains(&name.as_str())),
+                _ => None,
+            };
+            let help = help_above(error, args);
+            return match near {
+                Some(near) => format!("{line}; did you mean {near}? {help} lists the commands"),
+                None => format!("{line}; {help} lists the commands"),
+            };
         }
         _ => {}
     }
@@ -58,12 +68,9 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
             // Nobody means it so.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
             match &arg[..] {
-                "--server" => {
-                    format!("{line}; commands that speak gRPC take --grpc URL (port 7601)")
-                }
-                "--grpc" => {
-                    format!("{line}; commands that speak HTTP take --server URL (port 7600)")
-                }
+                "--grpc" | "--http" | "--url" | "--address" | "--host" => format!(
+                    "unexpected argument '{arg}' found; --server URL (TASKD_URL) names taskd, as in 127.0.0.1:7600"
+                ),
                 _ => with_value(line, arg, args),
             }
         }
@@ -130,9 +137,36 @@ fn other_word(unknown: &str) -> Option<&'static str> {
         "job" | "jobs" => {
             Some("taskd bulk has the changes of many tasks, and taskd tasks lists tasks")
         }
+        "run" | "serve" | "start" | "server" | "daemon" | "up" => {
+            Some("taskd --pipelines all runs everything")
+        }
+        "worker" => Some(
+            "taskd work QUEUE -- COMMAND runs a command for each task, and taskd --pipelines all runs taskd itself",
+        ),
+        "list" | "ls" | "ps" => Some("taskd tasks QUEUE lists tasks, and taskd stats lists queues"),
+        "queue" | "status" | "info" => Some("taskd stats shows the queues"),
+        "show" | "get" | "inspect" => Some("taskd task QUEUE KEY shows a task"),
         _ => None,
     }
 }
+
+/// The commands that a tip may offer, because they change nothing.
+const ONLY_READ: [&str; 14] = [
+    "tasks",
+    "bulk",
+    "dead",
+    "task",
+    "watch",
+    "explain",
+    "stats",
+    "top",
+    "books",
+    "dump",
+    "acts",
+    "check-config",
+    "completions",
+    "man",
+];
 
 /// The help that lists what the unknown command could have been.
 fn help_above(error: &clap::Error, args: &[OsString]) -> String {
@@ -170,8 +204,7 @@ fn name_the_variable(line: String, arg: &str, args: &[OsString]) -> String {
         .iter()
         .any(|given| given.to_string_lossy().starts_with(flag));
     let variable = match flag {
-        "--grpc" => "TASKD_GRPC_URL".to_owned(),
-        "--server" => "TASKD_HTTP_URL".to_owned(),
+        "--server" => "TASKD_URL".to_owned(),
         _ => format!(
             "TASKD_{}",
             flag.trim_start_matches('-')
@@ -228,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_wrong_command_line_is_one_line() {
-        let cases: [(&[&str], &str); 29] = [
+        let cases: [(&[&str], &str); 28] = [
             (
                 &["jobs", "list"],
                 "taskd bulk has the changes of many tasks",
@@ -259,16 +292,12 @@ mod tests {
                 "write IP:PORT, for example 127.0.0.1:7600",
             ),
             (
-                &["insrt"],
-                "a similar subcommand exists: 'insert'; taskd --help lists the commands",
-            ),
-            (
                 &["foo"],
-                "unrecognized subcommand 'foo'; taskd --help lists the commands",
+                "there is no command foo; taskd --help lists the commands",
             ),
             (
                 &["dead", "foo"],
-                "unrecognized subcommand 'foo'; taskd dead --help lists the commands",
+                "there is no command foo; taskd dead --help lists the commands",
             ),
             (
                 &["dead"],
@@ -331,14 +360,8 @@ mod tests {
                 &["tasks", "change"],
                 "were not provided: <--priority <PRIORITY>|--replicas <NUM>>",
             ),
-            (
-                &["watch"],
-                "were not provided: <ID|QUEUE> (or --queue NAME)",
-            ),
-            (
-                &["cancel"],
-                "were not provided: <ID>... (or --queue with --key)",
-            ),
+            (&["watch"], "were not provided: <QUEUE KEY|ID>"),
+            (&["cancel"], "were not provided: <QUEUE KEY|ID>"),
         ];
         for (args, want) in cases {
             let Err(Refusal::Usage(line)) = parse(args) else {

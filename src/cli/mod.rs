@@ -1,5 +1,6 @@
 //! Arguments: the command that the user asks for, or the reason why taskd refuses it.
 
+mod address;
 mod ask;
 pub mod bench;
 mod books;
@@ -17,6 +18,7 @@ pub mod insert;
 pub mod load;
 mod manual;
 mod mistake;
+mod named;
 mod patience;
 mod print;
 mod probe;
@@ -56,15 +58,15 @@ const EXAMPLES: &str = "\
 Examples:
   taskd --pipelines all                       run everything in one process; needs nothing else
   taskd --pipelines tasks --config prod.toml  run one pipeline, with the backends of the file
-  taskd insert --queue crawl urls.txt         insert one task per line
-  taskd work --queue crawl -- ./fetch {key}   run a command for each task
+  taskd insert crawl urls.txt                 insert one task per line
+  taskd work crawl -- ./fetch {key}           run a command for each task
   taskd task crawl https://example.org/       show a task, its payload and its attempts
-  taskd watch --queue crawl                   show each change of a task or of a queue
+  taskd watch crawl                           show each change of a task or of a queue
   taskd wait crawl                            wait until nothing of a queue is unfinished
   taskd events --from now --follow            print the events of queues with events = true
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
-  taskd tasks --queue crawl --status dead     list tasks, the newest first
+  taskd tasks crawl --status dead             list tasks, the newest first
   taskd dead list                             list what failed for good
   taskd stats                                 watch the queues of a running taskd
   taskd top                                   the same on a whole screen
@@ -138,6 +140,7 @@ pub enum Client {
     Resume(change::Resume),
     Bench(bench::Bench),
     Load(load::Load),
+    #[command(visible_alias = "queues")]
     Stats(stats::Stats),
     Top(top::Top),
     Books(books::Books),
@@ -229,7 +232,7 @@ impl From<config::Error> for Refusal {
 
 /// Reads the command line, the environment and the configuration file.
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusal> {
-    let args: Vec<OsString> = args.into_iter().collect();
+    let args = asked(args.into_iter().collect());
     let refuse = |error: clap::Error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
         // It has the user's own words, such as a key that was pasted.
@@ -289,6 +292,19 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
             }
         }
     })
+}
+
+/// The command line with `help COMMAND` and `version` as the flags that they are.
+fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
+    match args.get(1).and_then(|first| first.to_str()) {
+        Some("help") => {
+            args.remove(1);
+            args.push("--help".into());
+        }
+        Some("version") if args.len() == 2 => args[1] = "--version".into(),
+        _ => {}
+    }
+    args
 }
 
 /// The settings of the command line, the environment and the configuration file.
@@ -385,7 +401,7 @@ mod tests {
                     .get_arguments()
                     .any(|arg| arg.get_long() == Some(name))
             };
-            let calls = (has("grpc") || has("server")) && !path.contains("bench");
+            let calls = has("server") && !path.contains("bench");
             assert_eq!(has("wait-for-server"), calls, "{path}");
             usize::from(calls)
                 + command

@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 
 use super::{
     client::{self, WAITS, is_transient},
-    print::{NotThere, print, print_one, say, say_more},
+    print::{NONE, NotThere, print, print_one, say, say_more},
 };
 use crate::{config::Time, model::now_unix_ms, wire::time::from_rfc_3339};
 
@@ -88,7 +88,9 @@ pub(super) async fn pages<T>(
             break has_more || !cursor.is_empty();
         }
     };
-    if !as_json {
+    if !as_json && all.is_empty() {
+        print(NONE)?;
+    } else if !as_json {
         print(table(&all))?;
     }
     if has_more {

@@ -51,6 +51,18 @@ pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
     Ok(writeln!(io::stdout(), "{}", escape_hidden(&line))?)
 }
 
+/// What a command prints instead of a table without rows.
+pub(super) const NONE: &str = "none";
+
+/// A table, or [`NONE`].
+pub(super) fn print_table(table: &Table) -> Result<(), Unwritten> {
+    if table.is_empty() {
+        print(NONE)
+    } else {
+        print(table)
+    }
+}
+
 /// A table without lines.
 pub(super) fn table(head: impl Into<Row>) -> Table {
     let mut table = Table::new();

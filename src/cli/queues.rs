@@ -38,7 +38,7 @@ impl Queue {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(super) struct Counts {
     pub(super) pending: u64,
-    pub(super) queued: u64,
+    pub(super) waiting: u64,
     pub(super) assigned: u64,
     pub(super) delayed: u64,
     pub(super) completed: u64,
@@ -51,14 +51,14 @@ impl Counts {
     pub(super) fn all(&self) -> u64 {
         let Self {
             pending,
-            queued,
+            waiting,
             assigned,
             delayed,
             completed,
             dead,
             cancelled,
         } = self;
-        pending + queued + assigned + delayed + completed + dead + cancelled
+        pending + waiting + assigned + delayed + completed + dead + cancelled
     }
 }
 
@@ -68,7 +68,7 @@ impl Add for Counts {
     fn add(self, other: Self) -> Self {
         Self {
             pending: self.pending + other.pending,
-            queued: self.queued + other.queued,
+            waiting: self.waiting + other.waiting,
             assigned: self.assigned + other.assigned,
             delayed: self.delayed + other.delayed,
             completed: self.completed + other.completed,
@@ -106,6 +106,13 @@ impl QueuesSnapshot {
         })
     }
 
+    /// Keeps only this queue, if one is named.
+    pub(super) fn keep(&mut self, name: Option<&str>) {
+        if let Some(name) = name {
+            self.queues.retain(|queue| queue.queue == name);
+        }
+    }
+
     /// The rates of a queue of this look since an earlier one that has the queue, too.
     pub(super) fn rates(&self, queue: &Queue, before: Option<&Self>) -> Option<Rates> {
         let before = before?;
@@ -136,10 +143,10 @@ mod tests {
 
     #[test]
     fn rates_are_those_between_two_looks() {
-        let queue = |name: &str, queued, completed| Queue {
+        let queue = |name: &str, waiting, completed| Queue {
             queue: name.into(),
             counts: Counts {
-                queued,
+                waiting,
                 completed,
                 ..Counts::default()
             },

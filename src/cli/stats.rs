@@ -5,16 +5,20 @@ use std::{
     time::Duration,
 };
 
+use anyhow::bail;
 use clap::Args;
 use comfy_table::{CellAlignment, ColumnConstraint, Table};
 use indicatif::HumanCount;
+use serde_json::Value;
 
 use terminal_size::{Height, Width, terminal_size};
 
 use super::{
-    ask::{cut, get, printable},
-    http::HttpServer,
-    print::{self, CLEAR, print},
+    address::Server,
+    ask::{self, cut, get, printable},
+    http::HttpPort,
+    named::AnyQueue,
+    print::{self, CLEAR, NotThere, print},
     queues::{Counts, QueuesSnapshot},
 };
 use crate::config::Time;
@@ -33,11 +37,14 @@ Examples:
   taskd stats | jq '.queues[] | {queue, dead}'
   taskd top                       the same on a whole screen, sorted, with the latencies of calls
 
-pending: in SQL only; queued: can be claimed; assigned: workers hold all that is left; \
+pending: in SQL only; waiting: can be claimed; assigned: workers hold all that is left; \
 delayed: nothing is due yet; (paused): no worker gets anything; (unread): Redis cannot read a shard, whose tasks \
 count as pending; in/s, compl./s: tasks inserted and completed a \
 second since the look before. A narrow terminal leaves out assigned, completed and pending.")]
 pub struct Stats {
+    #[command(flatten)]
+    queue: AnyQueue,
+
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Time,
@@ -51,16 +58,29 @@ pub struct Stats {
     json: bool,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
 pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     let server = args.server.port()?;
+    let name = args.queue.name();
     if args.json || !io::stdout().is_terminal() {
-        print(String::from_utf8_lossy(&get(&server, "/v1/queues").await?))?;
+        let body = get(&server, "/v1/queues").await?;
+        match name {
+            None => print(String::from_utf8_lossy(&body))?,
+            Some(name) => print(only(&server, &body, name)?)?,
+        }
         return Ok(());
     }
-    let mut before = QueuesSnapshot::read(&server, &get(&server, "/v1/queues").await?)?;
+    let look = async || -> anyhow::Result<QueuesSnapshot> {
+        let mut look = QueuesSnapshot::read(&server, &get(&server, "/v1/queues").await?)?;
+        look.keep(name);
+        Ok(look)
+    };
+    let mut before = look().await?;
+    if let (Some(name), true) = (name, before.queues.is_empty()) {
+        bail!(NotThere(closed(name)));
+    }
     if args.once {
         print(table(&before, None, size().0))?;
         return Ok(());
@@ -76,9 +96,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         }
         tokio::time::sleep(args.every.0.max(Duration::from_millis(100))).await;
         // A taskd that is being restarted comes back.
-        let look = get(&server, "/v1/queues")
-            .await
-            .and_then(|answer| QueuesSnapshot::read(&server, &answer));
+        let look = look().await;
         trouble = look
             .as_ref()
             .err()
@@ -88,6 +106,24 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
             before = look;
         }
     }
+}
+
+/// The answer of the API with one queue.
+fn only(server: &HttpPort, body: &[u8], name: &str) -> anyhow::Result<Value> {
+    let mut answer: Value = ask::read(server, body)?;
+    let queues = answer["queues"].as_array_mut();
+    let queues = queues.map(|queues| {
+        queues.retain(|queue| queue["queue"] == name);
+        queues.len()
+    });
+    if queues.unwrap_or_default() == 0 {
+        bail!(NotThere(closed(name)));
+    }
+    Ok(answer)
+}
+
+fn closed(name: &str) -> String {
+    format!("queue {name} is not open: it has no unfinished task; taskd stats lists the open ones")
 }
 
 fn size() -> (usize, usize) {
@@ -121,7 +157,7 @@ fn table(look: &QueuesSnapshot, before: Option<&QueuesSnapshot>, width: usize) -
     let mut table = print::table([
         "queue",
         "pending",
-        "queued",
+        "waiting",
         "assigned",
         "delayed",
         "leases",
@@ -143,14 +179,14 @@ fn table(look: &QueuesSnapshot, before: Option<&QueuesSnapshot>, width: usize) -
             .map(|ms| Time(Duration::from_secs(ms / 1000)).to_string());
         let Counts {
             pending,
-            queued,
+            waiting,
             assigned,
             delayed,
             completed,
             dead,
             ..
         } = queue.counts;
-        let counts = [pending, queued, assigned, delayed, queue.leases, completed];
+        let counts = [pending, waiting, assigned, delayed, queue.leases, completed];
         let mut row = vec![format!("{}{}", queue.queue, queue.mark())];
         row.extend(counts.map(|count| HumanCount(count).to_string()));
         row.extend(rates);
@@ -204,14 +240,14 @@ mod tests {
 
     #[test]
     fn a_queue_is_a_row_with_what_it_completed_meanwhile() {
-        let answer = br#"{"queue": "q", "pending": 0, "queued": 12345, "assigned": 2, "delayed": 3, "leases": 4,
+        let answer = br#"{"queue": "q", "pending": 0, "waiting": 12345, "assigned": 2, "delayed": 3, "leases": 4,
             "completed": 1000, "dead": 5, "cancelled": 0, "oldest_waiting_ms": 61000,
             "paused": false, "unread_shards": 0}"#;
         let queue: Queue = serde_json::from_slice(answer).unwrap();
         let at = Instant::now();
         let counts = Counts {
             completed: 0,
-            queued: 12245,
+            waiting: 12245,
             ..queue.counts
         };
         let was = Queue {
@@ -251,7 +287,7 @@ mod tests {
         );
         let narrow = table(&look, None, 60).to_string();
         assert!(
-            !narrow.contains("pending") && narrow.contains("queued") && narrow.contains("oldest"),
+            !narrow.contains("pending") && narrow.contains("waiting") && narrow.contains("oldest"),
             "{narrow}"
         );
     }

@@ -2,18 +2,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::ensure;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::Value;
 use url::form_urlencoded;
 
 use super::{
+    address::Server,
     ask::{ask, cut, printable},
-    http::HttpServer,
+    named::{Name, Named},
     print::{self, print, say},
 };
-use crate::{config::Time, model::TaskId, wire::time::from_rfc_3339};
+use crate::{config::Time, wire::time::from_rfc_3339};
 
 /// The most characters of a payload or a reason in the table.
 const SHOWN: usize = 1000;
@@ -31,40 +31,28 @@ Examples:
 Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the \
 question is wrong.")]
 pub struct Task {
-    /// Id of the task; with a key behind it, the name of its queue
-    #[arg(value_name = "ID|QUEUE")]
-    task: String,
-
-    /// Key of the task
-    #[arg(value_name = "KEY")]
-    key: Option<String>,
+    #[command(flatten)]
+    task: Named,
 
     /// Print the answer of the API, one JSON object
     #[arg(long)]
     json: bool,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
 /// Asks, and prints the answer. False if there is no such task.
 pub async fn run(args: Task) -> anyhow::Result<bool> {
     let server = args.server.port()?;
-    let id = match &args.key {
-        None => {
-            // The id becomes a part of the path.
-            let is_id = args.task.parse::<TaskId>().is_ok();
-            ensure!(
-                is_id,
-                "{:?} is not the id of a task; to name it by its key: taskd task QUEUE KEY",
-                args.task
-            );
-            args.task
-        }
-        Some(key) => {
+    let id = match args.task.task("task")? {
+        // The id becomes a part of the path.
+        Name::Id(id) => id.to_string(),
+        Name::Queue(_) => return Ok(false),
+        Name::Key { queue, key } => {
             let query = form_urlencoded::Serializer::new(String::new())
-                .append_pair("queue", &args.task)
-                .append_pair("key", key)
+                .append_pair("queue", &queue)
+                .append_pair("key", &key)
                 .finish();
             match ask::<Explained>(&server, &format!("/v1/tasks:explain?{query}")).await? {
                 Some((_, explained)) => explained.task.id,
@@ -110,11 +98,11 @@ struct TaskResult {
 
 #[derive(Deserialize)]
 struct Explained {
-    task: Named,
+    task: WithId,
 }
 
 #[derive(Deserialize)]
-struct Named {
+struct WithId {
     id: String,
 }
 

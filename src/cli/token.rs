@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use humantime::format_rfc3339_seconds;
 use serde::Serialize;
 
-use super::print::{self, NotThere, print, print_one, say, say_more};
+use super::print::{self, NotThere, print, print_one, print_table, say, say_more};
 use crate::{
     app::{self, NeverRan},
     config::{Auth, Options, Settings, Time},
@@ -343,7 +343,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
                 },
             ]);
         }
-        print(&table)?;
+        print_table(&table)?;
     }
     Ok(())
 }
@@ -366,7 +366,7 @@ pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<
         for act in acts {
             table.add_row([in_seconds(act.at_unix_ms()), act.who, act.what, act.target]);
         }
-        print(&table)?;
+        print_table(&table)?;
     }
     Ok(())
 }

@@ -19,10 +19,28 @@ pub(super) struct Values {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Level {
+pub(super) enum Level {
     High,
     Medium,
     Low,
+}
+
+impl From<Level> for pb::Priority {
+    fn from(level: Level) -> Self {
+        match level {
+            Level::High => Self::High,
+            Level::Medium => Self::Medium,
+            Level::Low => Self::Low,
+        }
+    }
+}
+
+/// Reads `NAME=VALUE`.
+pub(super) fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} is no header; write NAME=VALUE"))?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 /// For whom tasks are.
@@ -47,11 +65,7 @@ impl Values {
     pub(super) fn message(&self) -> pb::ChangeTasksRequest {
         let priority = self
             .priority
-            .map_or(pb::Priority::Unspecified, |level| match level {
-                Level::High => pb::Priority::High,
-                Level::Medium => pb::Priority::Medium,
-                Level::Low => pb::Priority::Low,
-            });
+            .map_or(pb::Priority::Unspecified, pb::Priority::from);
         let replicas = self.replicas.unwrap_or_default();
         pb::ChangeTasksRequest {
             priority: priority.into(),

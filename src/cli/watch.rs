@@ -5,18 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use backon::BackoffBuilder as _;
 use clap::Args;
 use serde_json::json;
 use tonic::{Code, Status, Streaming};
-use uuid::Uuid;
 
 use super::{
     ask::printable,
     client::{self, Server, Taskd, WAITS, is_transient},
-    patience::patiently,
-    print::{print_one, say},
+    named::{Name, Named, id_of},
+    print::{NotThere, print_one, say},
 };
 use crate::{
     model::TaskStatus,
@@ -37,28 +36,15 @@ const WAS_OPEN: Duration = Duration::from_secs(5);
 Examples:
   taskd watch 0197a5c0-7d1e-7b3c-9a52-3f0c6f1b2a44    the task with this id, until it is finished
   taskd watch crawl https://example.org/              the task with this queue and key
-  taskd watch --queue crawl                           all tasks of the queue, from now on
-  taskd watch --queue crawl | jq -r .status           JSON lines where stdout is no terminal
+  taskd watch crawl                                   all tasks of the queue, from now on
+  taskd watch crawl | jq -r .status                   JSON lines where stdout is no terminal
 
 A watch outlives a taskd that starts again; for a task it then shows the status of that time.
 Exit code of a task: 0 if it is completed, 1 if it died, was cancelled, or is not there. 2 if the server \
 cannot be reached or the question is wrong.")]
 pub struct Watch {
-    /// Id of the task; with a key behind it, the name of its queue
-    #[arg(
-        value_name = "ID|QUEUE",
-        required_unless_present = "queue",
-        conflicts_with = "queue"
-    )]
-    task: Option<String>,
-
-    /// Key of the task
-    #[arg(value_name = "KEY")]
-    key: Option<String>,
-
-    /// Watch all tasks of this queue
-    #[arg(long, value_name = "NAME")]
-    queue: Option<String>,
+    #[command(flatten)]
+    named: Named,
 
     /// Print a JSON object for each change, also on a terminal
     #[arg(long)]
@@ -76,33 +62,15 @@ enum Target {
 
 /// Watches, and answers whether the task was completed.
 pub async fn run(args: Watch) -> anyhow::Result<bool> {
+    let name = args.named.read()?;
     let taskd = args.server.connect().await?;
-    let target = match (args.queue, args.task) {
-        (Some(queue), _) => Target::Queue(queue),
-        (None, Some(queue)) if args.key.is_some() => {
-            let key = args.key.unwrap_or_default().into_bytes().into();
-            let question = pb::ExplainTaskRequest {
-                queue,
-                key,
-                ..Default::default()
-            };
-            let explain = async || {
-                DiscoveryClient::new(taskd.clone())
-                    .explain_task(question.clone())
-                    .await
-            };
-            let answer = patiently(explain).await?.into_inner();
-            Target::Task(answer.task.context("taskd names no task")?.id)
-        }
-        (None, task) => {
-            let task = task.unwrap_or_default();
-            if Uuid::parse_str(&task).is_err() {
-                bail!(
-                    "{task:?} is not a task id; watch QUEUE KEY watches one task, watch --queue NAME a queue"
-                );
-            }
-            Target::Task(task)
-        }
+    let target = match name {
+        Name::Queue(queue) => Target::Queue(queue),
+        Name::Id(id) => Target::Task(id.to_string()),
+        Name::Key { queue, key } => match id_of(&taskd, &queue, &key).await? {
+            Ok(id) => Target::Task(id),
+            Err(why) => bail!(NotThere(why)),
+        },
     };
     let as_json = args.json || !std::io::stdout().is_terminal();
     let mut last = String::new();

@@ -47,6 +47,7 @@ pub struct State {
     pub servers: Servers,
     pub settings: Arc<Settings>,
     pub metrics: metrics::Handle,
+    pub ports: http::Ports,
     /// `None`: both ports speak plain text.
     pub tls: Option<Tls>,
     /// The budget of both listeners' requests.

@@ -66,7 +66,7 @@ pub struct UnfinishedTasks {
     pub scheduled: u64,
     pub missing: u64,
     /// Live in Redis: with a replica to claim, with all replicas leased, with nothing due.
-    pub queued: u64,
+    pub waiting: u64,
     pub assigned: u64,
     pub delayed: u64,
     /// The rest: on the bus, or the report of their end is on its way. Below zero: some are in two
@@ -92,7 +92,7 @@ impl QueueBooks {
 impl UnfinishedTasks {
     /// Unfinished tasks that Redis has.
     pub fn live(&self) -> u64 {
-        self.queued + self.assigned + self.delayed
+        self.waiting + self.assigned + self.delayed
     }
 
     pub fn off_bus(&self) -> u64 {

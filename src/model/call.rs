@@ -121,6 +121,9 @@ pub struct InsertAnswer {
     /// that it is one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
+    /// Of a duplicate: the status of the task that has the key, if that has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task_status: Option<TaskStatus>,
 }
 
 impl InsertAnswer {
@@ -129,6 +132,7 @@ impl InsertAnswer {
             status: InsertStatus::Rejected,
             id: None,
             error,
+            task_status: None,
         }
     }
 
@@ -137,6 +141,7 @@ impl InsertAnswer {
             status: InsertStatus::TryLater,
             id: None,
             error,
+            task_status: None,
         }
     }
 }
@@ -489,7 +494,7 @@ pub struct QueueView {
     /// In SQL alone: just stored, parked, or not due for long.
     pub pending: u64,
     /// With something left to hand out.
-    pub queued: u64,
+    pub waiting: u64,
     /// Workers hold all that is left of them.
     pub assigned: u64,
     /// Nothing that is left of them is due yet.

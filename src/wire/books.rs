@@ -40,7 +40,7 @@ impl From<QueueBooks> for pb::QueueBooks {
             scheduled: held.scheduled,
             missing: held.missing,
             between: held.between,
-            queued: held.queued,
+            waiting: held.waiting,
             assigned: held.assigned,
             delayed: held.delayed,
             leases: held.leases,

@@ -214,6 +214,9 @@ impl From<InsertAnswer> for pb::InsertResult {
             status: status.into(),
             id,
             error: answer.error,
+            task_status: answer
+                .task_status
+                .map_or(0, |status| pb::TaskStatus::from(status).into()),
             ..Default::default()
         }
     }

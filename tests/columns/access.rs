@@ -839,7 +839,7 @@ async fn tokens_are_made_listed_and_revoked_by_command() {
                 "insert",
                 "--queue",
                 "a",
-                "--grpc",
+                "--server",
                 &daemon.grpc(),
                 "crates/taskd-proto/src/pb/sources.sha256",
             ])

@@ -40,7 +40,7 @@ fn adds_up(books: &Value) {
     let (held, redis) = (&books["held"], &books["held"]["redis"]);
     assert_eq!(
         sum(redis, &["live"]),
-        sum(redis, &["queued", "assigned", "delayed"]),
+        sum(redis, &["waiting", "assigned", "delayed"]),
         "{books}"
     );
     let in_sql = sum(&held["sql"], &["fresh", "parked", "scheduled", "missing"]);
@@ -149,7 +149,7 @@ async fn each_task_is_where_the_books_say() {
     );
     let redis = &at_rest["held"]["redis"];
     assert_eq!(
-        (&redis["queued"], &redis["assigned"], &redis["delayed"]),
+        (&redis["waiting"], &redis["assigned"], &redis["delayed"]),
         (&json!(5), &json!(1), &json!(2))
     );
     assert_eq!(
@@ -211,7 +211,13 @@ async fn each_task_is_where_the_books_say() {
         (13, 3, 1, 3, 1, 9)
     );
     assert_eq!(
-        (of.scheduled, of.queued, of.assigned, of.delayed, of.between),
+        (
+            of.scheduled,
+            of.waiting,
+            of.assigned,
+            of.delayed,
+            of.between
+        ),
         (1, 5, 1, 2, 0)
     );
     assert_eq!(of.state(), pb::BooksState::Balanced);

@@ -91,7 +91,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let output = command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .args(args)
         .output()
         .unwrap();
@@ -246,7 +246,7 @@ async fn a_bulk_change_sends_all_tasks_of_a_filter_again() {
     // The command starts a bulk change and watches it.
     let (code, _, why) = taskd(&daemon, &["tasks", "retry"]);
     assert!(
-        code == 2 && why.starts_with("taskd: name the ids of tasks, or a queue"),
+        code == 2 && why.starts_with("taskd: name tasks by QUEUE KEY or by ids, or a queue"),
         "{why}"
     );
     let (code, said, why) = taskd(&daemon, &["tasks", "retry", "--queue", "other"]);

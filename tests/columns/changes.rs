@@ -20,7 +20,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let output = command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .args(args)
         .output()
         .unwrap();
@@ -223,11 +223,14 @@ async fn the_command_cancels_by_ids_and_by_keys() {
     let said: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(said, json!({"id": second, "status": "OK", "error": ""}));
     let (code, stdout, stderr) = taskd(&daemon, &["cancel", &first, "nothing"]);
-    assert_eq!((code, &stdout[..]), (1, "1 of 2 tasks cancelled\n"));
-    assert!(stderr.contains("\"nothing\" is not a task id"), "{stderr}");
+    assert_eq!((code, &stdout[..]), (2, ""));
+    assert!(
+        stderr.contains("\"nothing\" is not the id of a task"),
+        "{stderr}"
+    );
     for (args, why) in [
         (&["cancel"][..], "required arguments were not provided"),
-        (&["cancel", "--queue", "q"], "--key"),
+        (&["cancel", "--queue", "q"], "its queue and key: q KEY"),
         (
             &["cancel", "--queue", "a b", "--key", "none"],
             "contains ' '",

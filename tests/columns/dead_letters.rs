@@ -70,7 +70,7 @@ fn dead(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .arg("dead")
         .args(args);
     let output = command.output().unwrap();

@@ -27,7 +27,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String) {
     command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .args(args);
     let mut child = command
         .stdin(Stdio::piped())

@@ -336,10 +336,7 @@ async fn a_wrong_question_is_told_what_is_wrong() {
 /// Exit code, stdout, stderr of `taskd explain`.
 async fn command(args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-    command
-        .env_remove("TASKD_HTTP_URL")
-        .arg("explain")
-        .args(args);
+    command.env_remove("TASKD_URL").arg("explain").args(args);
     let output = tokio::task::spawn_blocking(move || command.output())
         .await
         .unwrap()
@@ -399,12 +396,12 @@ async fn the_command_answers_in_sentences_or_as_json_and_errors_are_one_line() {
         (
             &["42", "--server", &server],
             2,
-            "taskd: \"42\" is not a task id",
+            "taskd: \"42\" is not the id of a task",
         ),
         (
             &[&id, "--server", dead],
             2,
-            "taskd: cannot reach taskd's HTTP at http://127.0.0.1:1; --server (TASKD_HTTP_URL)",
+            "taskd: cannot reach taskd at http://127.0.0.1:1: ",
         ),
         (&[&id, "--server", &daemon.grpc()], 2, "taskd: "),
         (
@@ -415,7 +412,7 @@ async fn the_command_answers_in_sentences_or_as_json_and_errors_are_one_line() {
         (
             &[],
             2,
-            "taskd: the following required arguments were not provided: <ID|QUEUE>",
+            "taskd: the following required arguments were not provided: <QUEUE KEY|ID>",
         ),
         (
             &[&id, "--wrker", "w"],

@@ -247,7 +247,7 @@ async fn a_file_is_inserted_again_line_by_line() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
         command.args([
             "insert",
-            "--grpc",
+            "--server",
             &daemon.grpc(),
             "--queue",
             "q",

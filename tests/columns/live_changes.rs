@@ -165,10 +165,7 @@ async fn operate(shared: Arc<Shared>) {
 /// Exit code and output of a command.
 fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String) {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
-    let server = match args[0] {
-        "books" => ["--server".to_owned(), daemon.http()],
-        _ => ["--grpc".to_owned(), daemon.grpc()],
-    };
+    let server = ["--server".to_owned(), daemon.http()];
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     let output = command
         .env_clear()

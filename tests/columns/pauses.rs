@@ -15,7 +15,7 @@ fn taskd(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     let output = command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .args(args)
         .output()
         .unwrap();
@@ -73,7 +73,7 @@ async fn a_paused_queue_gives_nothing_and_its_leases_go_on() {
 
     let queue = daemon.queue("q").await;
     assert_eq!(
-        (&queue["paused"], &queue["queued"]),
+        (&queue["paused"], &queue["waiting"]),
         (&json!(true), &json!(1))
     );
     assert_eq!(daemon.queue("other").await["paused"], false);
@@ -157,7 +157,7 @@ async fn the_commands_pause_and_resume_and_name_mistakes() {
         .insert(&[json!({"queue": "later", "key": "k"})])
         .await;
     until("it is queued", async || {
-        daemon.queue("later").await["queued"] == 1
+        daemon.queue("later").await["waiting"] == 1
     })
     .await;
     assert!(daemon.lease("w", "later", 1, "1s").await.is_empty());

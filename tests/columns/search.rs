@@ -40,7 +40,7 @@ fn tasks(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .arg("tasks")
         .args(args);
     let output = command.output().unwrap();

@@ -216,7 +216,7 @@ async fn queues_count_each_task_once() {
         let queue = daemon.queue("q").await;
         [
             "pending",
-            "queued",
+            "waiting",
             "assigned",
             "delayed",
             "leases",
@@ -268,7 +268,10 @@ async fn a_client_that_stops_reading_holds_up_nobody_and_its_tasks_come_back() {
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": format!("key-{n}"), "payload": payload});
     daemon.insert(&(0..12).map(task).collect::<Vec<_>>()).await;
-    until("all wait", async || daemon.queue("q").await["queued"] == 12).await;
+    until("all wait", async || {
+        daemon.queue("q").await["waiting"] == 12
+    })
+    .await;
 
     let body = json!({"worker": "deaf", "queues": ["q"], "max_tasks": 12, "max_bytes": 16 << 20})
         .to_string();
@@ -299,7 +302,7 @@ async fn insert_takes_files_and_pipes_and_reports_wrong_lines() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
         command
             .arg("insert")
-            .args(["--grpc", &daemon.grpc()])
+            .args(["--server", &daemon.http()])
             .args(args);
         command
             .stdin(Stdio::piped())

@@ -42,7 +42,7 @@ async fn a_bulk_retry_goes_on_when_taskd_is_killed_in_the_middle() {
     let args = ["dead", "retry", "--queue", "q", "--yes", "--json"];
     let command = command
         .args(args)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .stdout(Stdio::piped());
     let retry = command.stderr(Stdio::inherit()).spawn().unwrap();
     // Between two of its calls, or in one.

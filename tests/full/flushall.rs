@@ -246,7 +246,7 @@ async fn a_rebuild_that_is_killed_again_and_again_brings_every_task_back_once() 
         ids.extend(daemon.insert(&tasks(from, from + 1000)).await);
     }
     until("all wait", async || {
-        daemon.queue("q").await["queued"] == 20_000
+        daemon.queue("q").await["waiting"] == 20_000
     })
     .await;
     let (mut met, mut goes_on, mut ended) = ([0, 0], false, 0);

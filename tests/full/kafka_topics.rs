@@ -290,7 +290,7 @@ async fn tasks_whose_reports_are_deleted_with_their_topic_are_done_again() {
     let mut daemon = bed.start(&[]).await;
     daemon.insert(&tasks("before", 20)).await;
     until("all are queued", async || {
-        daemon.queue("q").await["queued"] == 20
+        daemon.queue("q").await["waiting"] == 20
     })
     .await;
     assert!(daemon.stop().await.success());

@@ -127,7 +127,7 @@ async fn readyz_names_the_pipelines_that_make_no_progress() {
     let mut daemon = Daemon::start("stall_after = \"3s\"", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
     until("there is something to watch", async || {
-        daemon.queue("q").await["queued"] == 1
+        daemon.queue("q").await["waiting"] == 1
     })
     .await;
     assert!(daemon.signal_redis(Signal::SIGSTOP));

@@ -68,7 +68,7 @@ async fn a_killed_database_is_named_and_workers_go_on() {
         .await;
     let first = daemon.lease_all("w", "q", 1).await;
     until("both are in Redis", async || {
-        daemon.queue("q").await["queued"] == 1
+        daemon.queue("q").await["waiting"] == 1
     })
     .await;
 

@@ -73,12 +73,12 @@ async fn a_million_inserts_without_a_worker() {
 
     let queue = daemon.queue("q").await;
     assert_eq!(
-        queue["pending"].as_u64().unwrap() + queue["queued"].as_u64().unwrap(),
+        queue["pending"].as_u64().unwrap() + queue["waiting"].as_u64().unwrap(),
         accepted,
         "{queue}"
     );
     assert!(
-        queue["queued"].as_u64().unwrap() <= IN_REDIS + 1000,
+        queue["waiting"].as_u64().unwrap() <= IN_REDIS + 1000,
         "{queue}"
     );
 
@@ -154,7 +154,7 @@ async fn parked_tasks_go_out_whatever_other_queues_do() {
     };
     let worked_off = async {
         until("there is work", async || {
-            daemon.queue("a").await["queued"].as_u64() > Some(0)
+            daemon.queue("a").await["waiting"].as_u64() > Some(0)
         })
         .await;
         assert_eq!(daemon.drain("w", "a").await.len(), 3000);

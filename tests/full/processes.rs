@@ -85,7 +85,7 @@ async fn a_database_has_one_redis_at_a_time() {
 
     first.insert(&[json!({"queue": "q", "key": "b"})]).await;
     until("it is queued", async || {
-        first.queue("q").await["queued"] == 1
+        first.queue("q").await["waiting"] == 1
     })
     .await;
     first.kill9();

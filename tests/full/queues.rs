@@ -130,7 +130,7 @@ async fn a_queue_that_was_empty_for_long_gives_back_what_it_costs_and_comes_agai
             daemon.queue("q").await.is_null() && watchdog.queue("q").await.is_null()
         })
         .await;
-        assert_eq!(daemon.queue("busy").await["queued"], 1);
+        assert_eq!(daemon.queue("busy").await["waiting"], 1);
         // Keys of before are remembered; a new one opens the queue again.
         let answer = daemon
             .post(
@@ -187,7 +187,7 @@ async fn what_waits_in_sql_has_an_age() {
     until("only parked ones wait, and have an age", async || {
         daemon.lease("w", "q", 1, "0s").await;
         let queue = daemon.queue("q").await;
-        queue["queued"] == 0
+        queue["waiting"] == 0
             && queue["pending"].as_u64() > Some(3)
             && queue["oldest_waiting_ms"].is_u64()
     })

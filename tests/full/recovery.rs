@@ -65,7 +65,7 @@ async fn all_unfinished_work_is_back_when_the_files_of_redis_are_deleted() {
     let mut daemon = Daemon::start("[queues.default]\nreplicas = 2", &[]).await;
     let ids = daemon.insert(&tasks("q", 0, 100)).await;
     until("all wait", async || {
-        daemon.queue("q").await["queued"] == 100
+        daemon.queue("q").await["waiting"] == 100
     })
     .await;
     // Ten are done, ten are done by one of two, ten are being done, the others wait.
@@ -139,7 +139,7 @@ async fn tasks_that_redis_has_forgotten_go_out_again() {
     };
     daemon.insert(&tasks("q", 0, 30)).await;
     until("they wait in Redis", async || {
-        daemon.queue("q").await["queued"] == 30
+        daemon.queue("q").await["waiting"] == 30
     })
     .await;
     kill(&mut daemon);
@@ -148,7 +148,7 @@ async fn tasks_that_redis_has_forgotten_go_out_again() {
     daemon.ready().await;
     daemon.insert(&tasks("q", 30, 50)).await;
     until("they wait in Redis", async || {
-        daemon.queue("q").await["queued"] == 50
+        daemon.queue("q").await["waiting"] == 50
     })
     .await;
     kill(&mut daemon);

@@ -221,7 +221,7 @@ async fn a_worker_gets_its_next_task_while_its_report_waits_and_not_before_the_a
         .await;
     let queued = async |count: u64| {
         until("so many wait", async || {
-            daemon.queue("q").await["queued"] == count
+            daemon.queue("q").await["waiting"] == count
         })
         .await
     };

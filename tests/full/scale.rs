@@ -263,7 +263,7 @@ async fn a_thousand_streams_complete_each_task_num_times_while_a_process_is_kill
             let books = &books["queues"][0];
             let mut fsck = Command::new(env!("CARGO_BIN_EXE_taskd"));
             let fsck = fsck
-                .args(["fsck", "--queue", "q", "--grpc", &daemon.grpc()])
+                .args(["fsck", "--queue", "q", "--server", &daemon.http()])
                 .output()
                 .unwrap();
             books["state"] == "BALANCED" && books["held"]["total"] == 0 && fsck.status.success()

@@ -86,7 +86,7 @@ async fn a_worker_moves_between_processes_and_one_that_starts_again_takes_over_i
     );
     assert_eq!(old.end().await.unwrap_err().code(), Code::DeadlineExceeded);
     until("the third one is back", async || {
-        one.queue("q").await["queued"] == 1
+        one.queue("q").await["waiting"] == 1
     })
     .await;
     assert_eq!(new.complete(&tasks[..1], 1).await, [ItemStatus::Ok]);

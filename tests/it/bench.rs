@@ -192,7 +192,7 @@ async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
     let (grpc, http) = (format!("127.0.0.1:{}", daemon.grpc_port()), daemon.http());
     let redis = format!("unix://{}", daemon.data().join("redis.sock").display());
     let there = [
-        "--grpc",
+        "--server",
         &grpc,
         "--http",
         &http,
@@ -251,7 +251,7 @@ async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
     let (_, queues) = daemon.get("/v1/queues").await;
     for queue in queues["queues"].as_array().unwrap() {
         let name = queue["queue"].as_str().unwrap();
-        let left = ["pending", "queued", "assigned", "delayed", "dead"]
+        let left = ["pending", "waiting", "assigned", "delayed", "dead"]
             .map(|state| queue[state].as_u64().unwrap());
         match name {
             "mine" => assert_eq!(left, [0, 1, 0, 0, 0]),
@@ -413,18 +413,21 @@ fn mistakes_are_one_line_and_exit_code_2() {
     let tmp = folder();
     let cases: [(&[&str], &str); 14] = [
         (
-            &["--grpc", "127.0.0.1:1"],
+            &["--server", "127.0.0.1:1"],
             "taskd: cannot reach taskd at http://127.0.0.1:1: ",
         ),
-        (&["--grpc", "::"], "is not a URL; write http://host:7601"),
-        (&["--http", "127.0.0.1:1"], "not provided: --grpc <URL>"),
+        (&["--server", "::"], "is not a URL; write http://host:7600"),
+        (
+            &["--http", "127.0.0.1:1"],
+            "--server URL (TASKD_URL) names taskd",
+        ),
         (
             &["--token", "t"],
-            "taskd: --token is for a taskd that runs: name it with --grpc",
+            "taskd: --token is for a taskd that runs: name it with --server",
         ),
         (
             &["--tls-ca", "/ca.pem"],
-            "taskd: --tls-ca is for a taskd that runs: name it with --grpc",
+            "taskd: --tls-ca is for a taskd that runs: name it with --server",
         ),
         (&["insrt"], "'insrt' for '[PHASE]...'"),
         (
@@ -444,7 +447,7 @@ fn mistakes_are_one_line_and_exit_code_2() {
             &["--queues", "101", "--workers", "1"],
             "--queues 101 needs 2 workers",
         ),
-        (&["flat", "--grpc", "127.0.0.1:1"], "leave out --grpc"),
+        (&["flat", "--server", "127.0.0.1:1"], "leave out --server"),
         (
             &["flat", "--waiting", "20,10"],
             "as large as the one before",

@@ -262,7 +262,8 @@ impl Newcomer {
         }
         command
             .env("PATH", path)
-            .env("TASKD_GRPC_URL", self.daemon.grpc())
+            .env("TASKD_URL", self.daemon.http())
+            .env("TASKD_WORKER", format!("w-{}", uuid::Uuid::new_v4()))
             .env("PYTHONDONTWRITEBYTECODE", "1");
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command
@@ -680,6 +681,7 @@ async fn the_commands_of_the_greeting_work_twice() {
                 {
                     command.env_remove(name);
                 }
+                command.env("TASKD_WORKER", format!("w-{}", uuid::Uuid::new_v4()));
                 let output = tokio::task::spawn_blocking(move || command.output().unwrap())
                     .await
                     .unwrap();

@@ -242,7 +242,7 @@ async fn the_command_watches_on_behind_a_taskd_that_hangs() {
         "watch",
         "--queue",
         "q",
-        "--grpc",
+        "--server",
         &format!("127.0.0.1:{}", proxy.port()),
     ]);
     let mut watch = command
@@ -294,7 +294,7 @@ async fn an_insert_of_the_command_waits_for_results_of_many_mebibytes() {
             "q",
             "--wait",
             "50s",
-            "--grpc",
+            "--server",
             &daemon.grpc(),
         ])
         .arg(file.path());

@@ -124,7 +124,7 @@ async fn answers_about_all_queues_say_which_shard_cannot_be_read() {
             json!([
                 shown["queue"],
                 shown["pending"],
-                shown["queued"],
+                shown["waiting"],
                 shown["unread_shards"]
             ]),
             want,

@@ -47,7 +47,7 @@ fn taskd(args: &[&str]) -> (i32, String, String) {
 /// Exit code and finds.
 fn fsck(daemon: &Daemon, more: &[&str]) -> (i32, Vec<Value>) {
     let grpc = daemon.grpc();
-    let args = [&["fsck", "--json", "--grpc", &grpc], more].concat();
+    let args = [&["fsck", "--json", "--server", &grpc], more].concat();
     let (code, stdout, stderr) = taskd(&args);
     let finds: Vec<Value> = stdout
         .lines()
@@ -537,7 +537,7 @@ async fn waiting(daemon: &Daemon, count: usize) -> Vec<String> {
     until("they wait", async || {
         let (_, answer) = daemon.get("/v1/books?queue=q").await;
         let books = &answer["queues"][0];
-        books["state"] == "BALANCED" && books["held"]["redis"]["queued"] == count
+        books["state"] == "BALANCED" && books["held"]["redis"]["waiting"] == count
     })
     .await;
     ids
@@ -715,9 +715,9 @@ async fn a_large_shard_is_compared_in_passes() {
 async fn wrong_questions_are_one_line() {
     let daemon = Daemon::start(CONFIG, &[]).await;
     let grpc = daemon.grpc();
-    let (code, _, stderr) = taskd(&["fsck", "--grpc", &grpc, "--queue", "a b"]);
+    let (code, _, stderr) = taskd(&["fsck", "--server", &grpc, "--queue", "a b"]);
     assert_eq!((code, stderr.lines().count()), (2, 1), "{stderr}");
-    let (code, _, stderr) = taskd(&["fsck", "--grpc", &grpc, "--queue", "nowhere"]);
+    let (code, _, stderr) = taskd(&["fsck", "--server", &grpc, "--queue", "nowhere"]);
     assert_eq!(code, 1, "{stderr}");
     assert!(
         stderr.contains("queue nowhere has no shard and no published task"),
@@ -884,7 +884,7 @@ async fn fsck_names_a_shard_that_fails_and_checks_the_others() {
         (&["fsck", "--json"][..], false),
         (&["fsck", "--json", "--repair"], true),
     ] {
-        let (code, stdout, stderr) = taskd(&[args, &["--grpc", &tasks.daemon.grpc()]].concat());
+        let (code, stdout, stderr) = taskd(&[args, &["--server", &tasks.daemon.http()]].concat());
         let find: Value = serde_json::from_str(&stdout).unwrap();
         assert_eq!(
             (code, &find["kind"], &find["mended"]),
@@ -916,8 +916,13 @@ async fn fsck_names_a_shard_that_fails_and_checks_the_others() {
     let _: () = tasks.redis.del(key("finals")).await.unwrap();
     let _: () = tasks.redis.set(key("finals"), "no list").await.unwrap();
     let _: i64 = tasks.redis.hset(key("m:P"), "x", 9999).await.unwrap();
-    let (code, stdout, stderr) =
-        taskd(&["fsck", "--json", "--repair", "--grpc", &tasks.daemon.grpc()]);
+    let (code, stdout, stderr) = taskd(&[
+        "fsck",
+        "--json",
+        "--repair",
+        "--server",
+        &tasks.daemon.http(),
+    ]);
     let find: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(
         (code, &find["kind"], &find["mended"]),

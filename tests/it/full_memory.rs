@@ -55,7 +55,7 @@ async fn insert_all(daemon: &Daemon, count: usize) {
         .await;
     assert_eq!(status, 200, "{answer}");
     until("all are queued", async || {
-        daemon.queue("q").await["queued"] == count
+        daemon.queue("q").await["waiting"] == count
     })
     .await;
 }

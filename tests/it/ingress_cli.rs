@@ -23,10 +23,7 @@ use taskd::{
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-use crate::{
-    ingress_http::idle_state,
-    support::{daemon::Daemon, until},
-};
+use crate::support::{daemon::Daemon, until};
 
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -182,7 +179,7 @@ fn what_commands_print_has_no_secrets() {
         2,
     );
     assert!(
-        printed.contains("cannot reach taskd's HTTP at http://u:***@127.0.0.1:1"),
+        printed.contains("cannot reach taskd at http://u:***@127.0.0.1:1"),
         "{printed}"
     );
 }
@@ -569,8 +566,8 @@ fn an_empty_variable_is_one_that_is_not_set() {
         "{stdout}"
     );
     let (code, _, stderr) = run(
-        &["insert", "--grpc", "http://127.0.0.1:1", "-"],
-        &[("TASKD_GRPC_URL", "")],
+        &["insert", "--server", "http://127.0.0.1:1", "-"],
+        &[("TASKD_URL", "")],
     );
     assert_eq!(code, 2);
     assert!(stderr.contains("http://127.0.0.1:1"), "{stderr}");
@@ -708,8 +705,7 @@ fn a_wrong_question_is_told_without_a_server() {
         ),
         (
             &["explain", "demo"],
-            "taskd: \"demo\" is not a task id; ids are UUIDs; with a queue, name the key behind it: taskd explain demo \
-             KEY\n",
+            "taskd: \"demo\" is not the id of a task; to name it by its key: taskd explain demo KEY\n",
         ),
         (
             &["token", "create", "x", "--roles", "work", "--queues", "a*b"],
@@ -717,13 +713,7 @@ fn a_wrong_question_is_told_without_a_server() {
         ),
     ];
     for (args, want) in cases {
-        let (code, stdout, stderr) = run(
-            args,
-            &[
-                ("TASKD_GRPC_URL", "127.0.0.1:1"),
-                ("TASKD_HTTP_URL", "127.0.0.1:1"),
-            ],
-        );
+        let (code, stdout, stderr) = run(args, &[("TASKD_URL", "127.0.0.1:1")]);
         assert_eq!(
             (code, stdout.as_str(), stderr.lines().count()),
             (2, "", 1),
@@ -740,12 +730,12 @@ fn a_wrong_question_is_told_without_a_server() {
 fn a_mistake_of_a_variable_names_the_variable() {
     for (env, want) in [
         (
-            [("TASKD_GRPC_URL", "127.0.0.1:1"), ("TASKD_TLS_CA", "/nope")],
+            [("TASKD_URL", "127.0.0.1:1"), ("TASKD_TLS_CA", "/nope")],
             "taskd: TASKD_TLS_CA needs an https:// address;",
         ),
         (
-            [("TASKD_GRPC_URL", "ftp://a"), ("TASKD_LOG", "")],
-            "taskd: invalid value 'ftp://a' for TASKD_GRPC_URL: ",
+            [("TASKD_URL", "ftp://a"), ("TASKD_LOG", "")],
+            "taskd: invalid value 'ftp://a' for TASKD_URL: ",
         ),
     ] {
         let (code, _, stderr) = run(&["tasks"], &env);
@@ -758,10 +748,9 @@ fn a_mistake_of_a_variable_names_the_variable() {
 
 #[test]
 fn commands_name_the_variable_of_their_address() {
-    for (command, flag, variable) in [
-        ("tasks", "--grpc", "TASKD_GRPC_URL"),
-        ("stats", "--server", "TASKD_HTTP_URL"),
-    ] {
+    let flag = "--server";
+    let variable = "TASKD_URL";
+    for command in ["tasks", "stats"] {
         let (_, help, _) = run(&[command, "--help"], &[(variable, "127.0.0.1:1")]);
         assert!(
             help.contains(&format!("[env: {variable}]")) && help.contains(flag),
@@ -797,7 +786,7 @@ fn insert_without_a_server_says_so_with_exit_code_2() {
             "insert",
             "--queue",
             "q",
-            "--grpc",
+            "--server",
             "http://127.0.0.1:1",
             &path,
         ],
@@ -995,7 +984,7 @@ async fn a_queue_that_is_watched_again_without_an_event_has_a_gap() {
         ..Scripted::of_nothing()
     })
     .await;
-    let (code, stdout, stderr) = run_beside(&["watch", "--queue", "q", "--grpc", &url]).await;
+    let (code, stdout, stderr) = run_beside(&["watch", "--queue", "q", "--server", &url]).await;
     assert_eq!(code, 1, "{stderr}");
     let lines: Vec<serde_json::Value> = stdout
         .lines()
@@ -1041,7 +1030,7 @@ async fn a_watch_waits_for_a_taskd_that_starts_and_ends_with_the_task() {
         })
         .await;
         let (code, stdout, stderr) =
-            run_beside(&[&["watch", "--grpc", &url], named].concat()).await;
+            run_beside(&[&["watch", "--server", &url], named].concat()).await;
         assert_eq!((code, stderr.as_str()), (0, ""), "{named:?}: {stdout}");
         assert!(
             stdout.lines().count() == 1 && stdout.contains(r#""status":"COMPLETED""#),
@@ -1053,9 +1042,10 @@ async fn a_watch_waits_for_a_taskd_that_starts_and_ends_with_the_task() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_change_whose_answer_was_lost_is_not_told_as_refused() {
     let cancelled = pb::ItemStatus::Cancelled.into();
+    let id = "0190a5c2-0000-7000-8000-000000000000";
     let error = "it was cancelled before".to_owned();
     let result = pb::ItemResult {
-        id: "a".into(),
+        id: id.to_owned(),
         status: cancelled,
         error,
         ..Default::default()
@@ -1077,10 +1067,10 @@ async fn a_change_whose_answer_was_lost_is_not_told_as_refused() {
             ..Scripted::of_nothing()
         })
         .await;
-        let (code, _, stderr) = run_beside(&["tasks", "cancel", "a", "--grpc", &url]).await;
+        let (code, _, stderr) = run_beside(&["tasks", "cancel", id, "--server", &url]).await;
         assert_eq!(
             (code, stderr),
-            (1, format!("a: it was cancelled before\n{said}"))
+            (1, format!("{id}: it was cancelled before\n{said}"))
         );
     }
 }
@@ -1240,7 +1230,7 @@ async fn an_insert_that_waits_tells_of_a_task_whose_deadline_passes_meanwhile() 
 async fn insert_at(grpc: String, args: &'static [&'static str]) -> (i32, String, String) {
     let insert = move || {
         let (_dir, path) = file("a\nb\nc\n");
-        let all = ["insert", "--queue", "q", "--json", "--grpc", &grpc, &path];
+        let all = ["insert", "--queue", "q", "--json", "--server", &grpc, &path];
         run(&[&all, args].concat(), &[])
     };
     tokio::task::spawn_blocking(insert).await.unwrap()
@@ -1302,7 +1292,7 @@ async fn insert_gives_up_with_the_summary_of_what_was_stored() {
 
 /// Starts an insert of the keys a, b and c, whose stdin goes on.
 fn endless_insert(url: &str) -> std::process::Child {
-    let mut command = command(&["insert", "--queue", "q", "--json", "--grpc", url]);
+    let mut command = command(&["insert", "--queue", "q", "--json", "--server", url]);
     let mut insert = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -1390,7 +1380,7 @@ async fn insert_says_that_nobody_takes_its_summary() {
             .write(true)
             .open("/dev/full")
             .unwrap();
-        let mut command = command(&["insert", "--queue", "q", "--grpc", &url, &path]);
+        let mut command = command(&["insert", "--queue", "q", "--server", &url, &path]);
         command
             .stdout(full)
             .stderr(Stdio::piped())
@@ -1428,7 +1418,7 @@ async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
         .await
         .unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    tokio::spawn(ingress::http::serve(listener, idle_state(|_| {})));
+    tokio::spawn(async { axum::serve(listener, axum::Router::new()).await.unwrap() });
     // A server that speaks HTTP/1 answers in this way; one that speaks nothing may be a proxy whose
     // taskd is away.
     for args in [
@@ -1436,11 +1426,12 @@ async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
         &["insert", "--queue", "q", "/dev/null"],
         &["work", "--queue", "q", "--", "true"],
     ] {
-        let args = [&args[..1], &["--grpc", &address], &args[1..]].concat();
+        let args = [&args[..1], &["--server", &address], &args[1..]].concat();
         let (code, stdout, stderr) = tokio::task::block_in_place(|| run(&args, &[]));
         assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}");
-        let said =
-            format!("taskd: http://{address} answers HTTP/1, so it is not taskd's gRPC port; ");
+        let said = format!(
+            "taskd: http://{address} does not answer as taskd does; --server (TASKD_URL) names taskd"
+        );
         assert!(
             stderr.starts_with(&said) && stderr.lines().count() == 1,
             "{args:?}: {stderr}"
@@ -1455,7 +1446,7 @@ async fn commands_take_host_and_port_and_say_when_it_is_not_that_for_grpc() {
         stderr.starts_with(&format!("waiting for taskd at http://{address}: ")),
         "{stderr}"
     );
-    assert!(stderr.contains("is that taskd's gRPC port?"), "{stderr}");
+    assert!(stderr.contains("is that taskd?"), "{stderr}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1514,7 +1505,7 @@ async fn insert_bytes(
         let path = path.to_str().unwrap();
         run(
             &[
-                "insert", "--queue", "q", "--json", "--format", format, "--grpc", &grpc, path,
+                "insert", "--queue", "q", "--json", "--format", format, "--server", &grpc, path,
             ],
             &[],
         )

@@ -21,7 +21,7 @@ async fn daemon_with(tasks: usize, payload: usize) -> (Daemon, Vec<String>) {
         .insert(&(0..tasks).map(task).collect::<Vec<_>>())
         .await;
     until("all wait", async || {
-        daemon.queue("q").await["queued"] == tasks
+        daemon.queue("q").await["waiting"] == tasks
     })
     .await;
     (daemon, ids)
@@ -205,7 +205,7 @@ async fn a_grpc_answer_that_arrives_is_not_given_back() {
         .await;
     other.get_tasks(get(1, 0)).await.unwrap_err();
     until("the other's task is back", async || {
-        daemon.queue("q").await["queued"] == 1
+        daemon.queue("q").await["waiting"] == 1
     })
     .await;
     assert_eq!(daemon.queue("q").await["leases"], 3);

@@ -188,7 +188,7 @@ async fn no_route_ignores_a_parameter() {
     }
     assert!(asked > 2 * routes.len() + 40, "{asked} queries");
     assert_eq!(
-        daemon.queue("q").await["queued"],
+        daemon.queue("q").await["waiting"],
         1,
         "nothing was cancelled, and the queue is not paused"
     );
@@ -296,7 +296,7 @@ async fn a_stop_tells_those_who_send_to_come_again_and_succeeds() {
     };
     let poll = tokio::spawn(async move { channel.get_tasks(get).await });
     until("the line is stored", async || {
-        daemon.queue("q").await["queued"] == 1
+        daemon.queue("q").await["waiting"] == 1
     })
     .await;
     until("the poll waits", async || {
@@ -348,7 +348,7 @@ async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
     daemon.insert(&(0..3).map(task).collect::<Vec<_>>()).await;
-    until("all wait", async || daemon.queue("q").await["queued"] == 3).await;
+    until("all wait", async || daemon.queue("q").await["waiting"] == 3).await;
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(16 << 10).unwrap();
     let mut deaf = socket
@@ -673,7 +673,7 @@ async fn a_payload_comes_back_once_and_as_what_it_was() {
         "payload_encoding is TEXT, but payload is not: it is not UTF-8 at byte 0"
     );
 
-    until("all wait", async || daemon.queue("q").await["queued"] == 7).await;
+    until("all wait", async || daemon.queue("q").await["waiting"] == 7).await;
     let get = json!({"worker": "w", "queues": ["q"], "max_tasks": 100});
     let answer = crate::support::http_client()
         .post(format!("{}/v1/tasks:get", daemon.http()))

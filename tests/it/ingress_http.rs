@@ -41,6 +41,10 @@ pub(crate) fn idle_state(change: impl FnOnce(&mut Settings)) -> State {
         gates: Gates::default(),
         servers: Servers::default(),
         settings: Arc::new(settings),
+        ports: taskd::ingress::http::Ports {
+            http: 7600,
+            grpc: 7601,
+        },
         metrics: PrometheusBuilder::new().build_recorder().handle().into(),
         stop,
     }

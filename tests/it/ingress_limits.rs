@@ -519,7 +519,7 @@ async fn answers_that_nobody_reads_have_the_same_budget() {
             .insert(&[json!({"queue": "q", "key": n.to_string(), "payload": payload})])
             .await;
     }
-    until("all wait", async || daemon.queue("q").await["queued"] == 5).await;
+    until("all wait", async || daemon.queue("q").await["waiting"] == 5).await;
     let get = json!({"worker": "deaf", "queues": ["q"]}).to_string();
     let head = "POST /v1/tasks:get HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: ";
     let mut deaf = Vec::new();
@@ -887,7 +887,7 @@ async fn a_grpc_answer_that_nobody_reads_ends_its_connection() {
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
     daemon.insert(&(0..2).map(task).collect::<Vec<_>>()).await;
-    until("all wait", async || daemon.queue("q").await["queued"] == 2).await;
+    until("all wait", async || daemon.queue("q").await["waiting"] == 2).await;
     // One makes no room at all, one too little.
     let deaf = [
         deaf_over_http2(daemon.grpc_port(), 0).await,
@@ -926,7 +926,7 @@ async fn a_grpc_answer_that_is_read_byte_by_byte_ends_its_connection() {
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
     daemon.insert(&(0..2).map(task).collect::<Vec<_>>()).await;
-    until("all wait", async || daemon.queue("q").await["queued"] == 2).await;
+    until("all wait", async || daemon.queue("q").await["waiting"] == 2).await;
     let slow = byte_by_byte_over_http2(daemon.grpc_port()).await;
     let bytes = tokio::time::timeout(Duration::from_secs(100), slow)
         .await
@@ -1343,7 +1343,7 @@ async fn answers_that_grow_as_json_are_written_piece_by_piece() {
             .unwrap();
     }
     until("all wait", async || {
-        daemon.queue("q").await["queued"] == 3 * COUNT
+        daemon.queue("q").await["waiting"] == 3 * COUNT
     })
     .await;
     let most = 64 * MIB;
@@ -1382,7 +1382,7 @@ async fn every_answer_with_large_payloads_has_them_as_they_came() {
             daemon.insert(&[task]).await;
         }
         until("all wait", async || {
-            daemon.queue("q").await["queued"] == values.len()
+            daemon.queue("q").await["waiting"] == values.len()
         })
         .await;
     };

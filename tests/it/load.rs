@@ -28,7 +28,7 @@ async fn load(args: Vec<String>) -> (i32, String, String) {
 
 fn args(daemon: &Daemon, more: &[&str]) -> Vec<String> {
     let grpc = daemon.grpc();
-    ["--grpc", &grpc, "--rate", "500", "--duration", "1s"]
+    ["--server", &grpc, "--rate", "500", "--duration", "1s"]
         .iter()
         .chain(more)
         .map(ToString::to_string)
@@ -147,7 +147,7 @@ async fn mistakes_are_one_line() {
         (args(&daemon, &["--slow", "x"]), "is no share; write 10%"),
         (args(&daemon, &[]), "--token or TASKD_TOKEN"),
         (
-            vec!["--grpc".to_owned(), "127.0.0.1:1".to_owned()],
+            vec!["--server".to_owned(), "127.0.0.1:1".to_owned()],
             "cannot reach taskd",
         ),
     ];

@@ -39,6 +39,7 @@ mod final_statuses;
 mod forwarder;
 mod fsck;
 mod full_memory;
+mod habits;
 mod idle;
 mod idle_streams;
 mod ingress_cli;

@@ -26,7 +26,7 @@ async fn daemon_with(tasks: usize) -> Daemon {
         )
         .await;
     until("all wait", async || {
-        daemon.queue("q").await["queued"] == tasks
+        daemon.queue("q").await["waiting"] == tasks
     })
     .await;
     daemon
@@ -192,7 +192,7 @@ async fn a_wrong_wish_reports_nothing() {
     );
     let queue = daemon.queue("q").await;
     assert_eq!(
-        (&queue["assigned"], &queue["queued"]),
+        (&queue["assigned"], &queue["waiting"]),
         (&json!(1), &json!(1)),
         "{queue}"
     );

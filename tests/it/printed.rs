@@ -27,8 +27,7 @@ fn printed(daemon: &Daemon, args: &[&str]) -> String {
     command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
-        .env("TASKD_HTTP_URL", daemon.http());
+        .env("TASKD_URL", daemon.http());
     let output = command.args(args).stdin(Stdio::null()).output().unwrap();
     let text = [output.stdout, output.stderr]
         .map(|bytes| String::from_utf8(bytes).unwrap())
@@ -93,12 +92,12 @@ async fn no_command_prints_what_a_terminal_obeys_or_does_not_show() {
         (&["explain", &id, "--worker", "w\u{202e}"], true),
         (&["tasks", "--queue", "q"], true),
         (&["tasks", "--queue", "q", "--json"], true),
-        (&["tasks", "retry", HOSTILE], true),
+        (&["tasks", "retry", "q", HOSTILE], true),
         (&["dead", "list"], true),
         (&["dead", "list", "--json"], true),
         (&["dead", "show", letter], true),
         (&["dead", "show", letter, "--json"], true),
-        (&["dead", "retry", HOSTILE], true),
+        (&["dead", "retry", "q", HOSTILE], true),
         (&["bulk", "list"], false),
         (&["bulk", "list", "--json"], true),
         (&["bulk", "show", &bulk], false),

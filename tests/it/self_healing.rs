@@ -99,7 +99,7 @@ async fn rows_are_published_in_sql_only_when_the_queue_has_them() {
             .insert(&[json!({"queue": "q", "key": format!("before {n}")})])
             .await;
         until("it is in the queue", async || {
-            daemon.queue("q").await["queued"] == n + 1
+            daemon.queue("q").await["waiting"] == n + 1
         })
         .await;
     }

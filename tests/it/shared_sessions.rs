@@ -97,7 +97,7 @@ async fn insert(daemon: &Daemon, from: usize, to: usize) {
         .await;
     let count = to - from;
     until("they wait", async || {
-        daemon.queue("q").await["queued"].as_u64() >= Some(count as u64)
+        daemon.queue("q").await["waiting"].as_u64() >= Some(count as u64)
     })
     .await;
 }
@@ -656,7 +656,7 @@ async fn a_task_that_cannot_be_read_dies() {
         .insert(&[json!({"queue": "q", "key": "k", "payload": "x".repeat(100)})])
         .await[0]
         .clone();
-    until("it waits", async || daemon.queue("q").await["queued"] == 1).await;
+    until("it waits", async || daemon.queue("q").await["waiting"] == 1).await;
     let (mut redis, bodies) = (daemon.redis().await, "taskd:{q:0}:bodies");
     let all: Vec<(Vec<u8>, Vec<u8>)> = redis::cmd("HGETALL")
         .arg(bodies)

@@ -86,7 +86,7 @@ async fn a_command_that_cannot_say_a_line_has_its_own_exit_code() {
         "--queue",
         "q",
         "--json",
-        "--grpc",
+        "--server",
         &grpc,
         lines.to_str().unwrap(),
     ];
@@ -101,11 +101,11 @@ async fn a_command_that_cannot_say_a_line_has_its_own_exit_code() {
             (&[], 2),
             (&["tasks", "--bad"], 2),
             (&["stats", "--server", "127.0.0.1:1"], 2),
-            (&["fsck", "--grpc", &grpc], 0),
+            (&["fsck", "--server", &grpc], 0),
             (&["task", "q", "none", "--server", &http], 1),
             (&["explain", "q", "none", "--server", &http], 1),
-            (&["cancel", "none", "--grpc", &grpc], 1),
-            (&["tasks", "retry", "none", "--grpc", &grpc], 1),
+            (&["cancel", "q", "none", "--server", &grpc], 1),
+            (&["tasks", "retry", "q", "none", "--server", &grpc], 1),
         ];
         for (args, expected) in cases {
             assert_eq!(

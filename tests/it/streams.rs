@@ -30,7 +30,7 @@ async fn insert(daemon: &Daemon, from: usize, to: usize) -> Vec<String> {
 
 async fn waiting(daemon: &Daemon, count: usize) {
     until("they wait", async || {
-        daemon.queue("q").await["queued"] == count
+        daemon.queue("q").await["waiting"] == count
     })
     .await;
 }

@@ -144,7 +144,7 @@ fn insert(grpc: &str, args: &[&str]) -> Output {
         "q",
         "--give-up-after",
         "5s",
-        "--grpc",
+        "--server",
         grpc,
         "crates/taskd-proto/src/pb/sources.sha256",
     ]);
@@ -173,7 +173,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
         "5s",
         "--concurrency",
         "8",
-        "--grpc",
+        "--server",
         &grpc,
     ]);
     let worked = work
@@ -279,7 +279,7 @@ async fn commands_say_why_there_is_no_tls_and_what_to_do() {
     ];
     for (daemon, scheme, args, want) in cases {
         for (command, flag, port) in [
-            ("tasks", "--grpc", daemon.grpc_port()),
+            ("tasks", "--server", daemon.http_port()),
             ("stats", "--server", daemon.http_port()),
         ] {
             let (url, want) = (

@@ -275,7 +275,7 @@ async fn a_table_cuts_a_key_on_a_terminal_only_and_says_so() {
     let daemon = Daemon::start("", &[]).await;
     let key = "k".repeat(100);
     daemon.insert(&[json!({"queue": "q", "key": key})]).await;
-    let args = ["tasks", "--queue", "q", "--grpc", &daemon.grpc()];
+    let args = ["tasks", "--queue", "q", "--server", &daemon.http()];
     let mut terminal = Terminal::start(&args);
     assert!(terminal.end().await.success());
     until("the table is read", async || {

@@ -21,6 +21,8 @@ use taskd_client::{
     pb::{self, ItemStatus, TaskStatus},
 };
 
+use uuid::Uuid;
+
 use crate::support::{PATIENCE, daemon::Daemon, until};
 
 /// A `taskd work` for one queue, with a folder of its own.
@@ -37,8 +39,8 @@ impl Work {
             .unwrap();
         let mut all = vec![
             "work".to_owned(),
-            "--grpc".to_owned(),
-            daemon.grpc(),
+            "--server".to_owned(),
+            daemon.http(),
             "--queue".to_owned(),
             "q".to_owned(),
         ];
@@ -62,6 +64,7 @@ impl Work {
             program.env_remove(name);
         }
         program
+            .env("TASKD_WORKER", format!("w-{}", Uuid::new_v4()))
             .args(&self.args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -543,7 +546,7 @@ async fn commands_wait_for_their_server_if_asked_to() {
         child
     };
     let wait = ["--wait-for-server", "5m"];
-    let refused = command(&["insert", "--queue", "q", "--grpc", &grpc], "a\n")
+    let refused = command(&["insert", "--queue", "q", "--server", &grpc], "a\n")
         .wait_with_output()
         .unwrap();
     assert_eq!(
@@ -555,7 +558,7 @@ async fn commands_wait_for_their_server_if_asked_to() {
         "insert",
         "--queue",
         "q",
-        "--grpc",
+        "--server",
         &grpc,
         "--wait-for-server",
         "1s",
@@ -568,11 +571,11 @@ async fn commands_wait_for_their_server_if_asked_to() {
     );
     let calls = [
         command(
-            &[&["insert", "--queue", "q", "--grpc", &grpc][..], &wait].concat(),
+            &[&["insert", "--queue", "q", "--server", &grpc][..], &wait].concat(),
             "a\n",
         ),
         command(
-            &[&["tasks", "--queue", "q", "--grpc", &grpc][..], &wait].concat(),
+            &[&["tasks", "--queue", "q", "--server", &grpc][..], &wait].concat(),
             "",
         ),
         command(&[&["stats", "--server", &http][..], &wait].concat(), ""),
@@ -582,7 +585,7 @@ async fn commands_wait_for_their_server_if_asked_to() {
                     "work",
                     "--queue",
                     "q",
-                    "--grpc",
+                    "--server",
                     &grpc,
                     "--exit-when-idle",
                     "1s",
@@ -687,7 +690,7 @@ async fn mistakes_are_one_line() {
     let mut nowhere = Work::new(&open, &[]);
     nowhere
         .args
-        .extend(["--grpc".to_owned(), "127.0.0.1:1".to_owned()]);
+        .extend(["--server".to_owned(), "127.0.0.1:1".to_owned()]);
     nowhere.args.drain(1..3);
     let said = nowhere.refused(&["true"]).await;
     assert!(
@@ -1489,7 +1492,7 @@ async fn check_links(daemon: &Daemon, site: &str) -> (i32, String) {
         command.env_remove(name);
     }
     command.args([site, env!("CARGO_BIN_EXE_taskd")]);
-    command.env("TASKD_GRPC_URL", daemon.grpc());
+    command.env("TASKD_URL", daemon.http());
     let output = tokio::task::spawn_blocking(move || command.output().unwrap())
         .await
         .unwrap();

@@ -55,7 +55,7 @@ async fn tasks_wait_untried_until_somebody_wants_them() {
     let mut daemon = Daemon::start(&format!("watchdog_interval = \"10ms\"\n{CONFIG}"), &[]).await;
     let ids = insert(&daemon, 0, 20, 1).await;
     until("they wait", async || {
-        daemon.queue("q").await["queued"] == 20
+        daemon.queue("q").await["waiting"] == 20
     })
     .await;
     let mut idle = Worker::open(daemon.grpc_port(), opening("idle", 0))
@@ -121,7 +121,7 @@ async fn a_worker_gets_one_replica_however_many_sessions_it_has() {
         ),
         (0, 0, 0)
     );
-    assert_eq!(daemon.queue("q").await["queued"], 1);
+    assert_eq!(daemon.queue("q").await["waiting"], 1);
     let third = daemon.lease_all("u", "q", 1).await;
     assert_eq!(daemon.complete("u", &third).await, ["OK"]);
     until("it is completed", async || {

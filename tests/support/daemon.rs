@@ -447,7 +447,7 @@ impl Daemon {
     /// that.
     pub(crate) async fn unfinished(&self, queue: &str) -> u64 {
         let queue = self.queue(queue).await;
-        ["pending", "queued", "assigned", "delayed"]
+        ["pending", "waiting", "assigned", "delayed"]
             .iter()
             .map(|state| queue[*state].as_u64().unwrap_or(1))
             .sum()

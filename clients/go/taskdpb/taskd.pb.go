@@ -1131,7 +1131,8 @@ type InsertResult struct {
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// Why the task was not stored. For a duplicate of a DEAD or CANCELLED task it says so.
 	Error string `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
-	// With `wait`: the status of the task at the end of the wait.
+	// With `wait`: the status of the task at the end of the wait. Without it: of a duplicate, the
+	// status of the task that has the key, if that has ended.
 	TaskStatus TaskStatus `protobuf:"varint,4,opt,name=task_status,json=taskStatus,proto3,enum=taskd.v1.TaskStatus" json:"task_status,omitempty"`
 	// With `wait`: the results of a completed task.
 	Results       []*TaskResult `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`
@@ -7507,7 +7508,7 @@ func (x *Books) GetQueues() []*QueueBooks {
 }
 
 // stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing +
-// queued + assigned + delayed + between.
+// waiting + assigned + delayed + between.
 type QueueBooks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -7531,7 +7532,7 @@ type QueueBooks struct {
 	// On the bus, or the report of their end is on its way. Below zero: some are in two places.
 	Between int64 `protobuf:"zigzag64,14,opt,name=between,proto3" json:"between,omitempty"`
 	// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
-	Queued   uint64 `protobuf:"varint,15,opt,name=queued,proto3" json:"queued,omitempty"`
+	Waiting  uint64 `protobuf:"varint,15,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	Assigned uint64 `protobuf:"varint,16,opt,name=assigned,proto3" json:"assigned,omitempty"`
 	Delayed  uint64 `protobuf:"varint,17,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	// All leases.
@@ -7674,9 +7675,9 @@ func (x *QueueBooks) GetBetween() int64 {
 	return 0
 }
 
-func (x *QueueBooks) GetQueued() uint64 {
+func (x *QueueBooks) GetWaiting() uint64 {
 	if x != nil {
-		return x.Queued
+		return x.Waiting
 	}
 	return 0
 }
@@ -8788,7 +8789,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bpipeline\x18\x02 \x01(\x04R\bpipeline\x12!\n" +
 	"\ftask_results\x18\x03 \x01(\x04R\vtaskResults\x12-\n" +
 	"\x12rejected_elsewhere\x18\x04 \x01(\x04R\x11rejectedElsewhere\x12,\n" +
-	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\x98\x05\n" +
+	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\x9a\x05\n" +
 	"\n" +
 	"QueueBooks\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12*\n" +
@@ -8807,8 +8808,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06parked\x18\v \x01(\x04R\x06parked\x12\x1c\n" +
 	"\tscheduled\x18\f \x01(\x04R\tscheduled\x12\x18\n" +
 	"\amissing\x18\r \x01(\x04R\amissing\x12\x18\n" +
-	"\abetween\x18\x0e \x01(\x12R\abetween\x12\x16\n" +
-	"\x06queued\x18\x0f \x01(\x04R\x06queued\x12\x1a\n" +
+	"\abetween\x18\x0e \x01(\x12R\abetween\x12\x18\n" +
+	"\awaiting\x18\x0f \x01(\x04R\awaiting\x12\x1a\n" +
 	"\bassigned\x18\x10 \x01(\x04R\bassigned\x12\x18\n" +
 	"\adelayed\x18\x11 \x01(\x04R\adelayed\x12\x16\n" +
 	"\x06leases\x18\x12 \x01(\x04R\x06leases\x12\x18\n" +

@@ -208,7 +208,7 @@ export interface TaskPage {
 export interface QueueView {
   queue: string;
   pending: number;
-  queued: number;
+  waiting: number;
   assigned: number;
   delayed: number;
   leases: number;

@@ -285,8 +285,8 @@ test("a handler discovers as many tasks as a sitemap has, and a wrong one costs 
   await withWorker({ queue: "sitemap", logger }, handler, async () => {
     await allAre(client, "sitemap", "COMPLETED", 1);
     await until("all links are tasks", async () => {
-      const { pending = 0, queued = 0 } = (await client.queues()).find(({ queue }) => queue === "links") ?? {};
-      return pending + queued === count;
+      const { pending = 0, waiting = 0 } = (await client.queues()).find(({ queue }) => queue === "links") ?? {};
+      return pending + waiting === count;
     });
   });
   assert.match(lines.join("\n"), /2 discovered tasks are not stored; the first: payload cannot be written as JSON/);

@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::{client, trust::Trust},
+    cli::{address, trust::Trust},
     config::{ByteSize, Time},
 };
 
@@ -25,7 +25,7 @@ Examples:
   taskd bench latency --rate 2000 --duration 30s
   taskd bench flat --waiting 10000,10000000 the same speed in front of ten million tasks?
   taskd bench --json | jq '.rates[] | {phase, measure, per_second}'
-  taskd bench --grpc 127.0.0.1:7601 --redis unix://$PWD/taskd-data/redis.sock
+  taskd bench --server 127.0.0.1:7600 --redis unix://$PWD/taskd-data/redis.sock
 
 Phases:
   insert       new tasks: until taskd has accepted (stored) all, and until all can be claimed
@@ -42,11 +42,11 @@ Only when named, and only with a taskd of its own:
   start        the time to ready in an empty folder; how fast all tasks can be claimed again after
                Redis has lost everything
 
-Without --grpc each run starts a taskd of its own: embedded defaults, free ports, and a folder \
+Without --server each run starts a taskd of its own: embedded defaults, free ports, and a folder \
 under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
 
-With --grpc the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay \
-there as completed tasks until its retention removes them. TASKD_GRPC_URL does not count here: no \
+With --server the tasks go into queues of their own, bench-…, of the taskd that runs there. They stay \
+there as completed tasks until its retention removes them. TASKD_URL does not count here: no \
 variable turns a benchmark against a server.
 
 CPU is that of taskd, of its Redis and of this command, in µs per task. It is unknown for a taskd \
@@ -62,16 +62,12 @@ pub struct Bench {
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
-    /// gRPC address of a taskd that runs already; host:port is enough
-    #[arg(long, value_name = "URL", value_parser = client::with_scheme)]
-    pub(super) grpc: Option<String>,
-
-    /// HTTP address of that taskd; without it, port 7600 of the same host
-    #[arg(long, value_name = "URL", value_parser = client::with_scheme, requires = "grpc")]
-    pub(super) http: Option<String>,
+    /// Address of a taskd that runs already; host:port is enough
+    #[arg(long, value_name = "URL", value_parser = address::with_scheme)]
+    pub(super) server: Option<String>,
 
     /// The Redis of that taskd, to read its CPU and its appendfsync
-    #[arg(long, value_name = "URL", requires = "grpc")]
+    #[arg(long, value_name = "URL", requires = "server")]
     pub(super) redis: Option<String>,
 
     /// The token and the certificates for that taskd
@@ -79,11 +75,11 @@ pub struct Bench {
     pub(super) trust: Trust,
 
     /// Let the taskd of its own ask for an access token with each call
-    #[arg(long, conflicts_with = "grpc")]
+    #[arg(long, conflicts_with = "server")]
     pub(super) with_token: bool,
 
     /// A setting of the taskd of its own, by its key in the configuration file: history=false
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, conflicts_with = "grpc")]
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting, conflicts_with = "server")]
     pub(super) settings: Vec<(String, String)>,
 
     #[command(flatten)]
@@ -255,15 +251,17 @@ impl Bench {
                 groups * replicas
             ));
         }
-        if self.grpc.is_some() && self.parts().any(|part| part != Part::Calls) {
-            return Err("flat and start measure a taskd of their own: leave out --grpc".to_owned());
+        if self.server.is_some() && self.parts().any(|part| part != Part::Calls) {
+            return Err(
+                "flat and start measure a taskd of their own: leave out --server".to_owned(),
+            );
         }
         let of_a_server = ["token", "tls_ca", "client_cert"]
             .into_iter()
             .find(|flag| is_given(flag));
-        if let (None, Some(flag)) = (&self.grpc, of_a_server) {
+        if let (None, Some(flag)) = (&self.server, of_a_server) {
             return Err(format!(
-                "--{} is for a taskd that runs: name it with --grpc",
+                "--{} is for a taskd that runs: name it with --server",
                 flag.replace('_', "-")
             ));
         }

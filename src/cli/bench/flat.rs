@@ -259,7 +259,7 @@ impl Backlog {
     async fn settle(&self, run: &Run<'_>) -> anyhow::Result<()> {
         let (waiting, done) = (u64::from(self.waiting()), self.done.len() as u64);
         let patience = run.args.work.give_up_after.0;
-        let is_settled = |counts: &Counts| counts.queued == waiting && counts.completed == done;
+        let is_settled = |counts: &Counts| counts.waiting == waiting && counts.completed == done;
         let settled = run
             .server
             .wait_for(&self.tasks.queues, patience, is_settled)

@@ -19,7 +19,7 @@ pub(super) struct Http(HttpPort);
 
 impl Http {
     pub(super) fn new(url: &str, trust: Trust) -> anyhow::Result<Self> {
-        HttpPort::new("--http", url, trust).map(Self)
+        HttpPort::new(url, trust).map(Self)
     }
 
     /// The counts of the queues whose name is in `names`, together.

@@ -59,14 +59,14 @@ pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow
     check(&inserted, work.tasks, Plan::From(0), report);
     let total = u64::from(work.tasks);
     let claimable = server
-        .wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total)
+        .wait_for(&tasks.queues, SETTLE, |counts| counts.waiting == total)
         .await?;
     let Some(claimable) = claimable else {
         let counts = server.counts(&tasks.queues).await?;
         report.note(format!(
             "only {} of {total} tasks could be claimed, {} waited in SQL: --tasks is above high_water_tasks of that \
              taskd",
-            counts.queued, counts.pending
+            counts.waiting, counts.pending
         ));
         return Ok(());
     };

@@ -105,7 +105,7 @@ impl Own {
             let ended = self.child.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
                 let last = log.lines().last().unwrap_or_default();
-                bail!("a taskd of its own does not start: {last}; --grpc names one that runs");
+                bail!("a taskd of its own does not start: {last}; --server names one that runs");
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
 use serde::Serialize;
 use url::Url;
@@ -25,7 +25,6 @@ use crate::cli::{
 use crate::config::without_password;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-const HTTP_PORT: u16 = 7600;
 
 pub(super) struct Server {
     channels: Vec<Taskd>,
@@ -62,34 +61,30 @@ pub(super) struct Usage {
 impl Server {
     /// Connects to the taskd that `args` name, or starts one.
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
-        let own = if args.grpc.is_none() {
+        let own = if args.server.is_none() {
             Some(Own::start(args, part).await?)
         } else {
             None
-        };
-        let (grpc, http, redis) = match (&own, &args.grpc) {
-            (Some(own), _) => {
-                let [grpc, http] =
-                    [&own.addresses.grpc, &own.addresses.http].map(|at| format!("http://{at}"));
-                (grpc, http, Some(own.redis()))
-            }
-            (None, grpc) => {
-                let grpc = grpc.clone().unwrap_or_default();
-                let http = args.http.clone().map_or_else(|| http_beside(&grpc), Ok)?;
-                (grpc, http, args.redis.clone())
-            }
         };
         let trust = match &own {
             Some(own) => own.token.clone().map_or_else(Trust::default, Trust::from),
             None => args.trust.clone(),
         };
-        let http = Http::new(&http, trust.clone())?;
+        let (url, redis) = match &own {
+            Some(own) => (format!("http://{}", own.addresses.http), Some(own.redis())),
+            None => (args.server.clone().unwrap_or_default(), args.redis.clone()),
+        };
+        let http = Http::new(&url, trust.clone())?;
         let ready_after = match &own {
             Some(own) => {
                 http.wait_until_ready().await?;
                 Some(own.started.elapsed())
             }
             None => None,
+        };
+        let grpc = match &own {
+            Some(own) => format!("http://{}", own.addresses.grpc),
+            None => client::grpc_of(&url, &trust).await?,
         };
         let first = client::connect(&grpc, &trust).await?;
         let others = (1..args.work.connections).map(|_| client::connect(&grpc, &trust));
@@ -108,7 +103,7 @@ impl Server {
             own,
             ready_after,
         };
-        // A wrong --http shows before the work.
+        // An address that is no HTTP port shows before the work.
         server.counts(&[]).await?;
         Ok(server)
     }
@@ -136,7 +131,7 @@ impl Server {
         let folder = self.own.as_ref().map(Own::folder).filter(|_| is_local);
         Ok(Conditions {
             server: args
-                .grpc
+                .server
                 .as_deref()
                 .map_or_else(|| "own".to_owned(), without_password),
             version: self.http.version().await?,
@@ -269,18 +264,6 @@ impl Usage {
             bench: difference(self.bench, before.bench),
         }
     }
-}
-
-/// The default HTTP port on the host of a gRPC URL.
-fn http_beside(grpc: &str) -> anyhow::Result<String> {
-    let shown = without_password(grpc);
-    let mut url = Url::parse(grpc)
-        .with_context(|| format!("--grpc {shown:?} is not a URL; write http://host:7601"))?;
-    ensure!(
-        url.set_port(Some(HTTP_PORT)).is_ok(),
-        "--grpc {shown:?} has no host; write http://host:7601"
-    );
-    Ok(url.to_string().trim_end_matches('/').to_owned())
 }
 
 fn pid_behind(grpc: &str) -> Option<u32> {

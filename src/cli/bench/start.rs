@@ -33,7 +33,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     insert_all(run, &work, &tasks, Plan::From(0)).await?;
     let all = run
         .server
-        .wait_for(&tasks.queues, SETTLE, |counts| counts.queued == total)
+        .wait_for(&tasks.queues, SETTLE, |counts| counts.waiting == total)
         .await?;
     all.context("gave up: not all tasks can be claimed before the loss")?;
     // With a task in hand, the counts of before are not those of after.
@@ -53,7 +53,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let back = run
         .server
         .wait_for(&tasks.queues, work.give_up_after.0, |counts| {
-            counts.queued == total
+            counts.waiting == total
         })
         .await?;
     let back = back.context("gave up: not all tasks can be claimed again after the loss")?;

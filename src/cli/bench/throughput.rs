@@ -58,7 +58,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     // The phase measures workers, not the way of the last tasks into the queue.
     let wanted = u64::from(total);
     run.server
-        .wait_for(&tasks.queues, SETTLE, |counts| counts.queued == wanted)
+        .wait_for(&tasks.queues, SETTLE, |counts| counts.waiting == wanted)
         .await?;
     let habit = if work.failing {
         Habit::PassesOn

@@ -2,7 +2,7 @@
 
 mod show;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::HumanCount;
 use serde_json::json;
@@ -11,6 +11,7 @@ use tonic::Status;
 use super::{
     ask::printable,
     client::{Server, Taskd},
+    named::{AnyQueue, Names, ids_of},
     patience::{pages, patiently, progress_bar, repeatedly, say_perhaps_changed, time},
     print::{print, say},
 };
@@ -31,12 +32,12 @@ type Client = OperatorClient<Taskd>;
 #[command(arg_required_else_help = false)]
 #[command(after_help = "\
 Examples:
-  taskd dead list --queue crawl --since 2h          the newest first
-  taskd dead show 0199…                             one letter, with payload and attempts
+  taskd dead list crawl --since 2h                  the newest first
+  taskd dead show crawl https://example.org/        one letter, with payload and attempts
   taskd dead retry 0199… 0199…                      send these tasks again
-  taskd dead retry --queue crawl --reason 'it took longer' --dry-run
+  taskd dead retry crawl --reason 'it took longer' --dry-run
                                                     count them
-  taskd dead retry --queue crawl --reason 'it took longer' --yes
+  taskd dead retry crawl --reason 'it took longer' --yes
   taskd dead purge --kind record --until 7d --yes
 
 A task that is sent again keeps its id and the results that it has. What retry or purge has done stays \
@@ -62,10 +63,6 @@ enum What {
 
 #[derive(Args)]
 struct Filter {
-    /// Letters of this queue
-    #[arg(long, value_name = "NAME")]
-    queue: Option<String>,
-
     /// Letters of this kind: tasks that failed, discovered tasks without room, poison records,
     /// refused inserts
     #[arg(long, value_enum, value_name = "KIND")]
@@ -79,8 +76,8 @@ struct Filter {
     #[arg(long, value_name = "TIME", value_parser = time)]
     until: Option<i64>,
 
-    /// Letters whose reason begins with this text; needs --queue
-    #[arg(long, value_name = "TEXT", requires = "queue")]
+    /// Letters whose reason begins with this text; needs a queue
+    #[arg(long, value_name = "TEXT")]
     reason: Option<String>,
 }
 
@@ -94,6 +91,9 @@ enum Kind {
 
 #[derive(Args)]
 struct List {
+    #[command(flatten)]
+    queue: AnyQueue,
+
     #[command(flatten)]
     filter: Filter,
 
@@ -111,8 +111,16 @@ struct List {
 
 #[derive(Args)]
 struct Show {
-    /// Id of the letter; that of a dead task is the task's
-    id: String,
+    /// Name of the queue, or id of the letter; that of a dead task is the task's
+    #[arg(value_name = "QUEUE|ID", required_unless_present = "queue")]
+    first: Option<String>,
+
+    /// Key of the dead task
+    #[arg(value_name = "KEY")]
+    key: Option<String>,
+
+    #[arg(long, value_name = "NAME", hide = true)]
+    queue: Option<String>,
 
     /// Changes nothing: a letter is JSON also without it
     #[arg(long)]
@@ -124,9 +132,16 @@ struct Show {
 
 #[derive(Args)]
 struct Change {
-    /// Ids of letters, instead of a filter
-    #[arg(value_name = "ID", conflicts_with_all = ["queue", "kind", "since", "until"])]
-    ids: Vec<String>,
+    /// Name of the queue, or ids of letters instead of a filter
+    #[arg(value_name = "QUEUE|ID")]
+    first: Option<String>,
+
+    /// Keys of dead tasks of the queue instead of a filter, or more ids
+    #[arg(value_name = "KEY|ID")]
+    others: Vec<String>,
+
+    #[arg(long, value_name = "NAME", hide = true)]
+    queue: Option<String>,
 
     #[command(flatten)]
     filter: Filter,
@@ -148,20 +163,29 @@ struct Change {
 }
 
 impl Filter {
-    fn message(&self) -> pb::LetterFilter {
+    /// True if it chooses among the letters of a queue, or of all queues.
+    fn chooses(&self) -> bool {
+        self.kind.is_some() || self.since.is_some() || self.until.is_some() || self.reason.is_some()
+    }
+
+    fn message(&self, queue: Option<&str>) -> anyhow::Result<pb::LetterFilter> {
+        ensure!(
+            self.reason.is_none() || queue.is_some(),
+            "--reason needs a queue: QUEUE --reason TEXT"
+        );
         let kind = self.kind.map(|kind| match kind {
             Kind::Task => pb::LetterKind::Task,
             Kind::Discovered => pb::LetterKind::Discovered,
             Kind::Record => pb::LetterKind::Record,
             Kind::Refused => pb::LetterKind::Refused,
         });
-        pb::LetterFilter {
-            queue: self.queue.clone().unwrap_or_default(),
+        Ok(pb::LetterFilter {
+            queue: queue.unwrap_or_default().to_owned(),
             kind: kind.unwrap_or_default().into(),
             since: self.since.map(timestamp),
             until: self.until.map(timestamp),
             reason: self.reason.clone().unwrap_or_default(),
-        }
+        })
     }
 }
 
@@ -190,10 +214,11 @@ async fn connect(server: &Server) -> anyhow::Result<Client> {
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {
+    let filter = args.filter.message(args.queue.name())?;
     let client = connect(&args.server).await?;
     let page = async |limit, cursor| {
         let request = pb::ListDeadLettersRequest {
-            filter: Some(args.filter.message()),
+            filter: Some(filter.clone()),
             limit,
             cursor,
         };
@@ -208,10 +233,25 @@ async fn list(args: &List) -> anyhow::Result<()> {
 }
 
 async fn show(args: &Show) -> anyhow::Result<()> {
-    let client = connect(&args.server).await?;
-    let request = pb::GetDeadLetterRequest {
-        id: args.id.clone(),
+    let words: Vec<String> = args.first.iter().chain(&args.key).cloned().collect();
+    let queue = args.queue.clone();
+    // A letter of a record has an id that is none of a task.
+    let id = match (&words[..], &queue) {
+        ([id], None) => Some(id.clone()),
+        _ => None,
     };
+    let names = Names::read(words, queue, &[])?;
+    let taskd = args.server.connect().await?;
+    let id = match id {
+        Some(id) => id,
+        None => {
+            let ids = ids_of(&taskd, &names).await?;
+            ensure!(ids.len() == 1, "name one letter: its id, or QUEUE KEY");
+            ids.concat()
+        }
+    };
+    let client = OperatorClient::new(taskd).max_decoding_message_size(MAX_ANSWER_BYTES);
+    let request = pb::GetDeadLetterRequest { id };
     let letter = patiently(async || client.clone().get_dead_letter(request.clone()).await)
         .await?
         .into_inner();
@@ -235,11 +275,20 @@ async fn change(
         pb::ChangeDeadLettersRequest,
     ) -> Result<tonic::Response<pb::ChangeDeadLettersResponse>, Status>,
 ) -> anyhow::Result<bool> {
-    let by_filter = args.ids.is_empty();
+    let words = args.first.iter().chain(&args.others).cloned().collect();
+    let names = Names::read(words, args.queue.clone(), &[])?;
+    let by_filter = names.ids.is_empty() && names.keys.is_empty();
+    ensure!(
+        by_filter || !args.filter.chooses(),
+        "letters are named, and a filter is given; use one"
+    );
     if by_filter && !args.dry_run && !args.yes {
         bail!("this may change many letters: say --dry-run to count them, or --yes to go on");
     }
-    let client = connect(&args.server).await?;
+    let filter = args.filter.message(names.queue.as_deref())?;
+    let taskd = args.server.connect().await?;
+    let ids = ids_of(&taskd, &names).await?;
+    let client = OperatorClient::new(taskd).max_decoding_message_size(MAX_ANSWER_BYTES);
     let mut requests: Vec<pb::ChangeDeadLettersRequest> = Vec::new();
     let request = pb::ChangeDeadLettersRequest {
         dry_run: args.dry_run,
@@ -249,11 +298,11 @@ async fn change(
     };
     if by_filter {
         requests.push(pb::ChangeDeadLettersRequest {
-            filter: Some(args.filter.message()),
+            filter: Some(filter),
             ..request
         });
     } else {
-        let some = args.ids.chunks(AT_ONCE as usize);
+        let some = ids.chunks(AT_ONCE as usize);
         requests.extend(some.map(|ids| pb::ChangeDeadLettersRequest {
             ids: ids.to_vec(),
             ..request.clone()

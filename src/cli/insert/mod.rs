@@ -5,7 +5,7 @@ mod signals;
 mod wait;
 
 use std::{
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -23,6 +23,7 @@ use self::{progress::Progress, signals::Signals};
 pub use self::{progress::Summary, signals::Stopped};
 use super::client::{self, Server, Taskd, WAITS, is_transient};
 use super::print::{print, say};
+use super::values::{Level, header};
 use crate::{
     config::{Settings, Time},
     ingress::{
@@ -52,11 +53,13 @@ type Client = DiscoveryClient<Taskd>;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd insert --queue crawl urls.txt                   each line is a key
+  taskd insert crawl --key https://example.org/         one task
+  taskd insert crawl urls.txt                           each line is a key
+  taskd insert crawl urls.txt --priority low --delay 1h --header run=7
   zcat tasks.ndjson.gz | taskd insert -                 each line is a task, such as
       {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
-  taskd insert --queue crawl --json urls.txt | jq .created
-  taskd insert --queue check --wait 1m urls.txt | jq -c '[.key, .status, .results[].result]'
+  taskd insert crawl urls.txt --json | jq .created
+  taskd insert check urls.txt --wait 1m | jq -c '[.key, .status, .results[].result]'
 
 A key is the whole line, with the blanks in it and around it, without the CR of a file with CRLF. \
 JSON comes one task per line, not as one array. \
@@ -67,13 +70,33 @@ once.
 Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server \
 cannot be reached or takes no lines, 130 or 143 after Ctrl-C or SIGTERM.")]
 pub struct Insert {
-    /// File of lines to insert; - is stdin
-    #[arg(value_name = "FILE", default_value = "-")]
-    file: PathBuf,
+    /// Queue of the tasks whose line names none, before the file or with --key; then the file of
+    /// lines to insert; - is stdin
+    #[arg(value_name = "QUEUE|FILE", num_args = 0..=2)]
+    words: Vec<String>,
 
-    /// Queue of the tasks whose line names none
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide = true)]
     queue: Option<String>,
+
+    /// Key of one task to insert, instead of a file
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+
+    /// high, medium or low, for each task whose line does not say
+    #[arg(long, value_enum)]
+    priority: Option<Level>,
+
+    /// How long each task whose line does not say waits before its first attempt
+    #[arg(long, value_name = "TIME")]
+    delay: Option<Time>,
+
+    /// Failures per replica after which each task whose line does not say is dead
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_attempts: Option<u32>,
+
+    /// A header of each task whose line does not have it; may be repeated
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
+    header: Vec<(String, String)>,
 
     #[command(flatten)]
     server: Server,
@@ -138,11 +161,12 @@ enum Format {
 ///
 /// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until
 /// then is printed.
-pub async fn run(args: Insert) -> anyhow::Result<Summary> {
+pub async fn run(mut args: Insert) -> anyhow::Result<Summary> {
+    let input = args.take_names()?;
     check(&args)?;
     let client = DiscoveryClient::new(args.server.connect().await?)
         .max_decoding_message_size(MAX_ANSWER_BYTES);
-    let (input, size) = open(&args.file).await?;
+    let (input, size) = open(&input).await?;
     let bar = progress_bar(size);
     let patience = args.give_up_after.0 + args.wait.map_or(Duration::ZERO, |Time(wait)| wait);
     let address = args.server.shown();
@@ -187,6 +211,9 @@ fn check(args: &Insert) -> anyhow::Result<()> {
         queue: args.queue.clone().unwrap_or_else(|| "default".to_owned()),
         key: Bytes::from_static(b"key"),
         replicas: args.replicas,
+        max_attempts: args.max_attempts,
+        delay: args.delay.map(|Time(delay)| delay),
+        headers: args.header.iter().cloned().collect(),
         backoff: args.backoff,
         deadline_unix_ms: args.deadline,
         finish_within: args.finish_within.map(|Time(within)| within),
@@ -203,13 +230,78 @@ fn check(args: &Insert) -> anyhow::Result<()> {
     }
 }
 
-/// Opens the input; with its length, if it is known.
-async fn open(path: &Path) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
-    if path == Path::new("-") {
-        return Ok((Box::new(tokio::io::stdin()), None));
+/// Where the lines come from.
+enum Input {
+    Key(String),
+    Stdin,
+    File {
+        path: PathBuf,
+        /// Without one, the file may be meant for it.
+        queue: Option<String>,
+    },
+}
+
+impl Insert {
+    /// Reads QUEUE and FILE, each of which may be missing.
+    fn take_names(&mut self) -> anyhow::Result<Input> {
+        let mut words = std::mem::take(&mut self.words).into_iter();
+        let is_queue = self.queue.is_none() && (self.key.is_some() || words.len() == 2);
+        if is_queue {
+            self.queue = words.next();
+        }
+        let file = words.next();
+        if words.next().is_some() {
+            bail!("the queue is named twice: by --queue and before the file");
+        }
+        if let Some(key) = &self.key {
+            if let Some(file) = file {
+                bail!("--key inserts one task, and {file:?} is a file of tasks; use one");
+            }
+            if key.contains('\n') {
+                bail!("--key has a line break; send such a key as JSON: {{\"key\": \"a\\nb\"}}");
+            }
+            if self.queue.is_none() {
+                bail!("--key needs a queue: taskd insert QUEUE --key KEY");
+            }
+            self.format = Format::Keys;
+            return Ok(Input::Key(key.clone()));
+        }
+        Ok(match file {
+            Some(file) if file != "-" => Input::File {
+                path: file.into(),
+                queue: self.queue.clone(),
+            },
+            _ => Input::Stdin,
+        })
     }
+}
+
+/// Opens the input; with its length, if it is known.
+async fn open(input: &Input) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
+    let (path, queue) = match input {
+        Input::Key(key) => {
+            let line = std::io::Cursor::new(format!("{key}\n").into_bytes());
+            return Ok((Box::new(line), None));
+        }
+        Input::Stdin => return Ok((Box::new(tokio::io::stdin()), None)),
+        Input::File { path, queue } => (path, queue),
+    };
     let unreadable = || format!("cannot read {}", path.display());
-    let file = tokio::fs::File::open(path).await.with_context(unreadable)?;
+    let file = match tokio::fs::File::open(path).await {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let name = path.display();
+            match queue {
+                None => bail!(
+                    "there is no file {name}; if it is a queue: taskd insert {name} FILE, taskd insert {name} - for \
+                     stdin, or taskd insert {name} --key KEY"
+                ),
+                Some(queue) => bail!(
+                    "there is no file {name}; if it is the key of a task: taskd insert {queue} --key {name}"
+                ),
+            }
+        }
+        opened => opened.with_context(unreadable)?,
+    };
     let metadata = file.metadata().await.with_context(unreadable)?;
     if metadata.is_dir() {
         bail!("cannot read {}: it is a folder", path.display());
@@ -322,7 +414,7 @@ async fn send(
 ) -> anyhow::Result<()> {
     let (format, lines) = batch?;
     if format == Format::Keys && args.queue.is_none() {
-        bail!("lines that are keys need --queue NAME");
+        bail!("lines that are keys need a queue: taskd insert QUEUE FILE");
     }
     let mut rest = Vec::with_capacity(lines.len());
     for line in lines {
@@ -390,6 +482,20 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
         task.queue = args.queue.clone().unwrap_or_default();
     }
     task.replicas = task.replicas.or(args.replicas);
+    task.max_attempts = task.max_attempts.or(args.max_attempts);
+    if task.priority == i32::from(pb::Priority::Unspecified) {
+        task.priority = args
+            .priority
+            .map_or(task.priority, |level| pb::Priority::from(level).into());
+    }
+    if task.delay.is_none() && task.not_before.is_none() {
+        task.delay = args.delay.and_then(|Time(delay)| delay.try_into().ok());
+    }
+    for (name, value) in &args.header {
+        task.headers
+            .entry(name.clone())
+            .or_insert_with(|| value.clone());
+    }
     task.backoff = task.backoff.or_else(|| args.backoff.map(Into::into));
     if task.deadline.is_none() && task.finish_within.is_none() {
         task.deadline = args.deadline.map(timestamp);
@@ -409,16 +515,32 @@ fn deadline(text: &str) -> Result<i64, String> {
 }
 
 fn table(summary: &Summary) -> String {
+    let ended = [
+        (summary.duplicate_completed, "COMPLETED"),
+        (summary.duplicate_dead, "DEAD"),
+        (summary.duplicate_cancelled, "CANCELLED"),
+    ];
+    let ended: Vec<String> = ended
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, status)| format!("{status} {}", HumanCount(*count)))
+        .collect();
     let rows = [
-        ("created", HumanCount(summary.created)),
-        ("duplicate", HumanCount(summary.duplicate)),
-        ("rejected", HumanCount(summary.rejected)),
-        ("lines/s", HumanCount(summary.lines_per_second as u64)),
+        ("created", HumanCount(summary.created), String::new()),
+        ("duplicate", HumanCount(summary.duplicate), ended.join(", ")),
+        ("rejected", HumanCount(summary.rejected), String::new()),
+        (
+            "lines/s",
+            HumanCount(summary.lines_per_second as u64),
+            String::new(),
+        ),
     ];
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    for (name, count) in rows {
-        table.add_row([name.to_owned(), count.to_string()]);
+    for (name, count, more) in rows {
+        let cells = [name.to_owned(), count.to_string(), more];
+        let is_filled = |cell: &String| !cell.is_empty();
+        table.add_row(cells.into_iter().filter(is_filled));
     }
     if let Some(counts) = table.column_mut(1) {
         counts.set_cell_alignment(comfy_table::CellAlignment::Right);

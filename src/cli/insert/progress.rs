@@ -28,6 +28,10 @@ pub struct Summary {
     pub lines: u64,
     pub created: u64,
     pub duplicate: u64,
+    /// Duplicates of tasks that have ended.
+    pub duplicate_completed: u64,
+    pub duplicate_dead: u64,
+    pub duplicate_cancelled: u64,
     pub rejected: u64,
     /// With `--wait`: tasks that were completed, and others.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -106,7 +110,16 @@ impl<'a> Progress<'a> {
         for ((number, task), result) in sent.into_iter().zip(results) {
             match result.status() {
                 pb::InsertStatus::Created => self.state.borrow_mut().summary.created += 1,
-                pb::InsertStatus::Duplicate => self.state.borrow_mut().summary.duplicate += 1,
+                pb::InsertStatus::Duplicate => {
+                    let summary = &mut self.state.borrow_mut().summary;
+                    summary.duplicate += 1;
+                    match result.task_status() {
+                        pb::TaskStatus::Completed => summary.duplicate_completed += 1,
+                        pb::TaskStatus::Dead => summary.duplicate_dead += 1,
+                        pb::TaskStatus::Cancelled => summary.duplicate_cancelled += 1,
+                        _ => {}
+                    }
+                }
                 pb::InsertStatus::TryLater => {
                     again.push((number, task));
                     self.state.borrow_mut().why = result.error;

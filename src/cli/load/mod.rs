@@ -60,7 +60,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
         }
     }
     let mut books = Books {
-        operator: OperatorClient::new(args.server.connect_to_any().await?),
+        operator: OperatorClient::new(args.server.connect().await?),
         queue: queue.clone(),
     };
     let bar = bar(plan.new_tasks());

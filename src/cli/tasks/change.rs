@@ -1,7 +1,7 @@
 //! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter
 //! by a bulk change.
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use indicatif::HumanCount;
 use serde_json::json;
@@ -11,6 +11,7 @@ use super::{
     super::{
         bulk::{self, Operator},
         client::{Server, Taskd, said},
+        named::{Names, ids_of},
         patience::{patiently, repeatedly, say_perhaps_changed},
         values::{Values, Whom},
     },
@@ -31,9 +32,9 @@ const AT_ONCE: usize = 500;
 #[command(after_help = "\
 Examples:
   taskd tasks retry 0199… 0199…                        send these tasks again
-  taskd tasks retry --queue crawl --since 2h --dry-run count those of the filter
-  taskd tasks retry --queue crawl --since 2h --yes     start a bulk change, and watch it
-  taskd tasks retry --queue crawl --status cancelled --yes --detach
+  taskd tasks retry crawl --since 2h --dry-run         count those of the filter
+  taskd tasks retry crawl --since 2h --yes             start a bulk change, and watch it
+  taskd tasks retry crawl --status cancelled --yes --detach
 
 With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes.
 Exit code: 0, or 1 if some tasks could not be sent again or the bulk change was stopped, 2 if the request is wrong or the \
@@ -46,10 +47,10 @@ pub(super) struct Retry {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd tasks cancel --queue crawl --key-prefix https://example.org/ --dry-run
+  taskd tasks cancel crawl --key-prefix https://example.org/ --dry-run
                                                        count those of the filter
-  taskd tasks cancel --queue crawl --until 2days --yes start a bulk change, and watch it
-  taskd tasks cancel --queue crawl --yes --detach      all unfinished tasks of a queue
+  taskd tasks cancel crawl --until 2days --yes         start a bulk change, and watch it
+  taskd tasks cancel crawl --yes --detach              all unfinished tasks of a queue
 
 With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
 `taskd cancel` names single tasks by their keys.
@@ -63,10 +64,10 @@ pub(super) struct Cancel {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd tasks change --queue crawl --key-prefix https://example.org/ --priority high --dry-run
+  taskd tasks change crawl --key-prefix https://example.org/ --priority high --dry-run
                                                        count those of the filter
-  taskd tasks change --queue crawl --replicas 3 --yes  start a bulk change, and watch it
-  taskd tasks change --queue crawl --status completed --replicas 3 --yes --detach
+  taskd tasks change crawl --replicas 3 --yes          start a bulk change, and watch it
+  taskd tasks change crawl --status completed --replicas 3 --yes --detach
                                                        reopens completed tasks
 
 With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
@@ -84,11 +85,11 @@ pub(super) struct Update {
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd tasks requeue --queue crawl --away-from w7 --dry-run
+  taskd tasks requeue crawl --away-from w7 --dry-run
                                                        count those of the filter
-  taskd tasks requeue --queue crawl --away-from w7 --yes
+  taskd tasks requeue crawl --away-from w7 --yes
                                                        w7 loses its tasks, and never gets them again
-  taskd tasks requeue --queue crawl --yes --detach     every worker may get its tasks now
+  taskd tasks requeue crawl --yes --detach             every worker may get its tasks now
 
 With a filter taskd runs a bulk change: Ctrl-C ends the watching and not the bulk change. `taskd bulk` shows and stops bulk changes. \
 `taskd requeue` names single tasks by their keys. A time of --for begins when the bulk change begins.
@@ -104,9 +105,16 @@ pub(super) struct Requeue {
 
 #[derive(Args)]
 struct Change {
-    /// Ids of tasks, instead of a filter
-    #[arg(value_name = "ID", conflicts_with_all = ["queue", "worker", "since", "until"])]
-    ids: Vec<String>,
+    /// Name of the queue, or ids of tasks instead of a filter
+    #[arg(value_name = "QUEUE|ID")]
+    first: Option<String>,
+
+    /// Keys of tasks of the queue instead of a filter, or more ids
+    #[arg(value_name = "KEY|ID")]
+    others: Vec<String>,
+
+    #[arg(long, value_name = "NAME", hide = true)]
+    queue: Option<String>,
 
     #[command(flatten)]
     filter: Filter,
@@ -259,28 +267,39 @@ pub(super) async fn requeue(args: &Requeue) -> anyhow::Result<bool> {
 }
 
 async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
-    if args.ids.is_empty() && args.filter.queue.is_none() {
+    let words = args.first.iter().chain(&args.others).cloned().collect();
+    let names = Names::read(words, args.queue.clone(), &[])?;
+    let by_filter = names.ids.is_empty() && names.keys.is_empty();
+    if by_filter && names.queue.is_none() {
         let what = if matches!(verb, Verb::Retry) {
             "--status dead"
         } else {
             "--key-prefix TEXT"
         };
-        bail!("name the ids of tasks, or a queue and what is meant in it: --queue NAME {what}");
+        bail!(
+            "name tasks by QUEUE KEY or by ids, or a queue and what is meant in it: QUEUE {what}"
+        );
     }
-    if args.ids.is_empty() && !args.dry_run && !args.yes {
+    ensure!(
+        by_filter || !args.filter.chooses(),
+        "tasks are named, and a filter is given; use one"
+    );
+    if by_filter && !args.dry_run && !args.yes {
         bail!("this may change many tasks: say --dry-run to count them, or --yes to go on");
     }
+    let filter = args.filter.message(names.queue.as_deref())?;
     let connection = args.server.connect().await?;
+    let ids = ids_of(&connection, &names).await?;
     let operator = Operator::new(connection.clone());
     let discovery = DiscoveryClient::new(connection);
     let client = Client {
         operator,
         discovery,
     };
-    if !args.ids.is_empty() {
-        return by_ids(args, verb, &client).await;
+    if !by_filter {
+        return by_ids(args, &ids, verb, &client).await;
     }
-    let filter = Some(args.filter.message());
+    let filter = Some(filter);
     let dry_run = args.dry_run;
     let yes = args.yes;
     let request = pb::RetryTasksRequest {
@@ -330,11 +349,16 @@ fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()
     Ok(())
 }
 
-async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<bool> {
+async fn by_ids(
+    args: &Change,
+    ids: &[String],
+    verb: &Verb,
+    client: &Client,
+) -> anyhow::Result<bool> {
     let mut matched = 0;
     let mut changed = 0_u64;
     let mut failed = 0_u64;
-    for ids in args.ids.chunks(AT_ONCE) {
+    for ids in ids.chunks(AT_ONCE) {
         let request = pb::RetryTasksRequest {
             ids: ids.to_vec(),
             dry_run: args.dry_run,
@@ -369,7 +393,7 @@ async fn by_ids(args: &Change, verb: &Verb, client: &Client) -> anyhow::Result<b
             verb,
             &pb::TaskCount {
                 matched,
-                looked_at: args.ids.len() as u64,
+                looked_at: ids.len() as u64,
                 at_least: false,
             },
         )?;

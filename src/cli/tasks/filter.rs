@@ -1,8 +1,14 @@
 //! The flags that choose tasks.
 
-use clap::Args;
+use std::ffi::OsStr;
 
-use super::super::patience::time;
+use anyhow::bail;
+use clap::{
+    Arg, Args, Command,
+    builder::{PossibleValue, StringValueParser, TypedValueParser},
+};
+
+use super::super::{patience::time, values::header};
 use crate::{
     model::TaskStatus,
     wire::{pb, time::timestamp},
@@ -10,24 +16,20 @@ use crate::{
 
 #[derive(Args)]
 pub(super) struct Filter {
-    /// Tasks of this queue
-    #[arg(long, value_name = "NAME")]
-    pub(super) queue: Option<String>,
-
-    /// Tasks with one of these statuses, with commas between; needs --queue
-    #[arg(long, value_name = "STATUS", value_parser = statuses, requires = "queue")]
+    /// Tasks with one of these statuses, with commas between; needs a queue
+    #[arg(long, value_name = "STATUS", value_parser = Statuses::parser(), hide_possible_values = true)]
     pub(super) status: Option<Statuses>,
 
-    /// The task with this key; needs --queue
-    #[arg(long, value_name = "KEY", requires = "queue", conflicts_with_all = ["key_prefix", "worker"])]
+    /// The task with this key; needs a queue
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["key_prefix", "worker"])]
     key: Option<String>,
 
-    /// Tasks whose key begins so; needs --queue
-    #[arg(long, value_name = "TEXT", requires = "queue")]
+    /// Tasks whose key begins so; needs a queue
+    #[arg(long, value_name = "TEXT")]
     key_prefix: Option<String>,
 
-    /// Tasks with this header; may be repeated; needs --queue
-    #[arg(long, value_name = "NAME=VALUE", value_parser = header, requires = "queue")]
+    /// Tasks with this header; may be repeated; needs a queue
+    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, String)>,
 
     /// Tasks that this worker has completed
@@ -47,22 +49,76 @@ pub(super) struct Filter {
 #[derive(Clone)]
 pub(super) struct Statuses(Vec<TaskStatus>);
 
-fn statuses(text: &str) -> Result<Statuses, String> {
-    TaskStatus::list(text).map(Statuses)
+impl Statuses {
+    /// Reads the value, and names the statuses to those who complete a command line.
+    fn parser() -> impl TypedValueParser<Value = Self> {
+        Listed
+    }
 }
 
-fn header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text
-        .split_once('=')
-        .ok_or_else(|| format!("{text:?} is no header; write NAME=VALUE"))?;
-    Ok((name.to_owned(), value.to_owned()))
+const STATUSES: [&str; 8] = [
+    "pending",
+    "queued",
+    "assigned",
+    "delayed",
+    "completed",
+    "dead",
+    "cancelled",
+    "unfinished",
+];
+
+/// Takes a list of statuses, in any case.
+#[derive(Clone)]
+struct Listed;
+
+impl TypedValueParser for Listed {
+    type Value = Statuses;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        arg: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<Statuses, clap::Error> {
+        let read = |text: &str| TaskStatus::list(text).map(Statuses);
+        StringValueParser::new()
+            .try_map(move |text| read(&text))
+            .parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(STATUSES.into_iter().map(PossibleValue::new)))
+    }
 }
 
 impl Filter {
-    pub(super) fn message(&self) -> pb::TaskFilter {
+    /// True if it chooses among the tasks of a queue, or of all queues.
+    pub(super) fn chooses(&self) -> bool {
+        self.of_queue().is_some()
+            || self.worker.is_some()
+            || self.since.is_some()
+            || self.until.is_some()
+    }
+
+    /// The first flag that needs a queue.
+    fn of_queue(&self) -> Option<&'static str> {
+        [
+            ("--status", self.status.is_some()),
+            ("--key", self.key.is_some()),
+            ("--key-prefix", self.key_prefix.is_some()),
+            ("--header", !self.header.is_empty()),
+        ]
+        .into_iter()
+        .find_map(|(flag, is_given)| is_given.then_some(flag))
+    }
+
+    pub(super) fn message(&self, queue: Option<&str>) -> anyhow::Result<pb::TaskFilter> {
+        if let (Some(flag), None) = (self.of_queue(), queue) {
+            bail!("{flag} needs a queue: write QUEUE {flag} …");
+        }
         let statuses = self.status.iter().flat_map(|statuses| &statuses.0);
-        pb::TaskFilter {
-            queue: self.queue.clone().unwrap_or_default(),
+        Ok(pb::TaskFilter {
+            queue: queue.unwrap_or_default().to_owned(),
             statuses: statuses
                 .map(|status| pb::TaskStatus::from(*status).into())
                 .collect(),
@@ -72,6 +128,6 @@ impl Filter {
             worker: self.worker.clone().unwrap_or_default(),
             since: self.since.map(timestamp),
             until: self.until.map(timestamp),
-        }
+        })
     }
 }

@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use self::filter::Filter;
 use super::{
     client::{Server, Taskd},
+    named::AnyQueue,
     patience::pages,
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
@@ -24,16 +25,16 @@ type Client = DiscoveryClient<Taskd>;
 #[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Examples:
-  taskd tasks --queue crawl                            the newest hundred
-  taskd tasks --queue crawl --status dead --since 2h
-  taskd tasks --queue crawl --status unfinished --until 1day
-  taskd tasks --queue crawl --key-prefix https://example.org/ --limit 1000
-  taskd tasks --queue crawl --header site=example --json | jq .id
+  taskd tasks crawl                                    the newest hundred
+  taskd tasks crawl --status dead --since 2h
+  taskd tasks crawl --status unfinished --until 1day
+  taskd tasks crawl --key-prefix https://example.org/ --limit 1000
+  taskd tasks crawl --header site=example --json | jq .id
   taskd tasks --worker w7                              what this worker has completed
-  taskd tasks retry --queue crawl --since 2h --dry-run count what would be sent again
+  taskd tasks retry crawl --since 2h --dry-run         count what would be sent again
 
 A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first \
-four. --status, --key, --key-prefix and --header need --queue.
+four. --status, --key, --key-prefix and --header need a queue.
 Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub struct Tasks {
@@ -59,6 +60,9 @@ enum What {
 
 #[derive(Args)]
 struct List {
+    #[command(flatten)]
+    queue: AnyQueue,
+
     #[command(flatten)]
     filter: Filter,
 
@@ -86,11 +90,12 @@ pub async fn run(args: Tasks) -> anyhow::Result<bool> {
 }
 
 async fn list(args: &List) -> anyhow::Result<()> {
+    let filter = args.filter.message(args.queue.name())?;
     let client =
         Client::new(args.server.connect().await?).max_decoding_message_size(MAX_ANSWER_BYTES);
     let page = async |limit, cursor| {
         let request = pb::ListTasksRequest {
-            filter: Some(args.filter.message()),
+            filter: Some(filter.clone()),
             limit,
             cursor,
         };

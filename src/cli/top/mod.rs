@@ -22,11 +22,7 @@ use self::{
     screen::Screen,
     view::{Key, Seen, View},
 };
-use super::{
-    ask::get,
-    http::{HttpPort, HttpServer},
-    queues::QueuesSnapshot,
-};
+use super::{address::Server, ask::get, http::HttpPort, named::AnyQueue, queues::QueuesSnapshot};
 use crate::config::Time;
 
 /// Watch the queues and the latencies of a running taskd on a whole terminal
@@ -40,6 +36,9 @@ Keys: s sorts by the next column; p pauses and goes on; q ends. A token needs th
 that does not reach all queues sees its queues, without latencies. \
 `taskd stats` writes the counts as JSON where there is no terminal.")]
 pub struct Top {
+    #[command(flatten)]
+    queue: AnyQueue,
+
     /// The time between two looks
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Time,
@@ -49,18 +48,17 @@ pub struct Top {
     sort: Key,
 
     #[command(flatten)]
-    server: HttpServer,
+    server: Server,
 }
 
-async fn look(server: &HttpPort) -> anyhow::Result<Seen> {
+async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<Seen> {
     let (queues, metrics) = tokio::join!(get(server, "/v1/queues"), get(server, "/metrics"));
     let calls = metrics
         .map(|text| Calls::read(&String::from_utf8_lossy(&text)))
         .map_err(|error| error.to_string());
-    Ok(Seen {
-        queues: QueuesSnapshot::read(server, &queues?)?,
-        calls,
-    })
+    let mut queues = QueuesSnapshot::read(server, &queues?)?;
+    queues.keep(queue);
+    Ok(Seen { queues, calls })
 }
 
 pub(super) async fn run(args: Top) -> anyhow::Result<()> {
@@ -76,7 +74,7 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
         args.sort,
     );
     // A wrong address or token is a line of error, and no screen.
-    view.see(look(&server).await?);
+    view.see(look(&server, args.queue.name()).await?);
     let mut ends = [
         SignalKind::interrupt(),
         SignalKind::terminate(),
@@ -93,7 +91,7 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
             tokio::time::sleep(every).await;
             // The view outlives the looker, and with it the sender and the receiver.
             paused.wait_for(|paused| !paused).await.ok();
-            seen.send(look(&server).await).await.ok();
+            seen.send(look(&server, args.queue.name()).await).await.ok();
         }
     };
     tokio::pin!(looker);

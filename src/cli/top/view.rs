@@ -17,8 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, ValueEnum)]
 pub(super) enum Key {
     #[default]
-    #[value(alias = "waiting")]
-    Queued,
+    Waiting,
     Pending,
     #[value(alias = "leased")]
     Leases,
@@ -35,7 +34,7 @@ impl Key {
     const ALL: [(Self, &'static str); 9] = [
         (Self::Queue, "queue"),
         (Self::Pending, "pending"),
-        (Self::Queued, "queued"),
+        (Self::Waiting, "waiting"),
         (Self::Leases, "leases"),
         (Self::Delayed, "delayed"),
         (Self::In, "in/s"),
@@ -180,7 +179,7 @@ impl View {
         // Rates are finite, and never below zero: their bits have their order.
         rows.sort_by_cached_key(|(queue, rates)| {
             let by = match self.sort {
-                Key::Queued => queue.counts.queued,
+                Key::Waiting => queue.counts.waiting,
                 Key::Pending => queue.counts.pending,
                 Key::Leases => queue.leases,
                 Key::Delayed => queue.counts.delayed,
@@ -212,7 +211,7 @@ impl View {
                     mark => format!("{}{mark}", cut(&queue.queue, name - mark.len())),
                 },
                 number(queue.counts.pending as f64),
-                number(queue.counts.queued as f64),
+                number(queue.counts.waiting as f64),
                 number(queue.leases as f64),
                 number(queue.counts.delayed as f64),
                 number(rates.inserted),
@@ -257,9 +256,9 @@ mod tests {
     use super::*;
     use crate::cli::queues::Counts;
 
-    fn queue(name: &str, queued: u64, dead: u64) -> Queue {
+    fn queue(name: &str, waiting: u64, dead: u64) -> Queue {
         let counts = Counts {
-            queued,
+            waiting,
             dead,
             ..Counts::default()
         };
@@ -291,7 +290,7 @@ mod tests {
 
     #[test]
     fn queues_are_sorted_by_the_key() {
-        let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
+        let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
         let at = Instant::now();
         view.see(seen(
             at,
@@ -318,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_paused_queue_is_marked() {
-        let mut view = View::new("http://h", Duration::from_secs(1), Key::Queued);
+        let mut view = View::new("http://h", Duration::from_secs(1), Key::Waiting);
         let paused = |name: &str| Queue {
             paused: true,
             ..queue(name, 1, 0)
@@ -348,7 +347,11 @@ mod tests {
 
     #[test]
     fn no_screen_is_too_small() {
-        let mut view = View::new("http://127.0.0.1:7600", Duration::from_secs(1), Key::Queued);
+        let mut view = View::new(
+            "http://127.0.0.1:7600",
+            Duration::from_secs(1),
+            Key::Waiting,
+        );
         let queues: Vec<_> = (0..100)
             .map(|n| queue(&format!("{n}-{}", "x".repeat(60)), n, 0))
             .collect();

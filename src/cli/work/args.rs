@@ -17,11 +17,11 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(300);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  taskd work --queue thumbs --concurrency 4 -- convert {key} -resize 200 png:-
-  taskd work --queue crawl --discover-fd -- ./crawl.sh {key}
-  taskd work --queue mail -- ./send.py {id} {file}     the payload as a file
-  taskd work --queue links --http-check --per-host 2   GET each key; the result is JSON
-  taskd work --queue q --exit-when-idle 5s -- ./do.sh | jq -c 'select(.status == \"rejected\")'
+  taskd work thumbs --concurrency 4 -- convert {key} -resize 200 png:-
+  taskd work crawl --discover-fd -- ./crawl.sh {key}
+  taskd work mail -- ./send.py {id} {file}             the payload as a file
+  taskd work links --http-check --per-host 2           GET each key; the result is JSON
+  taskd work q --exit-when-idle 5s -- ./do.sh | jq -c 'select(.status == \"rejected\")'
 
 In the command, {key}, {id}, {queue}, {attempt} and {file} stand for those of the task, also inside an argument. \
 No shell reads them. A key may begin with a dash: put -- before {key} if the command takes options. \
@@ -42,22 +42,25 @@ Discovered tasks: a line is a key of the same queue (or of --discover-queue), or
   --discover-fd             each line that the command writes to file descriptor 3
   --discover-prefix 'NEW '  each line of stdout that begins so, without that; it is no part of the result
 
-Progress is a line on a terminal; otherwise stdout has a JSON object per line for each task, and a summary. \
+A terminal shows what the commands print, each line after the key of its task, and the progress; otherwise stdout has a JSON object per line for each task, and a summary. \
 Ctrl-C (SIGINT, SIGTERM) takes no more tasks and finishes those that run; a second one kills them, and other \
 workers get their tasks at once. A terminal that closes (SIGHUP) is a first one. Exit code: 0 after a stop; 2 if taskd \
 cannot be reached or refuses, if the command cannot be started (its tasks go back at no cost), and if taskd did not \
 answer the reports of finished tasks at the end. With --exit-when-idle also if taskd did not answer for a minute; a \
 token needs the role read for it.")]
 pub struct Work {
-    /// Queue to take tasks from; may be repeated
-    #[arg(long = "queue", value_name = "NAME", required = true, value_parser = queue)]
-    pub(super) queues: Vec<String>,
+    /// Queues to take tasks from
+    #[arg(value_name = "QUEUE", required_unless_present = "queue_flag", value_parser = queue)]
+    queues: Vec<String>,
+
+    #[arg(id = "queue_flag", long = "queue", value_name = "NAME", value_parser = queue, hide = true)]
+    queues_of_flag: Vec<String>,
 
     #[command(flatten)]
     pub(super) server: Server,
 
-    /// Name of this worker; each process needs one of its own [default: host and process]
-    #[arg(long, alias = "worker", value_name = "NAME", value_parser = worker)]
+    /// Name of this worker; two of one name are one worker for taskd [default: the host's name]
+    #[arg(long, env = "TASKD_WORKER", alias = "worker", value_name = "NAME", value_parser = worker)]
     name: Option<String>,
 
     /// Tasks at a time
@@ -223,18 +226,21 @@ pub(super) struct Checks {
 }
 
 impl Work {
+    pub(super) fn queues(&self) -> Vec<String> {
+        let queues = self.queues.iter().chain(&self.queues_of_flag);
+        queues.cloned().collect()
+    }
+
     /// The name of the worker.
     pub(super) fn name(&self) -> String {
-        self.name.clone().unwrap_or_else(|| {
-            let host = nix::unistd::gethostname()
-                .ok()
-                .and_then(|host| host.into_string().ok());
-            format!(
-                "{}-{}",
-                host.as_deref().unwrap_or("work"),
-                std::process::id()
-            )
-        })
+        let host = || {
+            let host = nix::unistd::gethostname().ok()?.into_string().ok()?;
+            worker(&host).ok()
+        };
+        self.name
+            .clone()
+            .or_else(host)
+            .unwrap_or_else(|| "worker".to_owned())
     }
 }
 

@@ -406,6 +406,7 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
         });
     }
     let (result, lines) = found::split(stdout, plan.prefix.as_deref());
+    show.printed(task, &result);
     let queue = plan.queue.as_deref().unwrap_or(task.queue());
     let named = named.split(|byte| *byte == b'\n');
     let discovered = Found::read(lines.into_iter().chain(named), queue);

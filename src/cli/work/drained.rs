@@ -31,7 +31,7 @@ impl<'a> Drained<'a> {
 
     /// Fails if the question will never have an answer.
     pub(super) async fn may_ask(&self) -> anyhow::Result<()> {
-        let taskd = self.server.connect_to_any().await?;
+        let taskd = self.server.connect().await?;
         let Err(status) = are_drained(&taskd, self.queues, Duration::ZERO).await else {
             return Ok(());
         };
@@ -52,7 +52,7 @@ impl<'a> Drained<'a> {
             Some(taskd) => taskd,
             None => {
                 // Without the patience of a start: the caller counts how long taskd is away.
-                let connected = self.server.connect_to_first().await;
+                let connected = self.server.connect_once().await;
                 connected.map_err(|error| format!("{error:#}"))?
             }
         };

@@ -7,6 +7,7 @@ mod command;
 mod drained;
 mod found;
 mod http_check;
+mod name;
 mod output;
 mod show;
 
@@ -27,9 +28,12 @@ const ASKING: Duration = Duration::from_secs(8);
 /// Works until it is stopped.
 pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     let handler = Handler::new(&args)?;
-    let client = args.server.client().await?;
     let name = args.name();
-    let calls = Unary::new(&client, &name, &args.queues, Duration::ZERO, ASKING);
+    let queues = args.queues();
+    // Until this function returns.
+    let _taken = name::take(&name, &queues)?;
+    let client = args.server.client().await?;
+    let calls = Unary::new(&client, &name, &queues, Duration::ZERO, ASKING);
     if let Err(error @ Error::Refused { code, .. }) = &calls.extend(Vec::new()).await
         && *code != Code::Unimplemented
     {
@@ -94,7 +98,7 @@ fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
         Duration::ZERO
     };
     let limit = args.timeout.0 + waiting + command::KILL_AFTER * 4;
-    let worker = Worker::new(name, args.queues.clone())
+    let worker = Worker::new(name, args.queues())
         .concurrency(args.concurrency.into())
         .prefetch(args.prefetch.into())
         .lease(args.lease.0)

@@ -19,6 +19,9 @@ const TELL_EVERY: Duration = Duration::from_secs(10);
 /// How long to wait for taskd, without an answer. If no call fails for so long, taskd is there
 /// again.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// The lines of a command, and the characters of a line, that a terminal shows.
+const MOST_PRINTED: usize = 100;
+const LONGEST_PRINTED: usize = 1000;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
@@ -146,6 +149,29 @@ impl Show {
         }
         state.told = Some(Instant::now());
         self.say("away", why);
+    }
+
+    /// What the command of a task has printed, which becomes its result. JSON lines leave it out.
+    pub(super) fn printed(&self, task: &TaskInfo, printed: &[u8]) {
+        if self.is_json || printed.is_empty() {
+            return;
+        }
+        let key = printable(&task.key());
+        let Ok(text) = std::str::from_utf8(printed) else {
+            let bytes = printed.len();
+            self.output
+                .say(Said::Above(format!("{key}: {bytes} bytes")));
+            return;
+        };
+        for line in text.lines().take(MOST_PRINTED) {
+            let line: String = printable(line).chars().take(LONGEST_PRINTED).collect();
+            self.output.say(Said::Above(format!("{key}: {line}")));
+        }
+        let more = text.lines().count().saturating_sub(MOST_PRINTED);
+        if more > 0 {
+            self.output
+                .say(Said::Above(format!("{key}: and {more} more lines")));
+        }
     }
 
     /// Some tasks that a handler discovered are wrong, and not stored.

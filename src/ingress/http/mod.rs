@@ -11,6 +11,7 @@ mod idempotency;
 pub(super) mod letters;
 mod ndjson;
 mod openapi;
+mod ports;
 mod probes;
 mod problem;
 pub(super) mod reading;
@@ -51,6 +52,7 @@ use crate::{
     api::Api,
     model::{Access, Caller, Client, Protocol, Role},
 };
+pub use ports::Ports;
 pub use waiting::Waiting;
 
 /// Serves until `state.stop`, then answers the requests in hand.
@@ -187,7 +189,7 @@ async fn secure(mut answer: Response) -> Response {
 }
 
 /// Says what this is, and where to go. It names nothing that only a token may see.
-async fn index() -> String {
+async fn index(Extract(state): Extract<State>) -> impl IntoResponse {
     let mut lines: Vec<(Method, &str, String, Role)> = Vec::new();
     for operation in operations::all() {
         let (Some(role), Some(route)) = (operation.role, operation.http) else {
@@ -209,7 +211,7 @@ async fn index() -> String {
             method.as_str()
         ));
     }
-    format!(
+    let text = format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
          GET    /healthz, /readyz                  for probes\n\n\
          /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
@@ -217,16 +219,19 @@ async fn index() -> String {
          (without -plaintext if taskd has TLS).\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
          taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
-    )
+    );
+    (state.ports.header(), text)
 }
 
 /// The routes of connections beyond the limit. They answer probes and refuse all others.
 fn full(state: State, max_connections: usize) -> Router {
+    let ports = state.ports;
     let refuse = move || async move {
         let why = format!(
             "{max_connections} connections are open, and there may be no more; try again later"
         );
-        Problem::later(StatusCode::SERVICE_UNAVAILABLE, why).and_close()
+        let refused = Problem::later(StatusCode::SERVICE_UNAVAILABLE, why).and_close();
+        (ports.header(), refused)
     };
     let guard = guard::Guard::new(&state.settings);
     probes::routes(guard).with_state(state).fallback(refuse)

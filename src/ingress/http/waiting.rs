@@ -18,6 +18,7 @@ use super::{
         net::connection::{Answering, Stay},
         net::listener::{self, Door},
     },
+    ports::Ports,
     problem::Problem,
     request::pace,
 };
@@ -37,7 +38,12 @@ pub struct Waiting {
 impl Waiting {
     pub fn start(http: TcpListener, grpc: TcpListener, tls: Option<Tls>) -> Self {
         let (what, server) = (watch::Sender::new("its redis-server"), Supervisor::new());
-        let (router, budget) = (router(what.subscribe()), Budget::new(BUDGET));
+        let port = |listener: &TcpListener| listener.local_addr().map_or(0, |at| at.port());
+        let ports = Ports {
+            http: port(&http),
+            grpc: port(&grpc),
+        };
+        let (router, budget) = (router(what.subscribe(), ports), Budget::new(BUDGET));
         let answering = Answering {
             protocol: Protocol::Http,
             tls: tls.clone(),
@@ -83,7 +89,7 @@ impl Waiting {
     }
 }
 
-fn router(what: watch::Receiver<&'static str>) -> Router {
+fn router(what: watch::Receiver<&'static str>, ports: Ports) -> Router {
     let asked = what.clone();
     let readyz = move || {
         let body = json!({"status": "waiting", "for": *asked.borrow()});
@@ -91,7 +97,7 @@ fn router(what: watch::Receiver<&'static str>) -> Router {
     };
     let fallback = move || {
         let why = why(*what.borrow());
-        async move { refuse(why) }
+        async move { (ports.header(), refuse(why)) }
     };
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))

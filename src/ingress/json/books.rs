@@ -86,7 +86,7 @@ struct Sql {
 #[schemars(rename = "BooksRedis")]
 struct Redis<'a> {
     live: u64,
-    queued: u64,
+    waiting: u64,
     assigned: u64,
     delayed: u64,
     leases: u64,
@@ -142,7 +142,7 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
                 between: held.between,
                 redis: Redis {
                     live: held.live(),
-                    queued: held.queued,
+                    waiting: held.waiting,
                     assigned: held.assigned,
                     delayed: held.delayed,
                     leases: held.leases,

@@ -231,7 +231,7 @@ mod tests {
         super::testing::{share, shown, tally},
         *,
     };
-    use crate::model::{Encoding, InsertAnswer, InsertStatus, TaskId};
+    use crate::model::{Encoding, InsertAnswer, InsertStatus, TaskId, TaskStatus};
 
     fn read(text: &'static str) -> Result<model::NewTask, String> {
         new_task(&Bytes::from_static(text.as_bytes()))
@@ -442,10 +442,20 @@ mod tests {
             status: InsertStatus::Created,
             id: Some(id),
             error: String::new(),
+            task_status: None,
         };
         assert_eq!(
-            shown(created),
+            shown(created.clone()),
             json!({"status": "CREATED", "id": id.to_string()})
+        );
+        let duplicate = InsertAnswer {
+            status: InsertStatus::Duplicate,
+            task_status: Some(TaskStatus::Completed),
+            ..created.clone()
+        };
+        assert_eq!(
+            shown(duplicate),
+            json!({"status": "DUPLICATE", "id": id.to_string(), "task_status": "COMPLETED"})
         );
         let rejected = InsertAnswer::rejected("why".into());
         assert_eq!(

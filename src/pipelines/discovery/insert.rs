@@ -22,7 +22,7 @@ use crate::{
     enrichment::Enrichment,
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES,
-        NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow,
+        NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow, TaskStatus,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{admission::OccupancyPermit, context::Context},
@@ -446,18 +446,38 @@ fn is_rejected(answer: &InsertAnswer) -> bool {
     answer.status == InsertStatus::Rejected
 }
 
+fn created(id: TaskId) -> InsertAnswer {
+    InsertAnswer {
+        status: InsertStatus::Created,
+        id: Some(id),
+        error: String::new(),
+        task_status: None,
+    }
+}
+
 fn answer(id: TaskId, inserted: Inserted) -> InsertAnswer {
     match inserted {
-        Inserted::New => InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() },
+        Inserted::New => created(id),
         Inserted::Duplicate { id, status } => {
             let error = match status {
                 StoredStatus::Dead => "the task with this key is DEAD",
                 StoredStatus::Cancelled => "the task with this key is CANCELLED",
                 StoredStatus::Unfinished | StoredStatus::Completed => "",
             };
-            InsertAnswer { status: InsertStatus::Duplicate, id: Some(id), error: error.to_owned() }
+            let task_status = match status {
+                StoredStatus::Unfinished => None,
+                StoredStatus::Completed => Some(TaskStatus::Completed),
+                StoredStatus::Dead => Some(TaskStatus::Dead),
+                StoredStatus::Cancelled => Some(TaskStatus::Cancelled),
+            };
+            InsertAnswer {
+                status: InsertStatus::Duplicate,
+                id: Some(id),
+                error: error.to_owned(),
+                task_status,
+            }
         }
-        Inserted::Repeated { id } => InsertAnswer { status: InsertStatus::Created, id: Some(id), error: String::new() },
+        Inserted::Repeated { id } => created(id),
         Inserted::KeyReused => InsertAnswer::rejected(
             "the idempotency_key was used with another task, whose key or payload is not this one's".into(),
         ),

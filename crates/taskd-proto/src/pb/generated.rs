@@ -100,7 +100,8 @@ pub struct InsertResult {
     /// Why the task was not stored. For a duplicate of a DEAD or CANCELLED task it says so.
     #[prost(string, tag = "3")]
     pub error: ::prost::alloc::string::String,
-    /// With `wait`: the status of the task at the end of the wait.
+    /// With `wait`: the status of the task at the end of the wait. Without it: of a duplicate, the
+    /// status of the task that has the key, if that has ended.
     #[prost(enumeration = "TaskStatus", tag = "4")]
     pub task_status: i32,
     /// With `wait`: the results of a completed task.
@@ -1387,7 +1388,7 @@ pub struct Books {
     pub queues: ::prost::alloc::vec::Vec<QueueBooks>,
 }
 /// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing +
-/// queued + assigned + delayed + between.
+/// waiting + assigned + delayed + between.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueBooks {
     #[prost(string, tag = "1")]
@@ -1426,7 +1427,7 @@ pub struct QueueBooks {
     pub between: i64,
     /// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
     #[prost(uint64, tag = "15")]
-    pub queued: u64,
+    pub waiting: u64,
     #[prost(uint64, tag = "16")]
     pub assigned: u64,
     #[prost(uint64, tag = "17")]
