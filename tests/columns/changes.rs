@@ -279,7 +279,7 @@ async fn an_unknown_key_keeps_no_other_task_from_its_change() {
     assert_eq!(said[1], json!({"id": known, "status": "OK", "error": ""}));
     becomes(&daemon, &known, "CANCELLED").await;
     let (code, _, stderr) = taskd(&daemon, &["cancel", "no\u{1b}[31mne"]);
-    assert!(code == 1 && !stderr.contains('\u{1b}'), "{code} {stderr:?}");
+    assert!(code == 2 && !stderr.contains('\u{1b}'), "{code} {stderr:?}");
 }
 
 #[tokio::test]

@@ -768,7 +768,9 @@ async fn a_worker_is_not_idle_while_taskd_does_not_answer() {
     let daemon = Daemon::start("", &[]).await;
     daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
     daemon.signal(Signal::SIGSTOP);
-    let work = Work::new(&daemon, &["--exit-when-idle", "3s"]);
+    let mut work = Work::new(&daemon, &["--exit-when-idle", "3s"]);
+    // A silent HTTP port cannot name the other one.
+    work.args[2] = daemon.grpc();
     let (child, _) = read_until(work.command(&["true"]).spawn().unwrap(), "away").await;
     daemon.signal(Signal::SIGCONT);
     let (code, lines, stderr) = finish(child).await;
