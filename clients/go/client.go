@@ -73,7 +73,7 @@ func NewClient(options ClientOptions) (*Client, error) {
 	return &Client{servers: servers, patience: patience}, nil
 }
 
-// Close ends the connections, and the calls that use them.
+// Close ends the connections, and the calls and workers that use them: their error is [ErrClosed].
 func (c *Client) Close() error { return c.servers.close() }
 
 // Conn makes the calls that this package has no method for, with the generated code of package taskdpb:
@@ -94,7 +94,7 @@ func (c conn) Invoke(ctx context.Context, method string, request, answer any, op
 func (c conn) NewStream(ctx context.Context, what *grpc.StreamDesc, method string, options ...grpc.CallOption) (grpc.ClientStream, error) {
 	chosen := c.client.servers.pick()
 	stream, err := chosen.conn.NewStream(ctx, what, method, options...)
-	err = callError(ctx, err, chosen.address)
+	err = c.client.servers.callError(ctx, err, chosen)
 	if isAway(err) {
 		c.client.servers.leave(chosen)
 	}

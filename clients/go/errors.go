@@ -20,6 +20,9 @@ var (
 	ErrStopped = errors.New("the worker stops")
 )
 
+// ErrClosed is the error of calls after [Client.Close].
+var ErrClosed = errors.New("the client is closed")
+
 // RefusedError is the error of a call that taskd refused. It would refuse the same call again.
 type RefusedError struct {
 	Code    codes.Code

@@ -147,6 +147,41 @@ func TestLeasesSurviveASilentProcess(t *testing.T) {
 	}
 }
 
+func TestSurplusIsInsertedAgainAfterPauses(t *testing.T) {
+	server := taskdtest.NewServer(t)
+	var isAway atomic.Bool
+	var calls atomic.Int32
+	address := serve(t, server, fault(func(_ context.Context, request any) error {
+		if _, isInsert := request.(*taskdpb.InsertTasksRequest); isInsert && isAway.Load() {
+			calls.Add(1)
+			return status.Error(codes.Unavailable, "away")
+		}
+		return nil
+	}))
+	client := clientOf(t, taskd.ClientOptions{Addresses: []string{address}, Patience: time.Nanosecond})
+	insert(t, client, taskd.NewTask{Queue: "q", Key: "a"})
+	isAway.Store(true)
+	time.AfterFunc(400*time.Millisecond, func() { isAway.Store(false) })
+	worker, stop := start(t, client, taskd.WorkerOptions{Queues: []string{"q"}}, func(_ context.Context, task *taskd.Task) (any, error) {
+		// One has room in the completion.
+		task.Discover(taskd.NewTask{Queue: "found", Key: "b", Payload: make([]byte, 3<<19)},
+			taskd.NewTask{Queue: "found", Key: "c", Payload: make([]byte, 3<<19)})
+		return nil, nil
+	})
+	until(t, "it is completed", func() bool { return worker.Stats().Completed == 1 })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"b", "c"} {
+		if outcome := server.Outcome("found", key); outcome.Status != queued {
+			t.Errorf("%s: %+v", key, outcome)
+		}
+	}
+	if calls.Load() > 12 {
+		t.Errorf("%d calls in 0.4 s", calls.Load())
+	}
+}
+
 // lateStream withholds the first frame of the worker from the server.
 type lateStream struct {
 	grpc.ServerStream

@@ -49,16 +49,21 @@ func (e *panicError) Error() string { return fmt.Sprintf("the handler panicked: 
 
 // call runs the handler, and makes an error of a panic.
 func call(ctx context.Context, handler Handler, task *Task) (result any, err error) {
-	defer func() {
-		if value := recover(); value != nil {
-			err = &panicError{value: value, stack: debug.Stack()}
-		}
-	}()
+	defer recovered(&err)
 	return handler(ctx, task)
 }
 
-// complete makes the completion of a task, and returns the discovered tasks that it has no room for.
-func complete(leased *taskdpb.LeasedTask, task *Task, result any) (*taskdpb.Completion, []*taskdpb.NewTask, error) {
+// recovered makes an error of a panic. It is deferred itself.
+func recovered(err *error) {
+	if value := recover(); value != nil {
+		*err = &panicError{value: value, stack: debug.Stack()}
+	}
+}
+
+// complete makes the completion of a task, and returns the discovered tasks that it has no room for. A result or a payload
+// may panic when it is encoded.
+func complete(leased *taskdpb.LeasedTask, task *Task, result any) (_ *taskdpb.Completion, _ []*taskdpb.NewTask, err error) {
+	defer recovered(&err)
 	encoded, encoding, err := encode(result)
 	if err != nil {
 		return nil, nil, fmt.Errorf("the result cannot be sent: %w", err)
@@ -107,6 +112,21 @@ func reject(leased *taskdpb.LeasedTask, err error) *taskdpb.Rejection {
 		}
 	}
 	return rejection
+}
+
+// rejectHandled makes the rejection of a task whose handler returned an error. One that panics when it is read, such as a
+// nil [*Rejection], is a panic of the handler; the returned error is then that, and otherwise the same.
+func rejectHandled(leased *taskdpb.LeasedTask, err error) (*taskdpb.Rejection, error) {
+	var rejection *taskdpb.Rejection
+	var panicked error
+	func() {
+		defer recovered(&panicked)
+		rejection = reject(leased, err)
+	}()
+	if panicked != nil {
+		return reject(leased, panicked), panicked
+	}
+	return rejection, err
 }
 
 // giveBack makes the rejection of a task that has not begun. It costs nothing.

@@ -340,6 +340,16 @@ func (r *run) finish(ctx context.Context, one *held, result any, err error) {
 			err = r.insertSurplus(ctx, one.task, surplus)
 		}
 	}
+	what := outcome{completion: completion}
+	if err != nil {
+		what = outcome{}
+		what.rejection, err = rejectHandled(one.leased, err)
+		var said *Rejection
+		if errors.Is(context.Cause(ctx), ErrStopped) && !errors.As(err, &said) {
+			// Another worker gets it at once.
+			what.rejection.Delay = durationpb.New(0)
+		}
+	}
 
 	// The log comes before the report: nothing is to be said any more when Run returns.
 	r.mu.Lock()
@@ -357,16 +367,8 @@ func (r *run) finish(ctx context.Context, one *held, result any, err error) {
 	defer r.mu.Unlock()
 	r.running--
 	// Meanwhile its lease may have been lost.
-	if one.state == isRunning && err == nil {
-		r.report(one, outcome{completion: completion})
-	} else if one.state == isRunning {
-		rejection := reject(one.leased, err)
-		var said *Rejection
-		if errors.Is(context.Cause(ctx), ErrStopped) && !errors.As(err, &said) {
-			// Another worker gets it at once.
-			rejection.Delay = durationpb.New(0)
-		}
-		r.report(one, outcome{rejection: rejection})
+	if one.state == isRunning {
+		r.report(one, what)
 	}
 	r.begin()
 	r.notify()
@@ -396,6 +398,7 @@ func (r *run) overtime(one *held) {
 // insertSurplus inserts the discovered tasks that a completion has no room for. A task that is inserted twice is a
 // duplicate, so an attempt that fails later loses nothing. It goes on while taskd is away and the lease lives.
 func (r *run) insertSurplus(ctx context.Context, task *Task, surplus []*taskdpb.NewTask) error {
+	var pauses pauses
 	for {
 		inserted, err := r.w.client.insertMessages(ctx, surplus)
 		if err == nil {
@@ -413,6 +416,8 @@ func (r *run) insertSurplus(ctx context.Context, task *Task, surplus []*taskdpb.
 			return Reject(fmt.Errorf("it discovered more tasks than a completion has, and taskd takes no insert of them: %w", err))
 		}
 		r.away(err)
+		// The client may have little patience.
+		sleep(ctx, pauses.next())
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
 )
 
 const (
@@ -21,7 +22,10 @@ const (
 	largestAnswer = 16 << 20
 	connectWithin = 5 * time.Second
 	// callTimeout is how long a call may take, apart from the time for which it asked taskd to wait.
-	callTimeout  = 30 * time.Second
+	callTimeout = 30 * time.Second
+	// pingEvery and pingTimeout find a connection that is dead while calls or streams use it.
+	pingEvery    = 20 * time.Second
+	pingTimeout  = 10 * time.Second
 	shortestWait = 50 * time.Millisecond
 	longestWait  = 2 * time.Second
 )
@@ -34,6 +38,7 @@ type servers struct {
 	addresses []string
 	secure    []bool
 	conns     []*grpc.ClientConn
+	isClosed  bool
 	at        int
 	plain     credentials.TransportCredentials
 	tls       credentials.TransportCredentials
@@ -57,6 +62,7 @@ func newServers(addresses []string, token string, config *tls.Config) (*servers,
 			Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longestWait},
 			MinConnectTimeout: connectWithin,
 		}),
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: pingEvery, Timeout: pingTimeout}),
 	}
 	if token = strings.TrimSpace(token); token != "" {
 		if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
@@ -131,7 +137,7 @@ func (s *servers) leave(from server) {
 func (s *servers) abandon(from server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.conns[from.place] != from.conn {
+	if s.isClosed || s.conns[from.place] != from.conn {
 		return
 	}
 	conn, err := s.connect(s.addresses[from.place], s.secure[from.place])
@@ -147,6 +153,10 @@ func (s *servers) count() int { return len(s.addresses) }
 func (s *servers) close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.isClosed {
+		return nil
+	}
+	s.isClosed = true
 	var first error
 	for _, conn := range s.conns {
 		if err := conn.Close(); err != nil && first == nil {
@@ -156,12 +166,26 @@ func (s *servers) close() error {
 	return first
 }
 
+// callError sorts the error of a call to a server. Those of a closed client are final.
+func (s *servers) callError(ctx context.Context, err error, at server) error {
+	err = callError(ctx, err, at.address)
+	if !isAway(err) {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.isClosed {
+		return ErrClosed
+	}
+	return err
+}
+
 // once makes one call, which may take callTimeout and this much longer, or less if it is negative.
 func (s *servers) once(ctx context.Context, longer time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
 	chosen := s.pick()
 	limited, cancel := context.WithTimeout(ctx, callTimeout+longer)
 	defer cancel()
-	err := callError(ctx, call(limited, chosen.conn), chosen.address)
+	err := s.callError(ctx, call(limited, chosen.conn), chosen)
 	if isAway(err) {
 		if limited.Err() != nil {
 			s.abandon(chosen)

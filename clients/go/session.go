@@ -255,7 +255,7 @@ func (s *session) serve(ctx context.Context, at server) (wasOpen, hasMoved bool,
 			s.r.servers.abandon(at)
 			return &AwayError{Address: at.address, Message: fmt.Sprintf("nothing came for %s", patience)}
 		}
-		return callError(ctx, err, at.address)
+		return s.r.servers.callError(ctx, err, at)
 	}
 
 	stream, err := taskdpb.NewTasksClient(at.conn).StreamTasks(ctx)

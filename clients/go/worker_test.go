@@ -78,6 +78,13 @@ func insert(t *testing.T, client *taskd.Client, tasks ...taskd.NewTask) []taskd.
 	return inserted
 }
 
+// explosive is a result and an error that panics.
+type explosive struct{}
+
+func (explosive) MarshalJSON() ([]byte, error) { panic("it exploded") }
+
+func (explosive) Error() string { panic("it exploded") }
+
 func TestOutcomesOfHandlers(t *testing.T) {
 	type page struct{ Depth int }
 	wrong := errors.New("no such page")
@@ -112,6 +119,14 @@ func TestOutcomesOfHandlers(t *testing.T) {
 		}, taskdtest.Outcome{Status: dead, Attempts: 1, Reason: "wrapped: no such page"}},
 		{"a panic", nil, func(context.Context, *taskd.Task) (any, error) { panic("it broke") },
 			taskdtest.Outcome{Status: dead, Attempts: 3, Reason: "the handler panicked: it broke"}},
+		{"a panic of its result", nil, func(context.Context, *taskd.Task) (any, error) { return explosive{}, nil },
+			taskdtest.Outcome{Status: dead, Attempts: 3, Reason: "the handler panicked: it exploded"}},
+		{"a panic of its error", nil, func(context.Context, *taskd.Task) (any, error) { return nil, explosive{} },
+			taskdtest.Outcome{Status: dead, Attempts: 3, Reason: "the handler panicked: it exploded"}},
+		{"an error that is nil", nil, func(context.Context, *taskd.Task) (any, error) {
+			var none *taskd.Rejection
+			return nil, none
+		}, taskdtest.Outcome{Status: dead, Attempts: 3, Reason: "the handler panicked: runtime error: "}},
 		{"the end of its goroutine", nil, func(context.Context, *taskd.Task) (any, error) {
 			runtime.Goexit()
 			return nil, nil
@@ -139,6 +154,9 @@ func TestOutcomesOfHandlers(t *testing.T) {
 func TestRetriesAndPutOffs(t *testing.T) {
 	var attempts []int
 	outcome := taskdtest.Run(t, func(_ context.Context, task *taskd.Task) (any, error) {
+		if task.Priority != taskd.Medium {
+			t.Errorf("the priority is %s", task.Priority)
+		}
 		attempts = append(attempts, task.Attempt)
 		switch len(attempts) {
 		case 1:
@@ -424,6 +442,43 @@ func TestInsertAndWaitBringsTheResult(t *testing.T) {
 	inserted, err := client.InsertAndWait(context.Background(), taskd.NewTask{Queue: "q", Key: "abc"}, time.Minute)
 	if err != nil || inserted.IsOpen() || string(inserted.Results[0].Result) != "ABC" {
 		t.Errorf("%+v, %v", inserted, err)
+	}
+}
+
+func TestCloseEndsCallsAndWorkers(t *testing.T) {
+	ctx := context.Background()
+	for _, poll := range []bool{false, true} {
+		server := taskdtest.NewServer(t)
+		client, err := taskd.NewClient(taskd.ClientOptions{Addresses: []string{server.Address()}, Patience: time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stopped := make(chan error, 1)
+		worker := taskd.NewWorker(client, taskd.WorkerOptions{Queues: []string{"q"}, Poll: poll}, crawl)
+		go func() { stopped <- worker.Run(ctx) }()
+		insert(t, client, taskd.NewTask{Queue: "q", Key: "a"})
+		until(t, "it works", func() bool { return worker.Stats().Completed == 1 })
+		waited := make(chan error, 1)
+		go func() {
+			_, err := client.InsertAndWait(ctx, taskd.NewTask{Queue: "nobody", Key: "b"}, time.Hour)
+			waited <- err
+		}()
+		until(t, "the call waits", func() bool { return server.Outcome("nobody", "b").Status == queued })
+		if err := client.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-waited; !errors.Is(err, taskd.ErrClosed) {
+			t.Errorf("the call: %v", err)
+		}
+		if err := <-stopped; !errors.Is(err, taskd.ErrClosed) {
+			t.Errorf("poll=%t: %v", poll, err)
+		}
+		if _, err := client.Get(ctx, "b"); !errors.Is(err, taskd.ErrClosed) {
+			t.Errorf("the next call: %v", err)
+		}
+		if err := client.Close(); err != nil {
+			t.Errorf("the second close: %v", err)
+		}
 	}
 }
 

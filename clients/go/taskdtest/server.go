@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -28,6 +29,9 @@ const (
 	// mostPutOff bounds how often a task is put off: without time it would be so for ever.
 	mostPutOff = 100
 )
+
+// pings are those of clients. By default a server of this library takes one every five minutes; taskd takes all.
+var pings = keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}
 
 // TB is the part of [testing.TB] that this package needs.
 type TB interface {
@@ -120,7 +124,7 @@ func NewServer(t TB) *Server {
 		t.Fatalf("taskdtest: %v", err)
 	}
 	s := &Server{
-		grpc:     grpc.NewServer(),
+		grpc:     grpc.NewServer(grpc.KeepaliveEnforcementPolicy(pings)),
 		address:  listener.Addr().String(),
 		changed:  make(chan struct{}),
 		tasks:    map[name]*task{},
@@ -336,11 +340,18 @@ func (s *Server) lease(queues []string, most int, by *session) []*taskdpb.Leased
 			LeaseToken:      token,
 			Attempt:         uint32(one.Attempts + 1),
 			Replicas:        max(one.new.GetReplicas(), 1),
-			Priority:        max(one.new.Priority, taskd.High),
+			Priority:        priorityOf(one.new),
 		})
 		return true
 	})
 	return leased
+}
+
+func priorityOf(one *taskdpb.NewTask) taskd.Priority {
+	if one.Priority == taskdpb.Priority_PRIORITY_UNSPECIFIED {
+		return taskd.Medium
+	}
+	return one.Priority
 }
 
 // end takes the lease of a report. The caller holds the lock.
