@@ -99,8 +99,8 @@ func (t *Task) Decode(value any) error {
 // Discover adds tasks that are inserted when this one is completed; a task without a queue goes to the queue of this
 // one. taskd drops those whose keys it has seen before.
 //
-// A completion has at most 10,000 of them. The worker inserts further ones before it reports the task, for which its
-// token needs the role insert, too.
+// A completion has at most 10,000 of them, and 2 MiB. The worker inserts further ones before it reports the task, for
+// which its token needs the role insert, too.
 func (t *Task) Discover(tasks ...NewTask) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

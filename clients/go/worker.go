@@ -135,7 +135,8 @@ func (w *Worker) Run(ctx context.Context) error {
 	return newRun(ctx, w).run(ctx)
 }
 
-// Stop begins a stop; Run returns when it is over. The second call ends the contexts of the handlers, too.
+// Stop begins a stop; Run returns when it is over. The second call ends the contexts of the handlers, too. If the end of
+// Run's context has begun the stop, the first call does nothing.
 func (w *Worker) Stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
