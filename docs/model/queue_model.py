@@ -871,8 +871,234 @@ def release(kills=2, counts=True, look_first=True, moves=True):
     return init, actions, inv, goal, [0]
 
 
+# ------------------------------------------------------------------ model 10: one limit key: line, places, gate
+put = lambda t, i, v: t[:i] + (v,) + t[i + 1:]
+
+
+class Key:
+    """A state that a script works on: one limit key, its tasks, their line, the lanes and the gate."""
+    FIELDS = "lanes line recs back offered limit cool hold timer left gone".split()
+
+    def __init__(self, state, rules):
+        for name, value in zip(self.FIELDS, state):
+            setattr(self, name, value)
+        self.rules = rules
+
+    def packed(self, note=""):
+        """The state, without what counts no more, and with offers counted from 0: less to search."""
+        live = lambda e: self.recs[e[0]][0] == "L" and self.recs[e[0]][3] == e[1]
+        self.line = tuple(tuple((t, 0) for t, o in line if live((t, o))) for line in self.line)
+        self.lanes = tuple(tuple((t, 0, passed) for t, o, passed in lane if live((t, o))) for lane in self.lanes)
+        self.recs = tuple(r[:3] + (0,) for r in self.recs)
+        return tuple(getattr(self, name) for name in self.FIELDS) + (note,)
+
+    def leased(self):
+        return sum(bits(r[2]) for r in self.recs)
+
+    def rest(self, t):
+        """What is left of the task: neither credited nor leased nor in backoff."""
+        status, credited, holders, _ = self.recs[t]
+        return self.rules["nums"][t] - bits(credited) - bits(holders) - self.back[t] if status == "L" else 0
+
+    def counts(self, t, offer):
+        """Whether the element or the entry of the line is the task's newest."""
+        return self.rest(t) > 0 and self.recs[t][3] == offer
+
+    def may_start(self):
+        return self.leased() < self.limit and not self.cool and not self.hold
+
+    def enter(self, t, foremost=True):
+        status, credited, holders, offer = self.recs[t]
+        offer += self.rules["new_offer"]
+        self.recs = put(self.recs, t, (status, credited, holders, offer))
+        self.offered = self.offered - {t}
+        p = self.rules["prios"][t]
+        line = ((t, offer),) + self.line[p] if foremost else self.line[p] + ((t, offer),)
+        self.line = put(self.line, p, line)
+
+    def release(self):
+        at_once = lambda: 1 if self.rules["pace"] else self.limit - self.leased()
+        for p in range(len(self.line)):
+            ahead = lambda: sum(self.rules["prios"][t] <= p for t in self.offered)
+            while self.line[p] and self.may_start() and ahead() < at_once():
+                (t, offer), rest = self.line[p][0], self.line[p][1:]
+                self.line = put(self.line, p, rest)
+                if self.counts(t, offer):
+                    self.lanes = put(self.lanes, p, self.lanes[p] + ((t, offer, 0),))
+                    self.offered = self.offered | {t}
+        waits = any(self.counts(t, offer) for line in self.line for t, offer in line)
+        if waits and (self.cool and self.rules["timer_for_pace"] or self.hold and self.rules["timer_for_hold"]):
+            self.timer = True
+
+    def end(self, t, record, back=0, releases=True):
+        """A lease, or the task, is over."""
+        self.recs = put(self.recs, t, record)
+        self.back = put(self.back, t, 0 if record[0] != "L" else self.back[t] + back)
+        if record[0] != "L":
+            self.offered = self.offered - {t}
+        if releases:
+            self.release()
+
+    def claim(self, w):
+        """Answers what was wrong with the start, '' if nothing."""
+        for p in range(len(self.lanes)):
+            k = 0
+            while k < len(self.lanes[p]):
+                t, offer, passed = self.lanes[p][k]
+                status, credited, holders, _ = self.recs[t]
+                leave = lambda: put(self.lanes, p, self.lanes[p][:k] + self.lanes[p][k + 1:])
+                if passed & w:
+                    k += 1
+                elif not self.counts(t, offer):
+                    self.lanes = leave()
+                elif (credited | holders) & w:
+                    self.lanes = put(self.lanes, p, put(self.lanes[p], k, (t, offer, passed | w)))
+                    k += 1
+                    if self.rules["pass_frees"] and t in self.offered:
+                        self.offered = self.offered - {t}
+                        self.release()
+                elif self.rules["gate"] and not self.may_start():
+                    self.lanes = leave()
+                    if self.rules["gate_puts_back"]:
+                        self.enter(t)
+                    else:
+                        self.offered = self.offered - {t}
+                    self.release()
+                else:
+                    wrong = "" if self.may_start() else "a start in a hold" if self.hold else \
+                        "a start too early" if self.cool else "more than the limit at a time"
+                    self.lanes, self.offered = leave(), self.offered - {t}
+                    self.recs = put(self.recs, t, (status, credited, holders | w, offer))
+                    self.cool = self.rules["pace"]
+                    if self.rest(t) > 0 and self.rules["rest_enters"]:
+                        self.enter(t)
+                    self.release()
+                    return wrong
+        return ""
+
+
+def key(W=2, nums=(1, 1), prios=None, C=1, pace=True, holds=0, fails=0, cancels=0, requeues=0, lowers=0, raises=0, only=None, **off):
+    T = len(nums)
+    rules = dict(nums=nums, prios=prios or (0,) * T, pace=pace, new_offer=1, gate=1, gate_puts_back=1, pass_frees=1, rest_enters=1, timer_for_pace=1,
+                 timer_for_hold=1, complete_releases=1, expiry_releases=1, cancel_releases=1, raise_releases=1)
+    assert set(off) <= set(rules)
+    rules.update(off)
+    P = max(rules["prios"]) + 1
+    s = Key((((),) * P, ((),) * P, tuple(("L", 0, 0, -rules["new_offer"]) for _ in nums), (0,) * T, frozenset(), C, False, False, False,
+             (holds, fails, cancels, requeues, lowers, raises), 0), rules)
+    for t in range(T):
+        s.enter(t, foremost=False)
+    s.release()
+    init = s.packed()
+    name = lambda w, t: "%s t%d" % ("abcd"[w], t)
+
+    def actions(state):
+        new = lambda: Key(state[:-1], rules)
+
+        def spent(s, i):
+            s.left = put(s.left, i, s.left[i] - 1)
+            return s
+        s = new()
+        for w in range(W):
+            b = 1 << w
+            if not s.gone & b:
+                n = new()
+                yield "claim " + "abcd"[w], n.packed(n.claim(b)), b
+                if bits(s.gone) < W - max(nums):
+                    n = new()
+                    n.gone |= b
+                    yield "abcd"[w] + " gone for good", n.packed(), None
+            for t in range(T):
+                status, credited, holders, offer = s.recs[t]
+                if status != "L" or not holders & b:
+                    continue
+                over = ("L", credited, holders & ~b, offer)
+                if s.gone & b:
+                    n = new()
+                    n.end(t, over, 1, rules["expiry_releases"])
+                    yield "lease expires: " + name(w, t), n.packed(), 0
+                    continue
+                done = ("F" if bits(credited | b) >= nums[t] else "L", credited | b, holders & ~b, offer)
+                n = new()
+                n.end(t, done, 0, rules["complete_releases"])
+                yield "complete " + name(w, t), n.packed(), b
+                if s.left[0]:
+                    n = spent(new(), 0)
+                    n.hold = True
+                    n.end(t, done, 0, rules["complete_releases"])
+                    yield "complete with a hold " + name(w, t), n.packed(), None
+                if s.left[1]:
+                    n = spent(new(), 1)
+                    n.end(t, over, 1, rules["expiry_releases"])
+                    yield "fail " + name(w, t), n.packed(), None
+                    n = spent(new(), 1)
+                    n.end(t, ("X", credited, 0, offer), 0, rules["expiry_releases"])
+                    yield "die " + name(w, t), n.packed(), None
+        for t in range(T):
+            status, credited, holders, offer = s.recs[t]
+            if s.back[t]:
+                n = new()
+                n.back = put(n.back, t, n.back[t] - 1)
+                n.enter(t)
+                n.release()
+                yield "backoff of t%d over" % t, n.packed(), 0
+            if s.left[2] and status == "L":
+                n = spent(new(), 2)
+                n.end(t, ("X", credited, 0, offer), 0, rules["cancel_releases"])
+                yield "cancel t%d" % t, n.packed(), None
+            if s.left[3] and status == "L":
+                n = spent(new(), 3)
+                n.recs, n.back = put(n.recs, t, ("L", credited, 0, offer)), put(n.back, t, 0)
+                n.enter(t)
+                n.release()
+                yield "requeue t%d" % t, n.packed(), None
+        if s.left[4]:
+            n = spent(new(), 4)
+            n.limit = 1
+            yield "the limit is 1 now", n.packed(), None
+        if s.left[5]:
+            n = spent(new(), 5)
+            n.limit += 1
+            if rules["raise_releases"]:
+                n.release()
+            yield "the limit is 1 more", n.packed(), None
+        if s.cool:
+            n = new()
+            n.cool = False
+            yield "the time of the pace is over", n.packed(), 0
+        if s.hold:
+            n = new()
+            n.hold = False
+            yield "the hold is over", n.packed(), 0
+        if s.timer and not s.cool and not s.hold:
+            n = new()
+            n.timer = False
+            n.release()
+            yield "promote", n.packed(), 0
+
+    def invariant(state):
+        if state[-1]:
+            return state[-1]
+        s = Key(state[:-1], rules)
+        for t in range(T):
+            n = sum(s.counts(u, o) for line in s.line for u, o in line if u == t)
+            n += sum(s.counts(u, o) for lane in s.lanes for u, o, _ in lane if u == t)
+            if n > 1:
+                return "t%d stands twice" % t
+        return None
+
+    goal = lambda state: all(r[0] != "L" for t, r in enumerate(state[2]) if only is None or t in only)
+    return init, actions, invariant, goal, [(1 << W) - 1]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
+KEY_A = dict(W=3, nums=(1, 1, 2), holds=1, fails=1, cancels=1)
+KEY_B = dict(W=3, nums=(2, 1, 1), C=2, pace=False, holds=1, fails=1)
+KEY_D = dict(W=3, nums=(2, 2), C=2, fails=1, requeues=1)
+KEY_E = dict(W=2, nums=(1, 1, 1), prios=(1, 0, 1), C=2, pace=False, holds=1, fails=1, lowers=1, raises=1)
+KEY_F = dict(W=1, nums=(2, 1), holds=1, fails=1, only=(1,))
+KEY_G = dict(W=2, nums=(1, 2), prios=(1, 0), C=1, requeues=2, fails=1)
 SCENARIOS = [
     # the queue, as fixed
     ("queue NUM=1,2: claim complete fail expire", HOLDS, lambda: queue(nums=(1, 2), fails=2)),
@@ -973,6 +1199,29 @@ SCENARIOS = [
     ("reservations ablation: the later call replaces the end", BREAKS, lambda: two_reservations((1, 2), earlier_stays=False)),
     ("reservations ablation: an alarm goes while a call is between its steps", BREAKS, lambda: two_reservations((1, 2), waits=False)),
     ("reservations ablation: the queue does not say when it ends", BREAKS, lambda: two_reservations((1, 9), queue_knows=False)),
+    # limits per key
+    ("limit key: NUM 1 and 2, a pace, a hold, a failure, a cancel", HOLDS, lambda: key(**KEY_A)),
+    ("limit key: two at a time, NUM 2 and 1, a hold, a failure", HOLDS, lambda: key(**KEY_B)),
+    ("limit key: two at a time, a pace, a hold, a failure, a cancel", HOLDS,
+     lambda: key(W=2, nums=(1, 1, 1), C=2, holds=1, fails=1, cancels=1)),
+    ("limit key: two tasks for two workers, a failure, a requeue", HOLDS, lambda: key(**KEY_D)),
+    ("limit key: two priorities, the limit lowered and raised", HOLDS, lambda: key(**KEY_E)),
+    ("limit key: a task that lacks its second worker", HOLDS, lambda: key(**KEY_F)),
+    ("limit key: two priorities, requeues", HOLDS, lambda: key(**KEY_G)),
+    ("limit key ablation: no gate, in a hold", BREAKS, lambda: key(**KEY_B, gate=0)),
+    ("limit key ablation: no gate, the limit lowered", BREAKS, lambda: key(**dict(KEY_E, holds=0), gate=0)),
+    ("limit key ablation: no gate, a passed element", BREAKS, lambda: key(**KEY_D, gate=0)),
+    ("limit key ablation: what the gate refuses does not go back", BREAKS, lambda: key(**KEY_A, gate_puts_back=0)),
+    ("limit key ablation: complete does not release", BREAKS, lambda: key(**KEY_A, complete_releases=0)),
+    ("limit key ablation: expiry does not release", BREAKS, lambda: key(**KEY_A, expiry_releases=0)),
+    ("limit key ablation: cancel does not release", BREAKS, lambda: key(**KEY_A, cancel_releases=0)),
+    ("limit key ablation: a raised limit does not release", BREAKS,
+     lambda: key(W=2, nums=(1, 1), C=0, pace=False, raises=1, raise_releases=0)),
+    ("limit key ablation: a passed element keeps its place", BREAKS, lambda: key(**KEY_F, pass_frees=0)),
+    ("limit key ablation: the rest of NUM does not enter", BREAKS, lambda: key(**KEY_A, rest_enters=0)),
+    ("limit key ablation: no timer for the pace", BREAKS, lambda: key(**KEY_A, timer_for_pace=0)),
+    ("limit key ablation: no timer for a hold", BREAKS, lambda: key(**KEY_A, timer_for_hold=0)),
+    ("limit key ablation: older elements and entries count", BREAKS, lambda: key(**dict(KEY_G, C=2), new_offer=0)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),
