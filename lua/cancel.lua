@@ -34,6 +34,7 @@ for a = 3, #ARGV, 3 do
   end
   answers[#answers + 1] = code
 end
+settle_limits()
 -- The processes whose sessions hold them tell their workers.
 if #ended > 0 then redis.call('PUBLISH', ARGV[2], '!' .. table.concat(ended)) end
 return answers

@@ -22,6 +22,7 @@ local function close_excess(id, t)
     local grant = table.remove(t[HELD])
     redis.call('ZREM', LEASES, id .. grant)
     lose(id, grant)
+    if t.limit then limits().lease_ended(t.limit, id) end
     table.remove(t[HELD])
     excess = excess - 1
   end
@@ -62,8 +63,7 @@ local function rewrite_body(id, priority, tail)
   if not body or #body < HEAD then return end
   body = string.char(priority) .. string.sub(without_tail(body), 2) .. tail
   redis.call('HSET', BODIES, id, body)
-  local head = string.byte(body, HEAD + 1) == OWN and HEAD + OWN_BYTES or HEAD
-  if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, head)) end
+  if #body > LARGE then redis.call('HSET', BODIES, id .. 'h', string.sub(body, 1, head_length(body))) end
   if #body > tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0) then
     redis.call('HSET', COUNTERS, 'largest_body', #body)
   end
@@ -93,8 +93,10 @@ for a = 4, #ARGV, 5 do
         count('open', 1)
         count('open_bytes', weight_of(id))
         t[OFFER] = (t[OFFER] or 0) + 1
-        redis.call('LPUSH', T(lane_of(priority, true)), element(num, t[OFFER], id))
+        put_offer(id, t, lane_of(priority, true))
         offered = true
+      elseif t.limit then
+        limits().pass(t.limit, id)
       end
       redis.call('HSET', RECORDS, id, save(t))
     end
@@ -108,5 +110,6 @@ end
 -- A process that has read a task from SQL before, and was held up since, must not enqueue it as it was.
 if is_absent then count('fence', 1) end
 tell_lost(ARGV[2])
+settle_limits()
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

@@ -112,7 +112,7 @@ end
 local function check_body(field)
   local id = string.sub(field, 1, 16)
   if redis.call('HEXISTS', RECORDS, id) == 1 then return end
-  if field == id and #id == 16 then return check_record(id, '1') end
+  if field == id and #id == 16 then return check_record(id, record_of(id)) end
   if #field < 16 or redis.call('HEXISTS', BODIES, id) == 0 then
     find('body_without_task', #id == 16 and id or '', 'there is no such task')
     if mends then redis.call('HDEL', BODIES, field) end
@@ -148,4 +148,5 @@ else
   page = redis.call('HSCAN', P(lane), ARGV[3], 'COUNT', ARGV[4])
   for i = 1, #page[2], 2 do check_pointer(page[2][i], page[2][i + 1]) end
 end
+settle_limits()
 return {again == 1 and ARGV[3] or page[1], finds, tasks, again}

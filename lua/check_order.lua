@@ -18,9 +18,9 @@ local first = math.max(from - gone, 0)
 local elements = redis.call('LRANGE', T(lane), -first - most, -first - 1)
 for i = #elements, 1, -1 do
   local ok, element = pcall(cmsgpack.unpack, elements[i])
-  if ok and type(element) == 'table' and type(element[2]) == 'number' and type(element[3]) == 'string'
-    and #element[3] == 16 then
-    listed[#listed + 1], listed[#listed + 2] = element[3], element[2]
+  local id = ok and type(element) == 'table' and (element[4] or element[3])
+  if type(id) == 'string' and #id == 16 and type(element[2]) == 'number' then
+    listed[#listed + 1], listed[#listed + 2] = id, element[2]
   end
 end
 return {#elements == most and gone + first + most or -1, listed}

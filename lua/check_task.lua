@@ -21,7 +21,7 @@ end
 local function places(id, t)
   local offer, found, is_cut = t[OFFER] or 0, {}, false
   for lane = 1, 6 do
-    local there, cut = search(lane, element(t[NUM], offer, id))
+    local there, cut = search(lane, element(t[NUM], offer, id, t.limit))
     for _, at in ipairs(there) do found[#found + 1], found[#found + 2] = lane, at end
     is_cut = is_cut or cut
   end
@@ -90,7 +90,12 @@ end
 local function check_offer(id, t)
   if left(t) <= 0 then return true end
   local found = places(id, t)
-  if found and #found == 0 then
+  if found and #found == 0 and t.limit and limits().stands(t.limit, id, t[OFFER] or 0) then
+    return true
+  elseif found and #found == 0 and t.limit then
+    find('open_without_element', id, left(t) .. ' of its replicas can be claimed, and it does not wait behind its limit key')
+    if mends then limits().enter(t.limit, id, t[OFFER] or 0, head_of(id), true) end
+  elseif found and #found == 0 then
     find('open_without_element', id, left(t) .. ' of its replicas can be claimed, and no lane has it')
     if mends then redis.call('LPUSH', T(lane_for(id, t)), element(t[NUM], t[OFFER] or 0, id)) end
   elseif found and #found > 2 then
@@ -128,4 +133,5 @@ for i = 1, #ARGV[4] do
   dealt_with = i
   if not is_told then untold = untold + 1 end
 end
+settle_limits()
 return {dealt_with, untold, whole - budget, finds}

@@ -11,16 +11,21 @@
 -- then per request 2 values: worker, and five numbers in one text: tasks at most, bytes at most, whether one task goes
 --   out whatever it weighs (0|1), lease (ms, 0 = the task's own), priority (1 to 3, 0 = all); and perhaps a sixth, the
 --   secret of the call: its first grant is then the number after it
--- Returns {generation, 1} claims pause
+-- In the row for shards with limited tasks one value more comes last: the limits of the queue (lib/limits.lua).
+-- There it takes a limited task only if its limit key may start it. Otherwise the element leaves, and the task waits
+-- behind its key as the foremost.
+-- Returns an error LIMITED in the row for other shards: nothing was changed, ask by the other row
+--       | {generation, 1} claims pause
 --       | {generation, 2} all lanes are empty; the delivered grants were not noted
 --       | {generation, 0} no task for any request, and asking again at once brings none
 --       | {generation, 3} the same, and one of the workers rests from a task: asking again in a moment brings some
---       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left}
+--       | {generation, 0, now (ms), grant, ids, bodies, tasks per request, requests with more, attempts, left[, next]}
 --   grant: of the first request with tasks, if the call has no secret. The next request with tasks has the next grant.
 --   ids, bodies: of all requests, in their order. A task without a body, or with one that is shorter than a head, is
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
+--   In a limited shard, next: when time alone lets a limit key of the call go on (ms), or -1
 --   left: the priorities of which lanes have elements now, as peek.lua answers them; and 8 if a worker rests from a task
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
@@ -34,7 +39,12 @@ end
 local filled = redis.call('EXISTS', KEYS[T + 3], KEYS[T + 6], KEYS[T + 9], KEYS[T + 12], KEYS[T + 15], KEYS[T + 18])
 if filled == 0 then return {generation, 2} end
 local counters =
-  redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease', 'open', 'open_bytes')
+  redis.call('HMGET', COUNTERS, 'grants', 'largest_body', 'outbox_bytes', 'longest_lease', 'open', 'open_bytes',
+    'limited')
+-- include lib/clock.lua
+local limits = nil
+-- include lib/limits.lua
+if counters[7] and not limits then return redis.error_reply('LIMITED the shard has tasks with limit keys') end
 if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3]) or tonumber(counters[3] or 0) >= tonumber(ARGV[4])
   or ARGV[6] ~= '' and redis.call('ZCARD', LEASES) >= tonumber(ARGV[6]) then
   forget_undelivered()
@@ -43,7 +53,7 @@ end
 
 -- Most requests of a call ask for the same, so each text is read once.
 local workers, asks, read_asks, wanted = {}, {}, {}, 0
-for a = first_request, #ARGV, 2 do
+for a = first_request, #ARGV - 1, 2 do
   local text = ARGV[a + 1]
   local ask = read_asks[text]
   if not ask then
@@ -62,6 +72,8 @@ local grants, weigh_all = first_grant, wanted * big > call_bytes
 -- Decisions change copies, which are written at the end: the records by id, and of each lane what was read of it.
 -- Places in a lane count from 1, the tail as the call found it.
 local lanes, records, taken, attempts, is_left, damaged = {}, {}, {}, {}, {}, {}
+-- Limited tasks that may not start now. The elements of limited tasks begin with this byte.
+local refused, LIMITED, limits_of_queue = {}, 148, limits and ARGV[#ARGV]
 -- Damaged tasks that counted as open: their records say so, or are lost, and then the elements do.
 local were_open = {}
 local read_bodies = {}
@@ -133,16 +145,21 @@ local function read(i, lane, at)
       end
     end
   end
+  if limits then
+    for k = 1, #elements do
+      local id = sub(elements[k], -16)
+      if byte(elements[k]) == LIMITED and records[id] == '1' then records[id] = 'k' .. sub(elements[k], -25, -18) .. '1' end
+    end
+  end
 end
 
--- include lib/clock.lua
 -- Decides about a record that is not in one of the forms that are text. The functions for records are made only where
 -- one is met: each costs every call that makes it.
 local function make_judge()
   -- include lib/record.lua
   -- Returns the record to be when the worker takes the task, whether the element is spent then, the attempt, whether
-  -- the worker rests from the task.
-  return function(id, element, worker, grant)
+  -- the worker rests from the task; of a limited task the key, and the offer with which the rest of it waits again.
+  return function(id, element, worker, grant, priority)
     local t = load(records[id])
     if not t then
       -- Damage from outside. The task counts as missing from now on, and the reconciler brings it back.
@@ -152,10 +169,31 @@ local function make_judge()
     local rest = left(t)
     if rest <= 0 or not is_offer(t, element) then return nil, true end
     local why = bar(t, worker, now)
-    if why then return nil, false, nil, why == 'rests' end
+    if why then
+      if t.limit and why ~= 'rests' then limits().pass(t.limit, id) end
+      return nil, false, nil, why == 'rests'
+    end
+    local again = nil
+    if t.limit then
+      if limits_of_queue then
+        limits().set_queue(limits_of_queue)
+        limits_of_queue = nil
+      end
+      if not limits().may_start(t.limit) then
+        t[OFFER] = (t[OFFER] or 0) + 1
+        limits().enter(t.limit, id, t[OFFER], priority, true)
+        records[id] = save(t)
+        refused[#refused + 1] = id
+        return nil, true
+      end
+      if rest > 1 then
+        again = (t[OFFER] or 0) + 1
+        t[OFFER] = again
+      end
+    end
     table.insert(t[HELD], worker)
     table.insert(t[HELD], grant)
-    return save(t), rest == 1, t[FAILS] + 1
+    return save(t), rest == 1 or t.limit, t[FAILS] + 1, false, t.limit, again
   end
 end
 local judge
@@ -211,7 +249,7 @@ for r = 1, #workers do
         end
         local record = records[id]
         -- The record to be when the worker takes the task, whether the element is spent afterwards, the attempt.
-        local after, is_spent, attempt, rests = nil, true, 1, false
+        local after, is_spent, attempt, rests, limit, again = nil, true, 1, false, nil, nil
         if record == '1' then
           after = held
         elseif record then
@@ -237,7 +275,8 @@ for r = 1, #workers do
             end
           elseif form ~= 104 and form ~= 102 and form ~= 101 then
             judge = judge or make_judge()
-            after, is_spent, attempt, rests = judge(id, lane.elements[at + 1], worker, grant)
+            after, is_spent, attempt, rests, limit, again =
+              judge(id, lane.elements[at + 1], worker, grant, math.ceil(i / 2))
           end
         end
         if after and weigh then
@@ -256,6 +295,13 @@ for r = 1, #workers do
           local place = #taken + 1
           records[id], taken[place] = after, id
           if not is_spent then is_left[place] = true end
+          if limit then
+            limits().start(limit, id)
+            if again then
+              limits().enter(limit, id, again, math.ceil(i / 2), true)
+              is_left[place] = true
+            end
+          end
           if attempt > 1 then attempts[#attempts + 1], attempts[#attempts + 2] = place, attempt end
         end
         if at_tail and is_spent then lane.gone = at else at_tail, part = false, part - 1 end
@@ -342,10 +388,17 @@ if #taken > 0 then
     fields[#fields + 1], fields[#fields + 2] = 'longest_lease', longest
   end
 end
+-- Tasks that a limit key did not let start have a newer offer.
+if refused[1] then
+  local record_args = {}
+  for k = 1, #refused do record_args[2 * k - 1], record_args[2 * k] = refused[k], records[refused[k]] end
+  redis.call('HSET', RECORDS, unpack(record_args))
+end
 local lost, lost_open, lost_bytes = 0, 0, 0
 for k = 1, #damaged do
   local id = damaged[k]
   local size = redis.call('HSTRLEN', BODIES, id)
+  if limits and records[id] and byte(records[id]) == 107 then limits().forget(sub(records[id], 2, 9), id) end
   local had_record = redis.call('HDEL', RECORDS, id) == 1
   -- Only a task that is not final has a body.
   local was_live = redis.call('HDEL', BODIES, id, id .. 'h') > 0 or had_record and were_open[id]
@@ -389,12 +442,24 @@ for i = 1, 6 do
     if #overtaken > 0 then redis.call('HDEL', KEYS[P + 3 * i], unpack(overtaken)) end
   end
 end
+local next_start = nil
+if limits then
+  local next_ms, filled_lanes = settle_limits()
+  if filled_lanes then
+    next_start = next_ms or -1
+    for i in pairs(filled_lanes) do
+      local bit = 2 ^ (math.ceil(i / 2) - 1)
+      if math.floor(priorities / bit) % 2 == 0 then priorities = priorities + bit end
+    end
+  end
+end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
 if lost > 0 then redis.call('HINCRBY', COUNTERS, 'live', -lost) end
 if lost_open > 0 then
   redis.call('HINCRBY', COUNTERS, 'open', -lost_open)
   redis.call('HINCRBY', COUNTERS, 'open_bytes', -lost_bytes)
 end
-if #taken == 0 and #with_more == 0 then return {generation, any_rests and 3 or 0} end
+if #taken == 0 and #with_more == 0 and not next_start then return {generation, any_rests and 3 or 0} end
 if any_rests then priorities = priorities + 8 end
-return {generation, 0, now, first_grant + 1, table.concat(taken), bodies, counts, with_more, attempts, priorities}
+return {generation, 0, now, first_grant + 1, table.concat(taken), bodies, counts, with_more, attempts, priorities,
+  next_start}

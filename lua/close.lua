@@ -3,7 +3,7 @@
 --
 -- ARGV[2]  for how long nothing must have happened (ms)
 -- Returns {-1, generation} closed | {-2, 0} in use | {ms, 0} how long until it may be closed
-for _, key in ipairs({RECORDS, BODIES, LEASES, DELAYED, FINALS}) do
+for _, key in ipairs({RECORDS, BODIES, LEASES, DELAYED, FINALS, LINES, STARTS}) do
   if redis.call('EXISTS', key) == 1 then return {-2, 0} end
 end
 if redis.call('XLEN', OUTBOX) > 0 then return {-2, 0} end

@@ -9,11 +9,18 @@
 --   many they are
 -- then per run: grant and worker as the record has them, 'h<grant>:<worker>'
 -- then 3 values per item whose token is of another generation, or whose attempt is not the first:
---   place (from 1), generation, attempt
--- Returns a string: a digit per item, its code (lib/held.lua names them), and behind them 0 if a task is due now
+--   place (from 1), generation, attempt; in the row for shards with limited tasks also those with a report about the
+--   limit key, and 2 values more: a hold, and the time between two starts (ms, 0 none)
+-- In the row for shards with limited tasks, what ends here lets others of its limit key start.
+-- Returns an error LIMITED in the row for other shards: nothing was changed, ask by the other row
+--       | a string: a digit per item, its code (lib/held.lua names them), and behind them 0 if a task is due now;
+--         in a limited shard also a space and when time alone lets a limit key of the call go on (ms), if one waits
 --       | an error FULL: nothing was changed, the workers keep their leases
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
-local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live')
+local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live', 'limited')
+local limits = nil
+-- include lib/limits.lua
+if counters[4] and not limits then return redis.error_reply('LIMITED the shard has tasks with limit keys') end
 if tonumber(counters[1] or 0) >= tonumber(ARGV[2]) then
   return redis.error_reply('FULL the outbox of the shard has all the bytes that it may have')
 end
@@ -21,7 +28,8 @@ end
 local ids, others, is_due = {}, {}, false
 for i = 1, #ARGV[4] / 16 do ids[i] = sub(ARGV[4], 16 * i - 15, 16 * i) end
 local runs = #ARGV[6] / 4 - #ids
-for a = 7 + runs, #ARGV, 3 do others[tonumber(ARGV[a])] = a end
+local width = limits and 5 or 3
+for a = 7 + runs, #ARGV - width + 1, width do others[tonumber(ARGV[a])] = a end
 local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
 
 -- Decides about an item that is not the common case: first attempt, this generation, a task that was never rejected.
@@ -43,7 +51,7 @@ local function make_judge()
     is_due = true
   end
   -- Returns the code for a token; with the record to be when it is OK, and whether that is final.
-  return function(id, record, token_generation, token, attempt)
+  return function(id, record, token_generation, token, attempt, hold, pace)
     record = record or fresh(id)
     if record and token_generation ~= generation then return LEASE_LOST end
     local grant, worker = string.match(token, '^h(%d+):(.*)$')
@@ -53,10 +61,17 @@ local function make_judge()
       return before and t[CREDITED][before + 1] == grant and REPEAT or code
     end
     if tonumber(attempt) > t[FAILS] + 1 then return LEASE_LOST end
+    local reports = hold and (tonumber(hold) > 0 or tonumber(pace) > 0)
+    if reports and not t.limit then return NOT_LIMITED end
     remove_pair(t[HELD], at)
     table.insert(t[CREDITED], worker)
     table.insert(t[CREDITED], grant)
     local is_final = #t[CREDITED] / 2 >= t[NUM]
+    if t.limit then
+      limits().lease_ended(t.limit, id)
+      if is_final then limits().pass(t.limit, id) end
+      if reports then limits().report(t.limit, tonumber(hold), tonumber(pace)) end
+    end
     if is_final then
       t[ST], t[AT], t[FAILED], t[LOG], t[RESERVED] = 'F', now, nil, nil, nil
     elseif t[RESERVED] and t[RESERVED][1] == worker then
@@ -76,7 +91,7 @@ local function credit(record, at)
 end
 
 -- Lua makes one text of texts in a sixth of the time that it takes for numbers.
-local DIGITS = {'1', '2', '3', '4', '5', '6'}
+local DIGITS = {'1', '2', '3', '4', '5', '6', '7'}
 local is_current, completed_at = ARGV[3] == generation, 'f' .. now .. ':'
 local i, codes, changed, record_args, ended_leases, finals = 0, {}, {}, {}, {}, {}
 for run = 1, runs do
@@ -101,7 +116,8 @@ for run = 1, runs do
       else
         local a = others[i]
         judge = judge or make_judge()
-        code, after, is_final = judge(id, record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1)
+        code, after, is_final = judge(id, record, a and ARGV[a + 1] or ARGV[3], token, a and ARGV[a + 2] or 1,
+          a and limits and ARGV[a + 3], a and limits and ARGV[a + 4])
       end
     end
     if after then
@@ -144,4 +160,6 @@ if #ended_leases > 0 then
   redis.call('XADD', OUTBOX, '*', 'b', reports)
 end
 if is_due then codes[#codes + 1] = '0' end
+local next_start = limits and settle_limits()
+if next_start then codes[#codes + 1] = ' ' .. string.format('%.0f', next_start) end
 return table.concat(codes)

@@ -41,5 +41,6 @@ for a = 5, #ARGV, 3 do
   answers[#answers + 1] = code
 end
 write_reports()
+settle_limits()
 tell_lost(ARGV[2])
 return answers

@@ -24,10 +24,13 @@
 -- then per task 2 values: id, body
 -- then 5 values per task that has another NUM, waits for its time, has credited workers, or was sent again:
 --   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none), epoch of the task
+-- In the row for limited tasks one value more comes last: the limits of the queue (lib/limits.lua). There a task whose
+-- body names a limit key waits behind it, and no high water of lanes counts it.
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'moved', the fence: generation/moves/forgets}: nothing was changed
---       | {'ok', dealt with, added, known}: when fewer were dealt with than given, the queue is full at the next one
+--       | {'ok', dealt with, added, known[, next]}: next: in the row for limited tasks, when time alone lets a limit key
+--         of the call go on (ms), or -1. When fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
 local counters =
   redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence', 'forgets')
@@ -128,16 +131,21 @@ local function make_records()
   return load, new, revive
 end
 local load, new, revive
-if 14 + 2 * count < #ARGV then
+if 18 + 2 * count < #ARGV then
   -- include lib/clock.lua
   load, new, revive = make_records()
-  for a = 15 + 2 * count, #ARGV, 5 do
+  for a = 15 + 2 * count, #ARGV - 4, 5 do
     local task = {num = tonumber(ARGV[a + 1]), due = tonumber(ARGV[a + 2]) > now and ARGV[a + 2],
       credited = ARGV[a + 3] ~= '' and cmsgpack.unpack(ARGV[a + 3]) or {}, epoch = tonumber(ARGV[a + 4])}
     task.record = new(task)
     others[tonumber(ARGV[a])] = task
   end
 end
+local limits = nil
+-- include lib/limits.lua
+-- include lib/head.lua
+if limits then limits().set_queue(ARGV[#ARGV]) end
+local any_limited = false
 -- An element is msgpack [NUM, offer, id].
 local like_most = {num = tonumber(ARGV[12]), record = ARGV[12]}
 local function prefix_of(task)
@@ -172,8 +180,12 @@ for i = 1, count do
     if is_known then
       known = known + 1
     else
-      if ahead >= high_tasks or bytes >= high_bytes or live >= most_live then break end
-      local task, body = others[i] or like_most, ARGV[14 + 2 * i]
+      local task, body, limit = others[i] or like_most, ARGV[14 + 2 * i], nil
+      if limits then
+        local _, found = limited_head(body)
+        limit = found
+      end
+      if ahead >= high_tasks and not limit or bytes >= high_bytes or live >= most_live then break end
       if task.record then
         seen[id] = true
         local priority = string.byte(body) or 0
@@ -185,8 +197,17 @@ for i = 1, count do
           elements[priority] = lane
         end
         local size, added = #body, #places
+        local record = task.record
+        if limit then
+          any_limited = true
+          if record ~= '1' then record = 'k' .. limit .. record end
+        end
         if task.due then
           delay_args[#delay_args + 1], delay_args[#delay_args + 2] = task.due, id
+        elseif limit then
+          limits().enter(limit, id, task.offer or 0, priority, false)
+          opened = opened + 1
+          bytes = bytes + size + OVERHEAD
         else
           lane[#lane + 1] = (task.prefix or prefix_of(task)) .. id
           opened, ahead = opened + 1, ahead + 1
@@ -194,11 +215,12 @@ for i = 1, count do
         end
         places[added + 1] = i
         -- One that cannot be read is replaced.
-        if task.record ~= '1' or records[i] then
-          record_args[#record_args + 1], record_args[#record_args + 2] = id, task.record
+        if record ~= '1' or records[i] then
+          record_args[#record_args + 1], record_args[#record_args + 2] = id, record
         end
         if size > LARGE then
           local head = string.byte(body, HEAD + 1) == OWN and HEAD + OWN_BYTES or HEAD
+          if limits then head = head_length(body) end
           heads[#heads + 1], heads[#heads + 2] = id .. 'h', string.sub(body, 1, head)
         end
         if size > biggest then biggest = size end
@@ -238,6 +260,7 @@ end
 if biggest > big then fields[#fields + 1], fields[#fields + 2] = 'largest_body', biggest end
 if epoch > known_epoch then fields[#fields + 1], fields[#fields + 2] = 'epoch', ARGV[9] end
 if added > 0 and ARGV[13] == '1' then fields[#fields + 1], fields[#fields + 2] = 'fence', (counters[6] or 0) + 1 end
+if any_limited then redis.call('HSETNX', COUNTERS, 'limited', string.format('%.0f', limits().now)) end
 if #fields > 0 then redis.call('HSET', COUNTERS, unpack(fields)) end
 
 local reached = ARGV[6]
@@ -248,4 +271,5 @@ end
 if is_from_bus and reached and is_behind(reached, stored) then redis.call('SET', OFFSET, topic .. reached) end
 -- Also for a task that waits for its time: the watchdog looks when the task is due.
 if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
+if limits then return {'ok', done, added, known, settle_limits() or -1} end
 return {'ok', done, added, known}

@@ -47,11 +47,12 @@ for i = 1, #due, 2 do
   else
     -- A lease proves that the task had a record. Without one its body would look like a task to which nothing has
     -- happened, in no lane.
-    if not t then drop_damaged(id) end
+    if not t then drop_damaged(id, record) end
     redis.call('ZREM', LEASES, lease)
   end
 end
 write_reports()
+settle_limits()
 -- Grants whose last deadline is over have no lease any more.
 if #due < 2 * most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end

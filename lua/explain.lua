@@ -6,8 +6,9 @@
 --   record: 0 no record, or a damaged one
 --     | {status L|F|D|X, NUM, failures, waiting, final at (ms), epoch of the task, credited workers, leases, due times
 --        (ms), last failures, bar, elements before it, elements before it for the worker,
---        reservation}
+--        reservation, limit}
 --   reservation: {worker, until (ms)}, {} none
+--   limit: of a task that waits behind its limit key, show() of lib/limits.lua, {} otherwise
 --   leases: {worker, deadline (ms) or -1, undelivered 0|1, beginning (ms) or -1, …}
 --   last failures: {ms, worker, reason, …}
 --   bar: as bar() of lib/record.lua, '' the worker may get the task
@@ -16,6 +17,11 @@
 local id, worker = ARGV[2], ARGV[3]
 local record = record_of(id)
 local t = record and load(record)
+if t and record == '1' then
+  local size = redis.call('HSTRLEN', BODIES, id)
+  local _, limit = limited_head(redis.call('HGET', BODIES, size > LARGE and id .. 'h' or id) or '')
+  t.limit = limit
+end
 local answer = {now, redis.call('GET', OFFSET) or '', redis.call('XLEN', OUTBOX),
   tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0), redis.call('ZCARD', LEASES), 0}
 -- A damaged record counts as none: the reconciler brings the task back.
@@ -45,10 +51,10 @@ end
 
 -- A replica that was given back is in the retry lane of its priority, which claims look at first. A new task is in the
 -- other one, and so is one that was sent again.
-local before, before_worker = -1, -1
+local before, before_worker, limit = -1, -1, {}
 if left(t) > 0 then
   local offer = t[OFFER] or 0
-  local lane, sought = lane_of(tonumber(ARGV[4]), false), element(t[NUM], offer, id)
+  local lane, sought = lane_of(tonumber(ARGV[4]), false), element(t[NUM], offer, id, t.limit)
   local function find(lane) return redis.call('LPOS', T(lane), sought, 'RANK', -1, 'MAXLEN', ARGV[5]) end
   local retry_at = offer > 0 and find(lane - 1)
   local at = retry_at or find(lane)
@@ -60,8 +66,10 @@ if left(t) > 0 then
       local retries = redis.call('LLEN', T(lane - 1))
       before, before_worker = before + retries, before_worker + unpassed(lane - 1, retries)
     end
+  elseif t.limit then
+    limit = limits().show(t.limit, id, offer, tonumber(ARGV[4]), tonumber(ARGV[5])) or {}
   end
 end
 answer[6] = {t[ST], t[NUM], t[FAILS], waiting(t), t[AT], t[EPOCH] or 0, credited, leases, due, t[LOG] or {},
-  bar(t, worker, now) or '', before, before_worker, t[RESERVED] or {}}
+  bar(t, worker, now) or '', before, before_worker, t[RESERVED] or {}, limit}
 return answer

@@ -5,11 +5,12 @@
 --       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks,
 --          lanes with pointers, outbox entries, a final record is due 0|1, open tasks}
 local outbox = redis.call('XLEN', OUTBOX)
-local counters = redis.call('HMGET', COUNTERS, 'open', 'longest_lease', 'longest_delay')
+local counters = redis.call('HMGET', COUNTERS, 'open', 'longest_lease', 'longest_delay', 'limited', 'behind',
+  'longest_report')
 local open, longest = tonumber(counters[1] or 0), tonumber(counters[2]) or math.huge
 -- Most shards have open tasks, and each key costs.
 if open <= 0 and outbox == 0 then
-  local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, BODIES, T(1), T(2), T(3), T(4),
+  local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, BODIES, STARTS, T(1), T(2), T(3), T(4),
     T(5), T(6), P(1), P(2), P(3), P(4), P(5), P(6))
   if there == 0 then return 0 end
 end
@@ -24,6 +25,13 @@ local function first(zset, longest)
 end
 local lease = first(LEASES, longest) or first(UNDELIVERED, longest)
 local delay = first(DELAYED, math.max(tonumber(ARGV[3]), tonumber(counters[3]) or 0))
+if counters[4] then
+  -- As longest_wait() of lib/limits.lua.
+  local text = redis.call('HGET', LIMITS, '')
+  local queue = text and cmsgpack.unpack(text) or {0, 0, 1, 0}
+  local start = first(STARTS, math.ceil((queue[3] + 1) * queue[2] * (1 + queue[4] / 100)) + 1 + tonumber(counters[6] or 0))
+  if start and (not delay or start < delay) then delay = start end
+end
 local elements = 0
 for lane = 1, 6 do elements = elements + redis.call('LLEN', T(lane)) end
 local pointers = redis.call('EXISTS', P(1), P(2), P(3), P(4), P(5), P(6))
@@ -33,4 +41,4 @@ local t = record and load(record)
 local settles = final and not (t and not t[PAST] and t[AT] <= now and t[AT] > now - tonumber(ARGV[2]))
 local next_ms = math.min(lease or math.huge, delay or math.huge)
 return {lease == 0 and 1 or 0, delay == 0 and 1 or 0, next_ms == math.huge and -1 or next_ms,
-  math.max(elements - open, 0), pointers, outbox, settles and 1 or 0, math.max(open, 0)}
+  math.max(elements - math.max(open - tonumber(counters[5] or 0), 0), 0), pointers, outbox, settles and 1 or 0, math.max(open, 0)}

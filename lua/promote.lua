@@ -1,10 +1,12 @@
--- Offers what is due: replicas whose backoff is over go to the retry lane, tasks whose time has come to their lane.
+-- Offers what is due: replicas whose backoff is over go to the retry lane, tasks whose time has come to their lane. In a
+-- shard with limited tasks, limit keys whose time has come release tasks.
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] at most
 -- ARGV[5] horizon (ms): no task comes to the shard longer than that before its time
 -- Returns {promoted, more 0|1, when the next is due (ms) or -1}
 local most, promoted = tonumber(ARGV[4]), 0
-local longest = math.max(tonumber(ARGV[5]), tonumber(redis.call('HGET', COUNTERS, 'longest_delay') or 0))
+local counters = redis.call('HMGET', COUNTERS, 'longest_delay', 'limited')
+local longest = math.max(tonumber(ARGV[5]), tonumber(counters[1] or 0))
 clamp(DELAYED, longest, most)
 
 -- Where the record says that this grant waits.
@@ -22,12 +24,16 @@ for _, member in ipairs(due) do
   local at = t and t[ST] == 'L' and waits_at(t, grant)
   redis.call('ZREM', DELAYED, member)
   -- A delay proves that the task had a record.
-  if not t then drop_damaged(id) end
+  if not t then drop_damaged(id, record) end
   if at then
     local priority = head_of(id)
     if grant == '' then
       t[WAIT] = {}
-      redis.call('LPUSH', T(lane_of(priority, false)), element(t[NUM], t[OFFER] or 0, id))
+      if t.limit then
+        limits().enter(t.limit, id, t[OFFER] or 0, priority, false)
+      else
+        redis.call('LPUSH', T(lane_of(priority, false)), element(t[NUM], t[OFFER] or 0, id))
+      end
       count('open', 1)
       count('open_bytes', weight_of(id))
     else
@@ -38,6 +44,21 @@ for _, member in ipairs(due) do
     promoted = promoted + 1
   end
 end
+local due_keys, next_start = 0, nil
+if counters[2] then
+  local keys = redis.call('ZRANGE', STARTS, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
+  -- Times farther away than any that a script wrote: the clock was set back. Such a key looks at its times again.
+  local beyond = string.format('(%.0f', now + limits().longest_wait())
+  for _, limit in ipairs(redis.call('ZRANGE', STARTS, beyond, '+inf', 'BYSCORE', 'LIMIT', 0, most)) do
+    keys[#keys + 1] = limit
+  end
+  for _, limit in ipairs(keys) do limits().touch(limit) end
+  due_keys = #keys
+  if due_keys > 0 then redis.call('ZREM', STARTS, unpack(keys)) end
+  settle_limits()
+  next_start = redis.call('ZRANGE', STARTS, 0, 0, 'WITHSCORES')[2]
+end
 if promoted > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 local next_due = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
-return {promoted, #due == most and 1 or 0, tonumber(next_due or -1)}
+if next_start and (not next_due or tonumber(next_start) < tonumber(next_due)) then next_due = next_start end
+return {promoted, (#due == most or due_keys == most) and 1 or 0, tonumber(next_due or -1)}

@@ -28,6 +28,8 @@ for _, id in ipairs(redis.call('HKEYS', BODIES)) do
   end
 end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
+local limit_keys = redis.call('HLEN', LIMITS)
+if limit_keys > 0 and limit_keys <= most then right[#right + 1], right[#right + 2] = 'behind', limits().count_waiting() end
 
 -- As complete.lua and write_reports() count: without the field b. An outbox that is too large for a step is not counted
 -- again.

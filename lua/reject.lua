@@ -7,6 +7,8 @@
 --   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers the
 --   task at once | 'put_off' counts none and waits for the delay | 'rest' (not started) counts none and offers the task
 --   at once, but to this worker only after the delay
+--   The mode may have two numbers behind it, a report about the limit key: a hold, and the time between two starts (ms, 0
+--   none)
 --   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, dead 0|1}; lib/held.lua names the codes
 math.randomseed(tonumber(ARGV[2]))
@@ -29,9 +31,16 @@ end
 
 for a = 7, #ARGV, 8 do
   local id, grant, mode, dead = ARGV[a], ARGV[a + 2], ARGV[a + 4], 0
+  local limit_hold, limit_pace = 0, 0
+  if string.find(mode, ' ', 1, true) then
+    mode, limit_hold, limit_pace = string.match(mode, '^(%S+) (%d+) (%d+)$')
+    limit_hold, limit_pace = tonumber(limit_hold), tonumber(limit_pace)
+  end
   local record = record_of(id)
   local code, t, at = held(record, ARGV[a + 1], grant, ARGV[a + 3])
+  if code == OK and limit_hold + limit_pace > 0 and not t.limit then code = NOT_LIMITED end
   if code == OK then
+    if limit_hold + limit_pace > 0 then limits().report(t.limit, limit_hold, limit_pace) end
     local cost, delay = 1, tonumber(ARGV[a + 5])
     if mode == 'never' then cost = -1 end
     if mode == 'release' then
@@ -49,7 +58,7 @@ for a = 7, #ARGV, 8 do
     dead = outcome == 'dead' and 1 or 0
     if ARGV[a + 7] ~= '' then failed[#failed + 1] = ARGV[a + 7] end
   elseif record and not t then
-    drop_damaged(id)
+    drop_damaged(id, record)
   end
   answers[#answers + 1] = {code, dead}
 end
@@ -57,5 +66,6 @@ if #failed > 0 and tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) <
   report_framed(table.concat(failed))
 end
 write_reports()
+settle_limits()
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 return answers

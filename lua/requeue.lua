@@ -15,6 +15,7 @@ local function end_leases(id, t)
   for i = 2, #t[HELD], 2 do
     redis.call('ZREM', LEASES, id .. t[HELD][i])
     lose(id, t[HELD][i])
+    if t.limit then limits().lease_ended(t.limit, id) end
   end
   for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
   t[HELD], t[WAIT] = {}, {}
@@ -25,6 +26,7 @@ local function end_lease_of(id, t, worker)
   if not at then return end
   redis.call('ZREM', LEASES, id .. t[HELD][at + 1])
   lose(id, t[HELD][at + 1])
+  if t.limit then limits().lease_ended(t.limit, id) end
   remove_pair(t[HELD], at)
 end
 
@@ -88,7 +90,7 @@ local function change(id, t, mode, worker, until_ms)
   end
   if left(t) > 0 then
     t[OFFER] = (t[OFFER] or 0) + 1
-    redis.call('LPUSH', T(lane_of(head_of(id), true)), element(t[NUM], t[OFFER], id))
+    put_offer(id, t, lane_of(head_of(id), true))
     offered = true
   end
   return 1
@@ -120,5 +122,6 @@ for a = 4, #ARGV, 5 do
   answers[#answers + 1], answers[#answers + 2] = code, ends or 0
 end
 tell_lost(ARGV[2])
+settle_limits()
 if offered then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 return answers

@@ -32,7 +32,7 @@ for a = 8, #ARGV, 7 do
     outcome = cost == 0 and 1 or due == 'dead' and 3 or 2
     if cost == 1 and ARGV[a + 6] ~= '' then failed[#failed + 1] = ARGV[a + 6] end
   elseif record and not t then
-    drop_damaged(id)
+    drop_damaged(id, record)
   end
   answers[#answers + 1] = {code, outcome}
 end
@@ -40,5 +40,6 @@ if #failed > 0 and tonumber(redis.call('HGET', COUNTERS, 'outbox_bytes') or 0) <
   report_framed(table.concat(failed))
 end
 write_reports()
+settle_limits()
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 return answers

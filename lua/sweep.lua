@@ -13,7 +13,9 @@ for lane = 1, 6 do
   lengths[lane] = redis.call('LLEN', T(lane))
   total = total + lengths[lane]
 end
-local open = tonumber(redis.call('HGET', COUNTERS, 'open') or 0)
+local counters = redis.call('HMGET', COUNTERS, 'open', 'behind')
+-- Open tasks that wait behind their limit keys are in no lane.
+local open = math.max(tonumber(counters[1] or 0) - tonumber(counters[2] or 0), 0)
 local rotate = total > 2 * open + 64
 local moved, dropped = 0, 0
 for lane = 1, 6 do

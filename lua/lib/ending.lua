@@ -18,8 +18,9 @@ local function head_of(id) return head_in(head_text(id)) end
 -- 3 exponential), the first and the longest wait (ms), the jitter (percent), and the time at which the task gives up
 -- (ms, 0 never).
 local function own_backoff(head)
-  if string.byte(head, HEAD + 1) ~= OWN or #head < HEAD + OWN_BYTES then return 0, 0, 0, 0, 0 end
-  return struct.unpack('>BI4I4BI8', head, HEAD + 3)
+  local from = limited_head(head)
+  if string.byte(head, from + 1) ~= OWN or #head < from + OWN_BYTES then return 0, 0, 0, 0, 0 end
+  return struct.unpack('>BI4I4BI8', head, from + 3)
 end
 
 -- The wait after the failure number `n` of a replica, jittered; `policy` are the waits of the queue.
@@ -39,6 +40,16 @@ end
 local function gives_up(head, t, delay)
   local _, _, _, _, at = own_backoff(head)
   return at > 0 and (t[EPOCH] or 0) == 0 and now + delay > at
+end
+
+-- The record of a task, as lib/record.lua reads it; that of a limited task that has only a body names its limit key.
+local function record_of(id)
+  local record = redis.call('HGET', RECORDS, id)
+  if record then return record end
+  local head = head_text(id)
+  if head == '' then return false end
+  local _, limit = limited_head(head)
+  return limit and 'k' .. limit .. '1' or '1'
 end
 
 local function weight_of(id) return redis.call('HSTRLEN', BODIES, id) + OVERHEAD end
@@ -77,7 +88,10 @@ end
 
 -- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the reconciler brings
 -- it back from SQL. Nobody knows whether it counted as open.
-local function drop_damaged(id)
+local function drop_damaged(id, record)
+  local _, limit = limited_head(head_text(id))
+  if record and string.byte(record) == 107 then limit = string.sub(record, 2, 9) end
+  if limit and #limit == 8 then limits().forget(limit, id) end
   redis.call('HDEL', RECORDS, id)
   drop_body(id)
 end
@@ -89,12 +103,26 @@ local function finish(id, t, status)
     count('open', -1)
     count('open_bytes', -weight_of(id))
   end
-  for i = 2, #t[HELD], 2 do redis.call('ZREM', LEASES, id .. t[HELD][i]) end
+  for i = 2, #t[HELD], 2 do
+    redis.call('ZREM', LEASES, id .. t[HELD][i])
+    if t.limit then limits().lease_ended(t.limit, id) end
+  end
+  if t.limit then limits().pass(t.limit, id) end
   for _, grant in ipairs(t[WAIT]) do redis.call('ZREM', DELAYED, id .. grant) end
   t[ST], t[WAIT], t[HELD], t[AT], t[FAILED], t[LOG], t[RESERVED] = status, {}, {}, now, nil, nil, nil
   redis.call('HDEL', BODIES, id, id .. 'h')
   redis.call('RPUSH', FINALS, id)
   count('live', -1)
+end
+
+-- The newest offer of the task goes to the head of the lane, or, if the task has a limit key, waits behind it as the
+-- foremost.
+local function put_offer(id, t, lane)
+  if t.limit then
+    limits().enter(t.limit, id, t[OFFER], math.ceil(lane / 2), true)
+  else
+    redis.call('LPUSH', T(lane), element(t[NUM], t[OFFER], id))
+  end
 end
 
 -- Offers one more replica of the task in a new element, which no worker has passed. All workers may have passed the
@@ -105,7 +133,7 @@ local function offer(id, t, lane)
     count('open_bytes', weight_of(id))
   end
   t[OFFER] = (t[OFFER] or 0) + 1
-  redis.call('LPUSH', T(lane), element(t[NUM], t[OFFER], id))
+  put_offer(id, t, lane)
 end
 
 -- How many of the failures count. Where a task has several replicas, a worker can fail one of them at most.
@@ -139,6 +167,7 @@ end
 local function reject(id, t, i, cost, delay, policy, reason)
   local worker, grant = t[HELD][i], t[HELD][i + 1]
   redis.call('ZREM', LEASES, id .. grant)
+  if t.limit then limits().lease_ended(t.limit, id) end
   local head = head_text(id)
   local priority, max_attempts = head_in(head)
   if cost ~= 0 then

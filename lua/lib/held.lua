@@ -1,6 +1,7 @@
 
 -- Lease tokens: the check of a token, and the codes that scripts answer per item.
-local OK, REPEAT, LEASE_LOST, ALREADY_COMPLETED, UNKNOWN_TASK, CANCELLED = 1, 2, 3, 4, 5, 6
+-- NOT_LIMITED: the report has a hold or a pace, and the task has no limit key. Nothing was changed.
+local OK, REPEAT, LEASE_LOST, ALREADY_COMPLETED, UNKNOWN_TASK, CANCELLED, NOT_LIMITED = 1, 2, 3, 4, 5, 6, 7
 
 -- The place of the grant's pair in a flat {worker, grant, …} list.
 local function find_grant(list, grant)

@@ -11,6 +11,7 @@
 --   'm<3 bytes>' entries      NUM > 1, live, never rejected; the bytes are NUM, how many hold it, how many are credited
 --   'e<1 byte><ms>' entries   NUM > 1, completed at ms, never rejected; the byte is NUM
 --     entries: '\n', then per worker '<worker>\t<h held | c credited><grant>\n'; names have no control characters
+--   'k<8 bytes>' and one of the forms above or below: live, of a task with a limit key; the bytes are of its hash
 --   msgpack                   [status, NUM, failures, {grant, …} in backoff or {''} before its time,
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
 --                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task,
@@ -56,7 +57,7 @@ end
 local function fresh(id) return redis.call('HEXISTS', BODIES, id) == 1 and '1' end
 local function record_of(id) return redis.call('HGET', RECORDS, id) or fresh(id) end
 
--- Answers nil for a damaged record.
+-- Answers nil for a damaged record. `limit` of the result names the limit key, if the task has one.
 local function load(r)
   local form = string.byte(r) or 0
   if form >= 48 and form <= 57 then
@@ -82,6 +83,12 @@ local function load(r)
     if form == 101 then held, credited = 0, num end
     return credited and #t[HELD] == 2 * held and #t[CREDITED] == 2 * credited and t
   end
+  if form == 107 then
+    local t = #r > 9 and load(string.sub(r, 10))
+    if not t or t[ST] ~= 'L' then return nil end
+    t.limit = string.sub(r, 2, 9)
+    return t
+  end
   local ok, t = pcall(cmsgpack.unpack, r)
   return ok and is_record(t) and t or nil
 end
@@ -95,6 +102,13 @@ local function entries_of(t)
 end
 
 local function save(t)
+  if t.limit then
+    local limit = t.limit
+    t.limit = nil
+    local text = save(t)
+    t.limit = limit
+    return t[ST] == 'L' and 'k' .. limit .. text or text
+  end
   if t[EPOCH] then
     t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
     if t[PAST] then t[RESERVED] = t[RESERVED] or false elseif not t[RESERVED] then t[RESERVED] = nil end
@@ -172,10 +186,14 @@ local function bar(t, worker, now)
   if rests_until(t, worker) > now then return 'rests' end
 end
 
--- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes. Offer 0 is a new task's first element. Each
+-- An element is msgpack [NUM, offer, id], so the id is its last 16 bytes; of a task with a limit key
+-- [NUM, offer, 8 bytes of the limit key's hash, id]. Offer 0 is a new task's first element. Each
 -- replica that comes back is a new offer in a new element. Only the newest element counts, because no worker has
 -- passed it.
-local function element(num, offer, id) return cmsgpack.pack({num, offer, id}) end
+local function element(num, offer, id, limit)
+  if limit then return cmsgpack.pack({num, offer, limit, id}) end
+  return cmsgpack.pack({num, offer, id})
+end
 local function id_of(element) return string.sub(element, -16) end
 
 -- The first offer of a task that was sent again. It is higher than any offer of an earlier epoch: elements of that life

@@ -16,6 +16,8 @@ INSERT INTO meta (name, value) VALUES
     -- The first schema that a taskd must know to work with this one. A migration that an older
     -- taskd cannot live with raises it.
     ('lowest_schema', '1'),
+    -- The partitions among which tasks with limit keys are spread; 0: there never was one.
+    ('limit_partitions', '0'),
     -- The Redis that holds the tasks of this database, and how often its processes have
     -- renewed that.
     ('redis', ''),
@@ -64,6 +66,7 @@ CREATE TABLE tasks (
     backoff          VARBINARY(32)   NOT NULL DEFAULT '',
     -- If it has one; `changes` has a row of kind 5 until it is final.
     deadline_ms      BIGINT          NULL,
+    limit_key        VARCHAR(255)    NULL, -- what it shares its limits with, if it has limits
     KEY tasks_on_bus (on_bus, id, queue, shard),
     -- The earliest finished first.
     KEY tasks_finished (status, updated_ms),

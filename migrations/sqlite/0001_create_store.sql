@@ -14,6 +14,8 @@ INSERT INTO meta (name, value) VALUES
     -- The first schema that a taskd must know to work with this one. A migration that an older
     -- taskd cannot live with raises it.
     ('lowest_schema', '1'),
+    -- The partitions among which tasks with limit keys are spread; 0: there never was one.
+    ('limit_partitions', '0'),
     -- The Redis that holds the tasks of this database, and how often its processes have
     -- renewed that.
     ('redis', ''),
@@ -58,7 +60,8 @@ CREATE TABLE tasks (
     -- How often it was sent again; a death of an earlier epoch does not end it.
     epoch            INTEGER NOT NULL DEFAULT 0,
     backoff          BLOB    NOT NULL DEFAULT x'', -- its own, if it has one (`Backoff::packed`)
-    deadline_ms      INTEGER -- if it has one; `changes` has a row of kind 5 until it is final
+    deadline_ms      INTEGER, -- if it has one; `changes` has a row of kind 5 until it is final
+    limit_key        TEXT -- what it shares its limits with, if it has limits
 ) STRICT;
 
 -- The earliest finished first.

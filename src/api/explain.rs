@@ -14,7 +14,7 @@ use crate::{
         Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
         WorkerView, deadline_passed, to_rfc_3339,
     },
-    queue::{self, ExplainedRecord, Ineligibility, Pause, RecordStatus},
+    queue::{self, BehindLimit, ExplainedRecord, Ineligibility, Pause, RecordStatus},
     store::Place,
 };
 
@@ -80,6 +80,7 @@ impl Facts {
             }
             TaskPlace::Scheduled => "it stays in SQL until its time is near",
             TaskPlace::Bus => "it is on the bus, and not in its queue yet",
+            TaskPlace::Waiting if self.behind_limit().is_some() => return self.waits_for_limit(),
             TaskPlace::Waiting => "it waits in its queue for a worker",
             TaskPlace::Leased => return self.holders(),
             TaskPlace::Delayed if self.is_before_its_time() => {
@@ -96,6 +97,34 @@ impl Facts {
             TaskPlace::Lost => "it is stored in SQL, but Redis has lost it; taskd brings it back",
         };
         said.to_owned()
+    }
+
+    /// What the task waits for behind its limit key.
+    fn behind_limit(&self) -> Option<BehindLimit> {
+        self.record()?.limit
+    }
+
+    /// "it waits for example.org: 2 of 2 running, next start in 1.4s, 37 before it".
+    fn waits_for_limit(&self) -> String {
+        let Some(limit) = self.behind_limit() else {
+            return String::new();
+        };
+        let mut said = format!(
+            "it waits for {}: {}",
+            self.detail.task.limit_key, limit.leased
+        );
+        if limit.at_a_time > 0 {
+            said += &format!(" of {}", limit.at_a_time);
+        }
+        said += " running";
+        if limit.next_start_unix_ms > self.now_unix_ms {
+            let wait = limit.next_start_unix_ms - self.now_unix_ms;
+            said += &format!(", next start in {:.1}s", wait as f64 / 1000.0);
+        }
+        match limit.before {
+            Some(before) => said + &format!(", {before} before it"),
+            None => said + ", many before it",
+        }
     }
 
     /// "worker w holds it", or how many do.
@@ -173,6 +202,12 @@ impl Facts {
                 "the fanout reads it, and puts it into its queue".to_owned(),
                 None,
             ),
+            TaskPlace::Waiting if self.behind_limit().is_some() => {
+                let time = self.behind_limit().map(|limit| limit.next_start_unix_ms);
+                let what = "its limit key lets it start, when leases of that key end or its time has come; then \
+                            a worker gets it";
+                (what.to_owned(), time.filter(|at| *at > self.now_unix_ms))
+            }
             TaskPlace::Waiting => (self.claimed_next(), None),
             TaskPlace::Leased => {
                 let first = record.and_then(|record| {
@@ -370,6 +405,10 @@ impl Facts {
                     format!("nobody gets it now: {}", says_pause(pause)),
                     None,
                 );
+            }
+            if let Some(limit) = record.limit {
+                let until = Some(limit.next_start_unix_ms).filter(|at| *at > self.now_unix_ms);
+                return view(WorkerReason::LimitReached, self.waits_for_limit(), until);
             }
             let queue = &self.detail.task.queue;
             let ahead = ahead(record.before_worker);

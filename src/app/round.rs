@@ -25,7 +25,7 @@ use crate::{
         Api, Authentication, HeardWorkers, KnownKeys, Ledger, Reader, SettledReports, TokenSync,
         Waits,
     },
-    bus::{self, Bus},
+    bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
     coordination::Coordination,
     dedup::Filter,
@@ -40,7 +40,7 @@ use crate::{
         shortcut::Shortcut,
         tasks, watchdog,
     },
-    queue::Queue,
+    queue::{Queue, QueueLimits},
     redis_pool::Redis,
     runtime::{Clock, Servers, Supervisor},
     store::Store,
@@ -253,6 +253,18 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
             return Ok(None);
         };
     }
+    let mut limit_partitions = 0;
+    if settings.queues.any_limited() {
+        let ask = || async {
+            let present = bus.partitions(Topic::Pipeline);
+            let asked = store.limit_partitions(present).await;
+            asked.map_err(|error| Unreachable::Yet(error.into()))
+        };
+        let Some(partitions) = wait.until("the database", ask).await? else {
+            return Ok(None);
+        };
+        limit_partitions = partitions;
+    }
     let shortcut = shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
         publisher: Publisher::new(
@@ -272,6 +284,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         gates,
         shortcut,
         occupancy,
+        limit_partitions,
     };
     Ok(Some(Opened {
         cx,
@@ -305,6 +318,14 @@ fn queue(backends: &Backends) -> Queue {
     } = backends;
     let queue = Queue::with_clock(redis.clone(), process.clone(), clock.clone());
     queue.keep_grants_secret();
+    let named = settings.queues.named.iter();
+    queue.set_limits(QueueLimits {
+        default: settings.queues.default.key_limits(),
+        named: named
+            .map(|(name, queue)| (name.clone(), queue.key_limits()))
+            .collect(),
+        horizon: settings.watchdog.horizon,
+    });
     queue
         .announcer()
         .always_announce(EventQueues::of(&settings.queues));

@@ -8,6 +8,7 @@ use super::{
     settings::{QueueSettings, Settings},
     units::{ByteSize, Time},
 };
+use crate::model::{LimitBy, LimitFrom};
 
 impl Checker<'_> {
     pub(super) fn queue(
@@ -60,7 +61,48 @@ impl Checker<'_> {
         self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=MOST)?;
         self.range(&key("max_unfinished"), queue.max_unfinished, 1..=MOST)?;
         self.range(&key("filter_keys"), queue.filter_keys, 1..=MOST)?;
+        self.key_limits(&key, queue)?;
         self.enrichment(key, queue)
+    }
+
+    fn key_limits(&self, key: impl Fn(&str) -> String, queue: &QueueSettings) -> Result<(), Error> {
+        let has_limit = queue.limit_at_a_time.0 > 0 || queue.limit_pace.0.is_some();
+        if has_limit && queue.limit_by == LimitBy::Nothing {
+            let (name, written) = match queue.limit_pace.0 {
+                Some(pace) => ("limit_pace", pace.to_string()),
+                None => ("limit_at_a_time", queue.limit_at_a_time.0.to_string()),
+            };
+            let why =
+                "needs limit_by = host, host_port, header:NAME or given: what has these limits";
+            return self.fail(&key(name), written, why);
+        }
+        if let Some(pace) = queue.limit_pace.0 {
+            let within = Duration::from_millis(1)..=DAY;
+            if pace.starts == 0 || !within.contains(&pace.within) {
+                let why = "must be at least one start within 1ms to 1day";
+                return self.fail(&key("limit_pace"), pace, why);
+            }
+        }
+        self.range(&key("limit_burst"), queue.limit_burst, 1..=1000)?;
+        if !(0.0..=1.0).contains(&queue.limit_jitter) {
+            return self.fail(&key("limit_jitter"), queue.limit_jitter, "must be 0 to 1");
+        }
+        let needs_pace = [
+            ("limit_burst", queue.limit_burst > 1),
+            ("limit_jitter", queue.limit_jitter > 0.0),
+            ("limit_from", queue.limit_from == LimitFrom::End),
+        ];
+        for (name, is_set) in needs_pace {
+            if is_set && queue.limit_pace.0.is_none() {
+                let written = match name {
+                    "limit_burst" => queue.limit_burst.to_string(),
+                    "limit_jitter" => queue.limit_jitter.to_string(),
+                    _ => "end".to_owned(),
+                };
+                return self.fail(&key(name), written, "needs a limit_pace, such as \"10/1m\"");
+            }
+        }
+        Ok(())
     }
 
     fn enrichment(&self, key: impl Fn(&str) -> String, queue: &QueueSettings) -> Result<(), Error> {

@@ -18,6 +18,7 @@ use super::{
     urls::without_query,
     written::{env_name, heading, set, text},
 };
+use crate::model::{AtATime, LimitBy, LimitFrom, MaybePace};
 
 /// The options under their headings in `--help`: name, written form, name of the value, place in
 /// [`Settings`].
@@ -308,6 +309,12 @@ queue_options! {
     dedup: Dedup,
     keep_refused: bool,
     events: bool,
+    limit_by: LimitBy,
+    limit_at_a_time: AtATime,
+    limit_pace: MaybePace,
+    limit_burst: u32,
+    limit_jitter: f64,
+    limit_from: LimitFrom,
     payload_schema: NamedSchema,
     enrich_url: EnrichUrl,
     enrich_header: SecretHeader,

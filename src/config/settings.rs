@@ -11,7 +11,10 @@ use super::{
     traces::Traces,
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
-use crate::model::{PayloadSchema, Priority, QueueName, TaskRules};
+use crate::model::{
+    AtATime, KeyLimits, LimitBy, LimitFrom, MaybePace, PayloadSchema, Priority, QueueName,
+    TaskRules,
+};
 
 /// A struct whose fields have defaults.
 macro_rules! settings {
@@ -323,6 +326,18 @@ settings! {
         pub keep_refused: bool = false,
         /// True: events of its tasks go to topic `events` and to its channel.
         pub events: bool = false,
+        /// What the limit keys of tasks are; the limits below hold for each of them.
+        pub limit_by: LimitBy = LimitBy::Nothing,
+        /// The tasks of a limit key that may be leased at a time.
+        pub limit_at_a_time: AtATime = AtATime(0),
+        /// So many starts of a limit key within a time, …
+        pub limit_pace: MaybePace = MaybePace(None),
+        /// … of which this many may come at once, …
+        pub limit_burst: u32 = 1,
+        /// … the share by which the time between two may be longer, …
+        pub limit_jitter: f64 = 0.0,
+        /// … and from when it counts.
+        pub limit_from: LimitFrom = LimitFrom::Start,
         /// The schema that every payload must fit.
         pub payload_schema: NamedSchema = NamedSchema::default(),
         /// The endpoint that sees new tasks before they are stored, …
@@ -361,6 +376,17 @@ impl QueueSettings {
         })
     }
 
+    /// The limits of each limit key.
+    pub fn key_limits(&self) -> KeyLimits {
+        KeyLimits {
+            at_a_time: self.limit_at_a_time.0,
+            pace: self.limit_pace.0,
+            burst: self.limit_burst,
+            jitter: self.limit_jitter,
+            from: self.limit_from,
+        }
+    }
+
     /// The live tasks at which a shard is full, whatever they wait for: a worker, a due time, a
     /// backoff.
     pub fn live_tasks_max(&self) -> u64 {
@@ -378,6 +404,12 @@ pub struct Queues {
 impl Queues {
     pub fn get(&self, queue: &QueueName) -> &QueueSettings {
         self.named.get(queue).unwrap_or(&self.default)
+    }
+
+    /// Whether any queue has limit keys.
+    pub fn any_limited(&self) -> bool {
+        let mut all = self.named.values().chain([&self.default]);
+        all.any(|queue| queue.limit_by != LimitBy::Nothing)
     }
 
     /// The settings of a queue by a text that may be no queue name.
@@ -411,6 +443,7 @@ impl Settings {
             lease: queue.lease,
             max_attempts: queue.max_attempts,
             idempotency_window: queue.idempotency_window,
+            limit_by: queue.limit_by.clone(),
             is_accepted: false,
         }
     }

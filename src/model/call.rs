@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Access, Encoding, LeaseToken, NewBackoff, Priority, QueueName, Rfc3339, TaskId, TaskRow,
-    WorkerName, rfc_3339, some_rfc_3339,
+    Access, Encoding, LeaseToken, LimitReport, NewBackoff, Priority, QueueName, Rfc3339, TaskId,
+    TaskRow, WorkerName, rfc_3339, some_rfc_3339,
 };
 
 /// The client of a connection.
@@ -71,6 +71,8 @@ pub struct NewTask {
     pub traceparent: String,
     /// Empty: none. An insert that is sent again with the same one is answered as the first time.
     pub idempotency_key: String,
+    /// What the task shares its limits with. Empty: as the queue's `limit_by` says.
+    pub limit_key: String,
 }
 
 /// A stored task as an insert takes it, with every default filled in.
@@ -94,6 +96,7 @@ impl From<&TaskRow> for NewTask {
             traceparent: row.context().into_owned(),
             // The window of the key began with the insert, and the row has only a hash of the key.
             idempotency_key: String::new(),
+            limit_key: row.limit_key.clone(),
         }
     }
 }
@@ -171,6 +174,8 @@ pub struct TaskBody {
     pub traceparent: String,
     pub replicas: u32,
     pub priority: Priority,
+    /// Empty: none.
+    pub limit_key: String,
 }
 
 /// A task on its way to a worker. Its token names its queue and its attempt.
@@ -225,6 +230,7 @@ pub struct Completion {
     pub unreadable: Vec<Box<UnreadableTask>>,
     /// What is wrong with single discovered tasks, for the answer.
     pub not_stored: NotStored,
+    pub limit: LimitReport,
 }
 
 /// A task with a value that this version does not know: a later version wrote it.
@@ -294,6 +300,7 @@ pub struct Rejection {
     /// The worker has not started the task: no failure counts, and the task is offered again at
     /// once.
     pub not_started: bool,
+    pub limit: LimitReport,
 }
 
 /// The worker needs the task for longer.

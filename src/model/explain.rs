@@ -160,6 +160,8 @@ pub enum WorkerReason {
     NotInQueue,
     /// Its shard gives no worker anything now.
     ClaimsPaused,
+    /// Its limit key lets nothing more start now.
+    LimitReached,
     /// An operator has paused its queue.
     QueuePaused,
 }

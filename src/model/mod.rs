@@ -14,6 +14,7 @@ mod history;
 mod idempotency;
 pub mod json;
 mod letters;
+mod limits;
 mod names;
 mod presence;
 mod records;
@@ -58,6 +59,10 @@ pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
     LetterPage, LetterPages, LettersChanged, StoredLetter,
+};
+pub use limits::{
+    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, LimitReport, MAX_LIMIT_KEY_BYTES,
+    MAX_LIMIT_REPORT, MaybePace, Pace, limit_hash,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
@@ -274,6 +279,8 @@ pub struct TaskRow {
     pub backoff: Option<Backoff>,
     /// The time until which it must have its NUM completions; 0: none.
     pub deadline_unix_ms: i64,
+    /// What it shares its limits with; empty: it has no limits.
+    pub limit_key: String,
     /// Only of a task that an insert brings.
     pub idempotency: Option<Box<Idempotency>>,
 }

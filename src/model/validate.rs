@@ -6,8 +6,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Backoff, Encoding, Idempotency, KeyHash, MAX_RECORD_BYTES, NewTask, Priority, QueueName,
-    TaskId, TaskRow, idempotency, is_traceparent,
+    Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Priority,
+    QueueName, TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
     times::Times,
 };
@@ -29,7 +29,7 @@ pub const NOT_ENRICHED: (&str, &str) = ("taskd-enrichment", "skipped");
 const HASH_CHARACTERS: usize = 64;
 
 /// The limits of a task, and the defaults of its queue.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct TaskRules {
     pub max_payload_bytes: usize,
     pub max_headers_bytes: usize,
@@ -40,6 +40,7 @@ pub struct TaskRules {
     pub lease: Duration,
     pub max_attempts: u32,
     pub idempotency_window: Duration,
+    pub limit_by: LimitBy,
     /// Somebody was told that the task is valid: its deadline may have passed since.
     pub is_accepted: bool,
 }
@@ -55,6 +56,20 @@ impl TaskRules {
     }
 }
 
+/// The partitions of `pipeline`.
+#[derive(Clone, Copy, Debug)]
+pub struct Partitions {
+    pub all: u32,
+    /// Those among which tasks with limit keys are spread: more would split keys.
+    pub limited: u32,
+}
+
+impl From<u32> for Partitions {
+    fn from(all: u32) -> Self {
+        Self { all, limited: all }
+    }
+}
+
 /// The outcome of a check: the parts of the row that it computed.
 pub struct Checked {
     queue: QueueName,
@@ -67,6 +82,7 @@ pub struct Checked {
     created_unix_ms: i64,
     backoff: Option<Backoff>,
     idempotency_window: Duration,
+    limit_key: String,
 }
 
 /// Turns `task` into a row with the id `id`.
@@ -74,7 +90,7 @@ pub fn task_row(
     task: NewTask,
     id: TaskId,
     rules: &TaskRules,
-    partitions: u32,
+    partitions: impl Into<Partitions>,
     now_unix_ms: i64,
 ) -> Result<TaskRow, String> {
     Ok(check(&task, rules, now_unix_ms)?.row(task, id, partitions))
@@ -86,7 +102,8 @@ impl Checked {
     }
 
     /// Turns the checked task into a row with the id `id`.
-    pub fn row(self, task: NewTask, id: TaskId, partitions: u32) -> TaskRow {
+    pub fn row(self, task: NewTask, id: TaskId, partitions: impl Into<Partitions>) -> TaskRow {
+        let partitions = partitions.into();
         // Key and payload may be slices of a body of megabytes. The row outlives the request, and
         // must not keep it.
         let key = if task.key.is_empty() {
@@ -109,7 +126,11 @@ impl Checked {
         );
         TaskRow {
             id,
-            partition: key_hash.partition(partitions),
+            // All tasks of a limit key are in one shard, so that one script sees all of it.
+            partition: match self.limit_key.as_str() {
+                "" => key_hash.partition(partitions.all),
+                key => KeyHash::new(&self.queue, key.as_bytes()).partition(partitions.limited),
+            },
             queue: self.queue,
             key,
             key_hash,
@@ -125,6 +146,7 @@ impl Checked {
             created_unix_ms: self.created_unix_ms,
             backoff: self.backoff,
             deadline_unix_ms: self.times.deadline_unix_ms,
+            limit_key: self.limit_key,
             idempotency,
         }
     }
@@ -168,6 +190,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     traceparent(&task.traceparent)?;
     idempotency::check(&task.idempotency_key)?;
     let backoff = task.backoff.as_ref().map_or(Ok(None), Backoff::new)?;
+    let limit_key = rules.limit_by.key_of(task)?;
     let weight = weight(task);
     if weight > MAX_RECORD_BYTES {
         return Err(format!(
@@ -185,6 +208,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         created_unix_ms: now_unix_ms,
         backoff,
         idempotency_window: rules.idempotency_window,
+        limit_key,
     })
 }
 
@@ -323,6 +347,7 @@ mod tests {
             lease: Duration::from_secs(30),
             max_attempts: 5,
             idempotency_window: Duration::from_secs(60),
+            limit_by: LimitBy::Nothing,
             is_accepted: false,
         }
     }

@@ -8,8 +8,14 @@ use super::{
     shortcut::Shortcut,
 };
 use crate::{
-    bus::Bus, config::Settings, coordination::Coordination, dedup::Filter, queue::Queue,
-    runtime::Clock, store::Store,
+    bus::{Bus, Topic},
+    config::Settings,
+    coordination::Coordination,
+    dedup::Filter,
+    model::validate::Partitions,
+    queue::Queue,
+    runtime::Clock,
+    store::Store,
 };
 
 /// The boundaries of a round, open and checked, and what the pipelines share. Cheap to clone.
@@ -27,4 +33,18 @@ pub struct Context {
     pub shortcut: Option<Shortcut>,
     pub occupancy: Occupancy,
     pub clock: Clock,
+    /// The partitions among which tasks with limit keys are spread; 0: no queue has limits.
+    pub limit_partitions: u32,
+}
+
+impl Context {
+    /// The partitions of `pipeline`, for new tasks.
+    pub fn partitions(&self) -> Partitions {
+        let all = self.bus.partitions(Topic::Pipeline);
+        let limited = match self.limit_partitions {
+            0 => all,
+            limited => limited,
+        };
+        Partitions { all, limited }
+    }
 }

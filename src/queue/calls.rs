@@ -17,13 +17,14 @@ use super::{
     delivery::{Delivery, Granted, Undelivered},
     error::{Error, Result},
     history::History,
-    keys::ShardKeys,
+    keys::{ShardKeys, wake_channel},
+    limits::Limits,
     shard_cache::ShardCache,
     types::{Claim, Code, Completion, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, Together},
     wire::{bytes, ms, number},
 };
 use crate::{
-    model::LeaseToken,
+    model::{LeaseToken, QueueName},
     redis_pool::{Batch, Call, Redis, Script, scripts},
     runtime::Clock,
     wire::{self, frame_report},
@@ -54,11 +55,18 @@ pub(super) struct Reach {
     pub(super) clock: Clock,
     pub(super) history: Arc<History>,
     pub(super) secret_grants: Arc<AtomicBool>,
+    pub(super) limits: Arc<Limits>,
 }
 
 impl Reach {
     pub(super) fn call(&self, script: &'static Script) -> Call {
         self.keys.call(script, self.clock.moved_unix_ms())
+    }
+
+    /// The limits of the queue, for the scripts of shards with limit keys.
+    pub(super) fn limits_of(&self, queue: &QueueName) -> Vec<u8> {
+        self.limits
+            .packed(queue, &wake_channel(self.redis.prefix()))
     }
 }
 
@@ -127,10 +135,18 @@ impl Claiming {
     }
 
     pub(super) fn call(&self) -> Call {
-        self.ask(&scripts::CLAIM, None)
+        self.ask(None)
     }
 
-    fn ask(&self, script: &'static Script, leases_max: Option<usize>) -> Call {
+    /// `leases_max`: at full memory, the leases that may be out.
+    fn ask(&self, leases_max: Option<usize>) -> Call {
+        let is_limited = self.cache.is_limited();
+        let script = match (is_limited, leases_max) {
+            (false, None) => &scripts::CLAIM,
+            (false, Some(_)) => &scripts::CLAIM_AT_FULL_MEMORY,
+            (true, None) => &scripts::CLAIM_LIMITED,
+            (true, Some(_)) => &scripts::CLAIM_LIMITED_AT_FULL_MEMORY,
+        };
         let mut call = self.reach.call(script).of_items(self.requests.len());
         call.arg(SCAN_BUDGET)
             .arg(OUTBOX_FULL)
@@ -142,6 +158,9 @@ impl Claiming {
             let most = leases_max.map_or(request.max_tasks, |max| usize::from(place < max));
             call.arg(request.worker.as_str())
                 .arg(ask_text(request, most, self.secret));
+        }
+        if is_limited {
+            call.arg(self.reach.limits_of(&self.cache.id.queue));
         }
         call
     }
@@ -157,8 +176,16 @@ impl Claiming {
 
     /// Reads the answer to [`Self::call`]; at full memory asks for less.
     pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Outcome> {
+        if let Err(Error::Limited) = answer {
+            self.cache.note_limited();
+            let again = self.ask(None);
+            answer = again
+                .run(&mut self.reach.redis.conn())
+                .await
+                .map_err(Error::from);
+        }
         if answer.as_ref().is_err_and(Error::is_out_of_memory) {
-            let trickle = self.ask(&scripts::CLAIM_AT_FULL_MEMORY, Some(LEASES_AT_FULL_MEMORY));
+            let trickle = self.ask(Some(LEASES_AT_FULL_MEMORY));
             answer = trickle
                 .run(&mut self.reach.redis.conn())
                 .await
@@ -192,6 +219,9 @@ impl Claiming {
             Some(0) => cache.note_drained(offers),
             Some(priorities) => cache.note_priorities(offers, priorities),
             None => cache.forget_priorities(),
+        }
+        if let Some(at) = claimed.next_start_unix_ms {
+            reach.limits.note_start(&cache.id, at);
         }
         let is_drained = claimed.left == Some(0);
         let granted = read_grants(claimed, requests, &cache, &release)?;
@@ -288,15 +318,64 @@ pub(super) async fn peek(reach: Reach, cache: Arc<ShardCache>, callers: usize) -
     Ok(vec![priorities; callers])
 }
 
-/// Completes what these callers have. Answers per caller, and per completion of each. Calls `due`
-/// if that made a task due.
+/// Completes what these callers have. Answers per caller, and per completion of each. `cache`: of
+/// the shard, if this process knows it.
 pub(super) async fn complete(
     reach: Reach,
-    due: impl FnOnce() + Send,
+    cache: Option<Arc<ShardCache>>,
     callers: Vec<Together>,
 ) -> Result<Vec<Vec<Code>>> {
     let completions: Vec<&Completion> = callers.iter().flat_map(|caller| caller.iter()).collect();
-    let mut call = reach.call(&scripts::COMPLETE).of_items(completions.len());
+    // Only the row for limited shards reads reports about limit keys.
+    let mut is_limited = cache.as_ref().is_some_and(|cache| cache.is_limited())
+        || completions.iter().any(|item| !item.limit.is_empty());
+    let mut answer = ask_complete(&reach, &completions, is_limited).await;
+    if let Err(Error::Limited) = answer {
+        if let Some(cache) = &cache {
+            cache.note_limited();
+        }
+        is_limited = true;
+        answer = ask_complete(&reach, &completions, is_limited).await;
+    }
+    let answer = bytes(Some(answer?))?;
+    let Some((codes, rest)) = answer.split_at_checked(completions.len()) else {
+        return Err(Error::Answer(format!(
+            "{} codes for {} completions",
+            answer.len(),
+            completions.len()
+        )));
+    };
+    if let (Some(cache), true) = (&cache, rest.starts_with(b"0")) {
+        cache.note_due();
+    }
+    if let (Some(cache), true) = (&cache, is_limited) {
+        // What waits for its time stands behind a space.
+        let text = std::str::from_utf8(rest).unwrap_or_default();
+        let next_start = text.split_once(' ').and_then(|(_, at)| at.parse().ok());
+        if let Some(at) = next_start {
+            reach.limits.note_start(&cache.id, at);
+        }
+    }
+    let mut codes = codes
+        .iter()
+        .map(|digit| Code::from_number(i64::from(*digit) - i64::from(b'0')));
+    callers
+        .iter()
+        .map(|caller| codes.by_ref().take(caller.len()).collect())
+        .collect()
+}
+
+async fn ask_complete(
+    reach: &Reach,
+    completions: &[&Completion],
+    is_limited: bool,
+) -> Result<Value> {
+    let script = if is_limited {
+        &scripts::COMPLETE_LIMITED
+    } else {
+        &scripts::COMPLETE
+    };
+    let mut call = reach.call(script).of_items(completions.len());
     // The call has once the parts that the items share.
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions
@@ -313,7 +392,7 @@ pub(super) async fn complete(
         let number = u32::try_from(number).expect("a result is far below 4 GiB");
         numbers.extend(number.to_be_bytes());
     };
-    for item in &completions {
+    for item in completions {
         number(frame_report(&item.report, &mut frames));
     }
     // A worker mostly completes together what it got together.
@@ -328,20 +407,20 @@ pub(super) async fn complete(
     for item in runs().map(|run| run[0]) {
         call.arg(format!("h{}:{}", item.token.grant, item.worker));
     }
-    for (
-        place,
-        LeaseToken {
+    for (place, item) in completions.iter().enumerate() {
+        let LeaseToken {
             generation: of_item,
             attempt,
             ..
-        },
-    ) in completions.iter().map(|item| &item.token).enumerate()
-    {
-        if *of_item != generation || *attempt != 1 {
-            call.arg(place + 1).arg(*of_item).arg(*attempt);
+        } = item.token;
+        if of_item != generation || attempt != 1 || !item.limit.is_empty() {
+            call.arg(place + 1).arg(of_item).arg(attempt);
+            if is_limited {
+                call.arg(ms(item.limit.hold)).arg(ms(item.limit.pace));
+            }
         }
     }
-    let answer = match reach.redis.durability() {
+    Ok(match reach.redis.durability() {
         None => call.run(&mut reach.redis.conn()).await?,
         Some(durability) => {
             let (mut conn, _turn) = reach.redis.waiting_conn().await?;
@@ -352,23 +431,5 @@ pub(super) async fn complete(
             durability.judge_last(&mut answers)?;
             answers.swap_remove(0)
         }
-    };
-    let answer = bytes(Some(answer))?;
-    let Some((codes, is_due)) = answer.split_at_checked(completions.len()) else {
-        return Err(Error::Answer(format!(
-            "{} codes for {} completions",
-            answer.len(),
-            completions.len()
-        )));
-    };
-    if !is_due.is_empty() {
-        due();
-    }
-    let mut codes = codes
-        .iter()
-        .map(|digit| Code::from_number(i64::from(*digit) - i64::from(b'0')));
-    callers
-        .iter()
-        .map(|caller| codes.by_ref().take(caller.len()).collect())
-        .collect()
+    })
 }

@@ -38,6 +38,8 @@ pub(super) struct Claimed {
     /// Claims pause, or one of the workers rests from a task: nothing wakes the callers when that
     /// is over.
     pub(super) again_soon: bool,
+    /// When time alone lets a limit key of the call go on.
+    pub(super) next_start_unix_ms: Option<i64>,
     /// The call found all lanes empty, and wrote nothing.
     pub(super) wrote_nothing: bool,
 }
@@ -79,6 +81,11 @@ impl Claimed {
         let left: u8 = number(Some(next()?))?;
         let again_soon = left & RESTS != 0;
         let left = Some(left & !RESTS);
+        // Only a shard with limit keys answers it.
+        let next_start_unix_ms = match parts.next() {
+            Some(at) => Some(number(Some(at))?).filter(|at| *at >= 0),
+            None => None,
+        };
         let attempts = attempts
             .chunks_exact(2)
             .map(|pair| (pair[0] as usize, pair[1]))
@@ -94,6 +101,7 @@ impl Claimed {
             attempts,
             left,
             again_soon,
+            next_start_unix_ms,
             ..Self::default()
         })
     }

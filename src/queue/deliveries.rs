@@ -212,6 +212,7 @@ mod tests {
                 worker: WorkerName::new("w").unwrap(),
                 mode: RejectMode::Release,
                 reason: String::new(),
+                limit: Default::default(),
             };
             vec![lease; count]
         };

@@ -77,6 +77,7 @@ impl Delivery {
                 worker: self.worker.clone(),
                 mode,
                 reason: String::new(),
+                limit: Default::default(),
             }
         });
         drop(self.release.send((self.shard.clone(), back.collect())));
@@ -105,6 +106,7 @@ impl Drop for Delivery {
                 worker: worker.clone(),
                 mode,
                 reason: String::new(),
+                limit: Default::default(),
             }
         });
         // The receiver goes last, when no call is under way. Without one the leases run out.

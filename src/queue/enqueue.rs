@@ -15,7 +15,7 @@ use super::{
 use crate::{
     model::{Offset, ShardId, TaskStatus},
     redis_pool::{Call, scripts},
-    wire::without_deadline,
+    wire::{is_limited, without_deadline},
 };
 
 /// Shards of one call, at most.
@@ -54,10 +54,23 @@ impl Enqueuer {
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
         let is_due = batch.tasks.iter().any(|task| task.not_before_unix_ms > 0);
+        let is_limited = batch.tasks.iter().any(|task| is_limited(&task.body));
+        if let (true, Some(shard)) = (is_limited, self.shard(shard)) {
+            shard.cache.note_limited();
+        }
+        let noting = is_limited.then(|| (self.0.clone(), shard.clone()));
+        let read = move |answer| {
+            let (enqueued, next_start) = Enqueued::read(answer)?;
+            if let (Some((shards, shard)), Some(at)) = (noting, next_start) {
+                shards.limits().note_start(&shard, at);
+            }
+            Ok(enqueued)
+        };
         let call = |wake: &WakeMessage| {
             self.enqueuing(
                 shard,
                 batch,
+                is_limited,
                 &WakeMessage {
                     is_due,
                     ..wake.clone()
@@ -65,13 +78,7 @@ impl Enqueuer {
             )
         };
         let enqueued = self
-            .offer(
-                shard,
-                !batch.tasks.is_empty(),
-                call,
-                Enqueued::read,
-                Enqueued::added,
-            )
+            .offer(shard, !batch.tasks.is_empty(), call, read, Enqueued::added)
             .await;
         if is_due {
             self.note_due(shard);
@@ -88,13 +95,22 @@ impl Enqueuer {
         Ok(enqueued)
     }
 
-    fn enqueuing(&self, shard: &ShardId, batch: &Enqueue<'_>, wake: &WakeMessage) -> Call {
+    fn enqueuing(
+        &self,
+        shard: &ShardId,
+        batch: &Enqueue<'_>,
+        is_limited: bool,
+        wake: &WakeMessage,
+    ) -> Call {
+        let reach = self.reach(shard);
         let script = if batch.tasks.is_empty() {
             &scripts::PASS
+        } else if is_limited {
+            &scripts::ENQUEUE_LIMITED
         } else {
             &scripts::ENQUEUE
         };
-        let mut call = self.reach(shard).call(script).of_items(batch.tasks.len());
+        let mut call = reach.call(script).of_items(batch.tasks.len());
         call.arg(self.wake_channel()).arg(wake.to_string());
         let (epoch, again) = match batch.source {
             Source::Partition {
@@ -127,6 +143,9 @@ impl Enqueuer {
             .arg(epoch)
             .arg(batch.live_tasks_max);
         argue(&mut call, batch.tasks, again);
+        if is_limited {
+            call.arg(reach.limits_of(&shard.queue));
+        }
         call
     }
 
@@ -157,17 +176,26 @@ impl Enqueuer {
 
 impl Enqueued {
     /// Reads the answer of `lua/enqueue.lua`.
-    fn read(answer: Value) -> Result<Self> {
+    ///
+    /// Also answers when time alone lets a limit key of the tasks go on.
+    fn read(answer: Value) -> Result<(Self, Option<i64>)> {
         let mut answer = items(answer)?.into_iter();
-        Ok(match text(answer.next())?.as_str() {
-            "ok" => Self::Done {
-                dealt_with: number(answer.next())?,
-                added: number(answer.next())?,
-            },
+        let mut next_start = None;
+        let enqueued = match text(answer.next())?.as_str() {
+            "ok" => {
+                let dealt_with = number(answer.next())?;
+                let added = number(answer.next())?;
+                let _known: u64 = number(answer.next())?;
+                if let Some(at) = answer.next() {
+                    next_start = Some(number(Some(at))?).filter(|at: &i64| *at >= 0);
+                }
+                Self::Done { dealt_with, added }
+            }
             "fenced" => Self::Fenced(number(answer.next())?),
             "moved" => Self::Moved(Fence(text(answer.next())?)),
             _ => Self::Behind(text(answer.next())?.parse().ok()),
-        })
+        };
+        Ok((enqueued, next_start))
     }
 
     fn added(&self) -> usize {

@@ -16,6 +16,9 @@ pub enum Error {
     /// The bus does not take reports, and the outbox has reached its limit.
     #[error("the outbox of the shard is full: the bus does not take reports")]
     OutboxFull,
+    /// The shard has tasks with limit keys: nothing was changed, another row of the script does it.
+    #[error("the shard has tasks with limit keys")]
+    Limited,
     #[error("the process is stopping")]
     Stopped,
     /// A script's answer is not what its contract says.
@@ -41,6 +44,7 @@ impl From<RedisError> for Error {
         match error.code() {
             Some("NOGEN") => Self::NoGeneration,
             Some("FULL") => Self::OutboxFull,
+            Some("LIMITED") => Self::Limited,
             _ => Self::Redis(error),
         }
     }

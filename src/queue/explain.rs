@@ -60,6 +60,21 @@ pub struct ExplainedRecord {
     pub before: Option<u64>,
     /// How many of `before` the worker has yet to pass.
     pub before_worker: Option<u64>,
+    /// The task waits behind its limit key.
+    pub limit: Option<BehindLimit>,
+}
+
+/// What a task waits for behind its limit key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BehindLimit {
+    /// Leases of the limit key.
+    pub leased: u64,
+    /// How many there may be; 0: any number.
+    pub at_a_time: u64,
+    /// When time alone lets the next one start. May be over.
+    pub next_start_unix_ms: i64,
+    /// Tasks of the limit key before it. `None`: more than [`LOOKED_AT`].
+    pub before: Option<u64>,
 }
 
 /// A lease of the task.
@@ -202,6 +217,15 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
         before_worker: number::<i64>(fields.next())?.try_into().ok(),
         reserved: match &list(fields.next())?[..] {
             [worker, until] => Some((text(Some(worker.clone()))?, number(Some(until.clone()))?)),
+            _ => None,
+        },
+        limit: match &list(fields.next())?[..] {
+            [leased, at_a_time, next_start, before] => Some(BehindLimit {
+                leased: number(Some(leased.clone()))?,
+                at_a_time: number(Some(at_a_time.clone()))?,
+                next_start_unix_ms: number(Some(next_start.clone()))?,
+                before: number::<i64>(Some(before.clone()))?.try_into().ok(),
+            }),
             _ => None,
         },
     })

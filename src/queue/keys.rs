@@ -10,7 +10,7 @@ use crate::{
 /// The lanes in the order of their keys: each priority's retry lane before its lane.
 pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
 
-const SINGLE: [(ShardKey, &str); 10] = [
+const SINGLE: [(ShardKey, &str); 13] = [
     (ShardKey::GENERATION, GENERATION),
     (ShardKey::RECORDS, "records"),
     (ShardKey::BODIES, "bodies"),
@@ -21,6 +21,9 @@ const SINGLE: [(ShardKey, &str); 10] = [
     (ShardKey::FINALS, "finals"),
     (ShardKey::OFFSET, "offset"),
     (ShardKey::UNDELIVERED, "undelivered"),
+    (ShardKey::LIMITS, "limits"),
+    (ShardKey::LINES, "lines"),
+    (ShardKey::STARTS, "starts"),
 ];
 const GENERATION: &str = "generation";
 
@@ -30,7 +33,7 @@ pub struct ShardKeys(Arc<Names>);
 
 #[derive(Debug)]
 struct Names {
-    single: [String; 10],
+    single: [String; 13],
     /// T, C and P of each lane.
     lanes: Vec<String>,
     waited: String,

@@ -28,6 +28,7 @@ mod fence;
 mod history;
 mod holders;
 pub mod keys;
+mod limits;
 mod pauses;
 mod pausing;
 mod riding;
@@ -38,6 +39,7 @@ mod shard_cache;
 mod shards;
 mod shared;
 mod snapshot;
+mod starts;
 mod stats;
 mod types;
 mod upkeep;
@@ -59,10 +61,11 @@ pub use self::{
     delivery::{Delivery, Granted},
     enqueue::Enqueuer,
     error::{Error, Result},
-    explain::{Explained, ExplainedRecord, Ineligibility, Pause, TaskLease},
+    explain::{BehindLimit, Explained, ExplainedRecord, Ineligibility, Pause, TaskLease},
     fence::Fence,
     history::History,
     holders::LeaseHolders,
+    limits::QueueLimits,
     session::{EndedLease, LeaseEnd, Started},
     session_notices::SessionNotice,
     shard::Shard,
@@ -133,6 +136,9 @@ impl Queue {
     pub fn start_listening(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("wakes", self.shards.clone(), |of, cx| async move {
             of.listen(&cx).await
+        });
+        supervisor.spawn_loop("limits", self.upkeep.clone(), |of, cx| async move {
+            of.promote_in_time(&cx).await
         });
         let of = || self.announcer().clone();
         supervisor.spawn_loop("announcements", of(), |of, cx| async move {

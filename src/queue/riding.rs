@@ -153,7 +153,9 @@ impl Shards {
                 }
             };
             let outcome = match claimed {
-                Err(error) if !error.is_out_of_memory() => claiming.give_up(),
+                Err(error) if !error.is_out_of_memory() && !matches!(error, Error::Limited) => {
+                    claiming.give_up()
+                }
                 claimed => claiming.finish(claimed).await,
             };
             shard.note_work();

@@ -116,6 +116,7 @@ impl WorkerQueue {
             worker,
             mode,
             reason: reason.to_owned(),
+            limit: Default::default(),
         })
     }
 }

@@ -11,6 +11,7 @@ use super::{
     delivery::{Granted, Undelivered},
     history::History,
     keys::ShardKeys,
+    limits::Limits,
     shard_cache::{ActiveShards, ShardCache},
     types::{Claim, Code, Together},
 };
@@ -30,6 +31,7 @@ pub(super) struct Process {
     pub(super) history: Arc<History>,
     /// Grants cannot be guessed.
     pub(super) secret_grants: Arc<AtomicBool>,
+    pub(super) limits: Arc<Limits>,
 }
 
 impl Process {
@@ -41,6 +43,7 @@ impl Process {
             clock: self.clock.clone(),
             history: Arc::clone(&self.history),
             secret_grants: Arc::clone(&self.secret_grants),
+            limits: Arc::clone(&self.limits),
         }
     }
 }
@@ -87,7 +90,7 @@ impl Shard {
                 move |callers: Vec<Together>| {
                     cache.note_work();
                     let cache = Arc::clone(&cache);
-                    complete(reach.clone(), move || cache.note_due(), callers)
+                    complete(reach.clone(), Some(cache), callers)
                 },
             )
         };

@@ -38,6 +38,8 @@ pub(super) struct ShardCache {
     asleep: AtomicBool,
     delivered: Mutex<Vec<u64>>,
     notify: Arc<Notify>,
+    /// The shard has tasks with limit keys.
+    is_limited: AtomicBool,
     /// The number of changes of the shard that this process has made or heard of.
     happened: AtomicU64,
     /// How many of them may have made something due sooner.
@@ -96,6 +98,7 @@ impl ShardCache {
             clock: clock.clone(),
             awake: Arc::clone(awake),
             asleep: AtomicBool::new(false),
+            is_limited: AtomicBool::new(false),
             delivered: Mutex::default(),
             notify: Arc::clone(delivered),
             happened: AtomicU64::new(0),
@@ -105,6 +108,16 @@ impl ShardCache {
             drained: Mutex::default(),
             peeked: Mutex::default(),
         })
+    }
+
+    /// Whether the scripts for shards with limit keys are to be called.
+    pub(super) fn is_limited(&self) -> bool {
+        self.is_limited.load(Ordering::Relaxed)
+    }
+
+    /// The shard has tasks with limit keys, until it closes.
+    pub(super) fn note_limited(&self) {
+        self.is_limited.store(true, Ordering::Relaxed);
     }
 
     /// Records a change that may have made something due at once or sooner than before. The last

@@ -17,6 +17,7 @@ use super::{
     error::{Error, Result},
     history::History,
     keys,
+    limits::Limits,
     pauses::Pauses,
     session_notices::SessionNotice,
     shard::{Process, Shard},
@@ -84,6 +85,7 @@ impl Shards {
             calls,
             history: Default::default(),
             secret_grants: Default::default(),
+            limits: Default::default(),
         };
         let released = Mutex::new(Some(released));
         let (notices, _) = broadcast::channel(NOTICES_BEHIND);
@@ -394,6 +396,12 @@ impl Shards {
     /// The reports of this process for histories of tasks.
     pub fn history(&self) -> &History {
         &self.0.process.history
+    }
+
+    // --- for limits per key
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.0.process.limits
     }
 
     /// Calls under way that no caller owns. A stop waits for them.

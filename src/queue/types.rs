@@ -12,7 +12,9 @@ use super::{
     error::{Error, Result},
     fence::Fence,
 };
-use crate::model::{Failure, LeaseNumber, LeaseToken, Offset, Priority, TaskId, WorkerName};
+use crate::model::{
+    Failure, LeaseNumber, LeaseToken, LimitReport, Offset, Priority, TaskId, WorkerName,
+};
 
 /// Entries and bytes in a shard's outbox at which claims and expiries pause.
 pub const OUTBOX_FULL: usize = 10_000;
@@ -116,6 +118,7 @@ pub struct Completion {
     pub worker: WorkerName,
     /// An encoded `pb::Report`; the time is added when it is forwarded.
     pub report: Bytes,
+    pub limit: LimitReport,
 }
 
 /// Completions of one caller that one call takes together.
@@ -207,6 +210,7 @@ pub struct Rejection {
     pub worker: WorkerName,
     pub mode: RejectMode,
     pub reason: String,
+    pub limit: LimitReport,
 }
 
 #[derive(Clone, Debug)]
@@ -227,6 +231,8 @@ pub enum Code {
     AlreadyCompleted,
     UnknownTask,
     Cancelled,
+    /// The report is about a limit key, and the task has none. Nothing was changed.
+    NotLimited,
 }
 
 impl Code {
@@ -238,6 +244,7 @@ impl Code {
             4 => Self::AlreadyCompleted,
             5 => Self::UnknownTask,
             6 => Self::Cancelled,
+            7 => Self::NotLimited,
             other => return Err(Error::Answer(format!("code {other}"))),
         })
     }
@@ -367,6 +374,7 @@ mod tests {
                 token,
                 worker,
                 report,
+                limit: LimitReport::default(),
             }
         };
         let parts = |sizes: &[usize]| -> Vec<(usize, usize)> {

@@ -1,6 +1,6 @@
 //! For workers: claim, complete, reject, extend.
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{borrow::Cow, ops::Deref, sync::Arc, time::Duration};
 
 use futures::future;
 
@@ -17,7 +17,7 @@ use super::{
     wire::{ms, packed, packed_ms, pairs, seed},
 };
 use crate::{
-    model::{Priority, ShardId, TaskStatus},
+    model::{LimitReport, Priority, ShardId, TaskStatus},
     redis_pool::scripts,
 };
 
@@ -114,7 +114,7 @@ impl WorkerQueue {
                 let answer = match shard {
                     Some(shard) => shard.completions.call(part, weight).await,
                     // Another process may know the shard. A made-up token finds nothing.
-                    None => complete(self.reach(id), || {}, vec![part])
+                    None => complete(self.reach(id), None, vec![part])
                         .await
                         .map(|answers| answers.concat()),
                 };
@@ -157,8 +157,15 @@ impl WorkerQueue {
                 call.arg(item.id.as_bytes())
                     .arg(item.token.generation)
                     .arg(item.token.grant);
+                let mode = match item.limit.is_empty() {
+                    true => Cow::Borrowed(mode),
+                    false => {
+                        let LimitReport { hold, pace } = item.limit;
+                        format!("{mode} {} {}", ms(hold), ms(pace)).into()
+                    }
+                };
                 call.arg(item.worker.as_str())
-                    .arg(mode)
+                    .arg(&*mode)
                     .arg(delay)
                     .arg(item.reason.as_str());
                 call.arg(self.history().rejected(item));

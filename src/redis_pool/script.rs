@@ -36,6 +36,9 @@ pub enum ShardKey {
     FINALS,
     OFFSET,
     UNDELIVERED,
+    LIMITS,
+    LINES,
+    STARTS,
 }
 
 /// The keys of a shard that a script gets.

@@ -31,16 +31,30 @@ const INCLUDED: [(&str, &str); 3] = [
     ("-- include lib/held.lua", library!(held)),
 ];
 
-fn with_included(text: &str) -> String {
-    let library = |line: &str| {
-        INCLUDED
-            .iter()
+/// The libraries that only the rows for limited tasks include. In the other rows of these scripts
+/// the line stays a comment.
+const INCLUDED_IF_LIMITED: [(&str, &str); 2] = [
+    ("-- include lib/limits.lua", library!(limits)),
+    ("-- include lib/head.lua", library!(head)),
+];
+
+fn with_included(text: &str, is_limited: bool) -> String {
+    let mut code = String::with_capacity(text.len());
+    for line in text.lines() {
+        let of_all = INCLUDED.iter();
+        let of_limited = INCLUDED_IF_LIMITED.iter().filter(|_| is_limited);
+        match of_all
+            .chain(of_limited)
             .find(|(include, _)| *include == line.trim())
-            .map(|(_, library)| *library)
-    };
-    text.lines()
-        .flat_map(|line| [library(line).unwrap_or(line), "\n"])
-        .collect()
+        {
+            Some((_, library)) => code.push_str(&with_included(library, is_limited)),
+            None => {
+                code.push_str(line);
+                code.push('\n');
+            }
+        }
+    }
+    code
 }
 
 macro_rules! lanes {
@@ -57,7 +71,12 @@ macro_rules! script {
         pub static $constant: Script = Script {
             name: $file,
             code: LazyLock::new(|| {
-                with_included(concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))))
+                let of_shard: Option<OfShard> = $shard;
+                let is_limited = of_shard.is_some_and(|of| of.keys.contains(&ShardKey::LIMITS));
+                with_included(
+                    concat!($($code,)* include_str!(concat!("../../lua/", $file, ".lua"))),
+                    is_limited,
+                )
             }),
             sha: LazyLock::new(|| redis::Script::new(&$constant.code).get_hash().to_owned()),
             of_shard: $shard,
@@ -88,57 +107,68 @@ macro_rules! table {
 table! {
     of shards {
         OPEN = "open" [] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
         CLOSE = "close" [clock shard] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
         ENQUEUE = "enqueue" [shard body] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
+        // For tasks with limit keys. Plain shards get neither its keys nor its code.
+        ENQUEUE_LIMITED = "enqueue" [shard body] with_room
+            [RECORDS BODIES DELAYED COUNTERS OFFSET LIMITS LINES STARTS] lanes;
         // Enqueues no task, only moves the offset past parked ones.
         PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
         CLAIM = "claim" [shard body] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
         CLAIM_AT_FULL_MEMORY = "claim" [shard body] at_full_memory
             [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
+        // Of a shard with limited tasks.
+        CLAIM_LIMITED = "claim" [shard body] with_room
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS] lanes;
+        CLAIM_LIMITED_AT_FULL_MEMORY = "claim" [shard body] at_full_memory
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS] lanes;
         DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
         COMPLETE = "complete" [clock shard body] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] no_lanes;
-        REJECT = "reject" [clock shard many body record lanes held ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        SESSION_END = "session_end" [clock shard many body record lanes held ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        CANCEL = "cancel" [clock shard many body record lanes held ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        DEADLINE = "deadline" [clock shard many body record lanes held ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        CHANGE = "change" [clock shard many body record lanes held ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        REQUEUE = "requeue" [clock shard many body record lanes held ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX] lanes;
+        // Of a shard with limited tasks.
+        COMPLETE_LIMITED = "complete" [clock shard body] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+        REJECT = "reject" [clock shard many body record lanes held head limits ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+        SESSION_END = "session_end" [clock shard many body record lanes held head limits ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+        CANCEL = "cancel" [clock shard many body record lanes held head limits ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+        DEADLINE = "deadline" [clock shard many body record lanes held head limits ending lost] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+        CHANGE = "change" [clock shard many body record lanes held head limits ending lost] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+        REQUEUE = "requeue" [clock shard many body record lanes held head limits ending lost] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX LIMITS LINES STARTS] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory
             [RECORDS BODIES LEASES COUNTERS UNDELIVERED] no_lanes;
-        EXPIRE = "expire" [clock shard many body lease record lanes held ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
-        PROMOTE = "promote" [clock shard many body record lanes held ending] at_full_memory
-            [RECORDS BODIES DELAYED COUNTERS] lanes;
+        EXPIRE = "expire" [clock shard many body lease record lanes held head limits ending] at_full_memory
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+        PROMOTE = "promote" [clock shard many body record lanes held head limits ending] at_full_memory
+            [RECORDS BODIES DELAYED COUNTERS LIMITS LINES STARTS] lanes;
         SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS BODIES COUNTERS] lanes;
         LOOK = "look" [clock shard record lanes] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS STARTS] lanes;
         PEEK = "peek" [shard lanes] with_room [] lanes;
         INSPECT = "inspect" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
         MISSING = "missing" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
-        EXPLAIN = "explain" [clock shard body lease record lanes] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED] lanes;
+        EXPLAIN = "explain" [clock shard body lease record lanes head limits] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
         STATS = "stats" [shard record lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         WORKERS = "workers" [shard record] with_room [RECORDS BODIES LEASES] no_lanes;
         BOOKS = "books" [shard lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        CHECK = "check" [clock shard many body lease record lanes ending drop] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        CHECK = "check" [clock shard many body lease record lanes head limits ending drop] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
         CHECK_ORDER = "check_order" [shard lanes] with_room [FINALS] lanes;
-        CHECK_TASK = "check_task" [clock shard many body record lanes ending drop] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
-        RECOUNT = "recount" [clock shard many body record lanes ending] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+        CHECK_TASK = "check_task" [clock shard many body record lanes head limits ending drop] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+        RECOUNT = "recount" [clock shard many body record lanes head limits ending] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
         DUMP = "dump" [clock shard record lanes] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [clock shard] at_full_memory [RECORDS COUNTERS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;

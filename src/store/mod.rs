@@ -44,6 +44,10 @@ pub trait Store: Tasks + Outbox + Operators + Access {
     /// holds.
     async fn store_id(&self) -> Result<String>;
 
+    /// The partitions among which tasks with limit keys are spread: as many as there were when this
+    /// was first called. More would split keys between shards, and each part would have its limits.
+    async fn limit_partitions(&self, present: u32) -> Result<u32>;
+
     /// Asks once whether the database answers, and waits some seconds at most.
     ///
     /// Calls that begin while the last answer was an error give up after a few seconds instead of

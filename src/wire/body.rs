@@ -4,15 +4,19 @@ use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
 
 use super::{backoff, pb};
-use crate::model::{Encoding, Priority, TaskBody, TaskId, TaskRow, TraceContext};
+use crate::model::{
+    Encoding, LIMIT_HASH_BYTES, Priority, TaskBody, TaskId, TaskRow, TraceContext, limit_hash,
+};
 
 /// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with
-/// `struct.unpack('>BI4I4', …)`: priority, max_attempts, lease in milliseconds. A backoff follows
-/// as the first field of the body.
+/// `struct.unpack('>BI4I4', …)`: priority, max_attempts, lease in milliseconds. The limit key and the
+/// backoff follow as the first fields of the body.
 const HEAD: usize = 9;
 /// The key of the field of the backoff, and the bytes of the field.
 const BACKOFF_KEY: u8 = (15 << 3) | 2;
 const BACKOFF_FIELD: usize = 20;
+/// The key of the field of the limit key.
+const LIMIT_KEY: u8 = (14 << 3) | 2;
 /// The key of the field of the deadline: number 16, eight bytes.
 const DEADLINE_KEY: &[u8] = &[0x81, 0x01];
 
@@ -39,17 +43,45 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
         // `backoff::put_before` has them.
         backoff: Bytes::new(),
         deadline_unix_ms: 0,
+        // `encoded_body` has it.
+        limit: Bytes::new(),
     }
 }
 
 pub(super) fn encoded_body(row: &TaskRow, traceparent: &str) -> Vec<u8> {
     let first_due_unix_ms = row.created_unix_ms.max(row.not_before_unix_ms);
-    backoff::put_before(
+    let rest = backoff::put_before(
         &body(row, traceparent),
         row.backoff,
         first_due_unix_ms,
         row.deadline_unix_ms,
-    )
+    );
+    if row.limit_key.is_empty() {
+        return rest;
+    }
+    let hash = limit_hash(&row.queue, &row.limit_key);
+    let first = pb::TaskBody {
+        limit: [&hash[..], row.limit_key.as_bytes()].concat().into(),
+        ..Default::default()
+    };
+    [first.encode_to_vec(), rest].concat()
+}
+
+/// The place behind the head and the field of the limit key in the bytes of [`body_blob`], and that
+/// field's value.
+fn limit_in(blob: &[u8]) -> Option<(usize, &[u8])> {
+    if *blob.get(HEAD)? != LIMIT_KEY {
+        return None;
+    }
+    let mut rest = blob.get(HEAD + 1..)?;
+    let length = usize::try_from(prost::encoding::decode_varint(&mut rest).ok()?).ok()?;
+    let end = (blob.len() - rest.len()).checked_add(length)?;
+    Some((end, rest.get(..length)?))
+}
+
+/// True if the bytes of [`body_blob`] are of a task with a limit key.
+pub fn is_limited(blob: &[u8]) -> bool {
+    limit_in(blob).is_some_and(|(_, limit)| limit.len() >= LIMIT_HASH_BYTES)
 }
 
 /// The bytes that Redis keeps of a task until it is final.
@@ -104,12 +136,13 @@ pub fn with_body_values(blob: &Bytes, replicas: u32, priority: Priority) -> Byte
     changed.freeze()
 }
 
-/// The place of the deadline in the bytes of [`body_blob`]: it stands behind the head, or behind
-/// the backoff.
+/// The place of the deadline in the bytes of [`body_blob`]: it stands behind the head, the limit
+/// key and the backoff, whichever of them there are.
 fn deadline_at(blob: &[u8]) -> Option<usize> {
-    let at = match blob.get(HEAD) {
-        Some(&BACKOFF_KEY) => HEAD + BACKOFF_FIELD,
-        _ => HEAD,
+    let first = limit_in(blob).map_or(HEAD, |(end, _)| end);
+    let at = match blob.get(first) {
+        Some(&BACKOFF_KEY) => first + BACKOFF_FIELD,
+        _ => first,
     };
     (blob.get(at..at + DEADLINE_KEY.len())? == DEADLINE_KEY).then_some(at)
 }
@@ -145,6 +178,10 @@ pub fn read_body(id: TaskId, blob: &Bytes) -> Result<TaskBody, prost::DecodeErro
         },
         replicas: body.replicas.max(1),
         priority: Priority::from_number(body.priority.into()),
+        limit_key: match body.limit.get(LIMIT_HASH_BYTES..) {
+            Some(key) => String::from_utf8_lossy(key).into_owned(),
+            None => String::new(),
+        },
     })
 }
 

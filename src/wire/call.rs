@@ -11,8 +11,8 @@ use super::{
 };
 use crate::model::{
     Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus,
-    Item, ItemAnswer, ItemStatus, LeasedTask, NewBackoff, NewTask, Priority, RecordedDuration,
-    RecordedValues, Rejection, TaskStatus, TaskView, UnreadableTask,
+    Item, ItemAnswer, ItemStatus, LeasedTask, LimitReport, NewBackoff, NewTask, Priority,
+    RecordedDuration, RecordedValues, Rejection, TaskStatus, TaskView, UnreadableTask,
 };
 
 impl From<Priority> for pb::Priority {
@@ -108,6 +108,7 @@ impl Values {
             headers: task.headers,
             traceparent: task.traceparent,
             idempotency_key: task.idempotency_key,
+            limit_key: task.limit_key,
         }
     }
 }
@@ -165,6 +166,7 @@ impl From<NewTask> for pb::NewTask {
             headers: task.headers,
             traceparent: task.traceparent,
             idempotency_key: task.idempotency_key,
+            limit_key: task.limit_key,
             backoff: task.backoff.map(Into::into),
         }
     }
@@ -266,6 +268,7 @@ impl From<LeasedTask> for pb::LeasedTask {
             lease_expires_at: Some(timestamp(expires_unix_ms)),
             replicas: body.replicas,
             priority: pb::Priority::from(body.priority).into(),
+            limit_key: body.limit_key,
         }
     }
 }
@@ -279,11 +282,12 @@ impl From<pb::CompleteTasksRequest> for Batch<Completion> {
                 result,
                 discovered,
                 result_encoding,
+                limit,
             } = item;
             Ok(Item {
                 id,
                 lease_token,
-                report: completion(result, result_encoding, discovered),
+                report: completion(result, result_encoding, discovered, limit),
             })
         };
         Self {
@@ -297,11 +301,14 @@ fn completion(
     result: Bytes,
     result_encoding: i32,
     discovered: Vec<pb::NewTask>,
+    limit: Option<pb::LimitReport>,
 ) -> Result<Completion, String> {
+    let limit = limit_report(limit)?;
     let result_encoding = read_encoding("result", result_encoding)?;
     let mut completion = Completion {
         result,
         result_encoding,
+        limit,
         ..Default::default()
     };
     for (index, task) in discovered.into_iter().enumerate() {
@@ -318,6 +325,21 @@ fn completion(
     Ok(completion)
 }
 
+fn limit_report(limit: Option<pb::LimitReport>) -> Result<LimitReport, String> {
+    let Some(limit) = limit else {
+        return Ok(LimitReport::default());
+    };
+    let read = |what: &str, time: Option<prost_types::Duration>| {
+        time.map_or(Ok(Duration::ZERO), |time| {
+            read_duration(&format!("limit.{what}"), time)
+        })
+    };
+    Ok(LimitReport {
+        hold: read("hold", limit.hold)?,
+        pace: read("pace", limit.pace)?,
+    })
+}
+
 impl From<pb::RejectTasksRequest> for Batch<Rejection> {
     fn from(request: pb::RejectTasksRequest) -> Self {
         let read = |item: pb::Rejection| {
@@ -328,13 +350,17 @@ impl From<pb::RejectTasksRequest> for Batch<Rejection> {
                 retry,
                 delay,
                 not_started,
+                limit,
             } = item;
             let delay = delay.map(|delay| read_duration("delay", delay)).transpose();
-            let report = delay.map(|delay| Rejection {
-                reason,
-                retry: retry.unwrap_or(true),
-                delay,
-                not_started,
+            let report = delay.and_then(|delay| {
+                Ok(Rejection {
+                    reason,
+                    retry: retry.unwrap_or(true),
+                    delay,
+                    not_started,
+                    limit: limit_report(limit)?,
+                })
             });
             Ok(Item {
                 id,
@@ -455,6 +481,7 @@ mod tests {
             payload_encoding: pb::Encoding::Text.into(),
             delay: duration(Duration::from_secs(9)),
             idempotency_key: "i".into(),
+            limit_key: "l".into(),
             deadline: Some(timestamp(2_500)),
             finish_within: duration(Duration::from_secs(8)),
             backoff: Some(pb::Backoff {
@@ -522,7 +549,7 @@ mod tests {
         for (task, why) in cases {
             assert_eq!(NewTask::try_from(task.clone()).unwrap_err(), why);
             let good = pb::NewTask::default();
-            let completion = completion("".into(), 0, vec![good, task]).unwrap();
+            let completion = completion("".into(), 0, vec![good, task], None).unwrap();
             assert_eq!(
                 (completion.discovered.len(), completion.unreadable.len()),
                 (1, 1)

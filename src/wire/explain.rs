@@ -119,6 +119,7 @@ impl From<WorkerReason> for pb::WorkerReason {
             WorkerReason::Finished => Self::Finished,
             WorkerReason::NotInQueue => Self::NotInQueue,
             WorkerReason::ClaimsPaused => Self::ClaimsPaused,
+            WorkerReason::LimitReached => Self::LimitReached,
             WorkerReason::QueuePaused => Self::QueuePaused,
         }
     }

@@ -20,7 +20,8 @@ pub mod time;
 pub use taskd_proto::pb;
 
 pub use body::{
-    blob_of_row, body_blob, body_values, deadline_of, read_body, with_body_values, without_deadline,
+    blob_of_row, body_blob, body_values, deadline_of, is_limited, read_body, with_body_values,
+    without_deadline,
 };
 pub use call::task_status;
 pub use events::{

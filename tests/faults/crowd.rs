@@ -689,6 +689,7 @@ impl Worker {
                 retry: Some(retry),
                 delay,
                 not_started,
+                limit: None,
             }
         };
         let frame = pb::WorkerFrame {

@@ -194,6 +194,7 @@ pub(crate) fn completion(lease: &Lease, worker: &str) -> pb::Completion {
         result: lease.result(worker).into(),
         discovered: lease.children.iter().map(discovered).collect(),
         result_encoding: Encoding::Text.into(),
+        limit: None,
     }
 }
 

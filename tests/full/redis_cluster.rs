@@ -182,6 +182,7 @@ impl Bed {
                             token: task.token.clone(),
                             worker: worker.clone(),
                             report: "r".into(),
+                            limit: Default::default(),
                         };
                         match self.queue.worker.complete(completion).await {
                             Ok(code) => break code,

@@ -103,6 +103,7 @@ async fn complete(queue: &Queue, task: &Leased) -> Result<Code, Error> {
             token: task.token.clone(),
             worker,
             report: "r".into(),
+            limit: Default::default(),
         })
         .await
 }
@@ -388,6 +389,7 @@ async fn many_that_wait_for_a_missing_replica_are_all_told_to_try_again() {
                     token,
                     worker,
                     report: "r".into(),
+                    limit: Default::default(),
                 })
                 .await
         }

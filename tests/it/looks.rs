@@ -108,6 +108,7 @@ impl Fixture {
             token,
             worker: worker(),
             report: "report".into(),
+            limit: Default::default(),
         };
         self.queue.worker.complete(completion).await.unwrap()
     }
@@ -206,6 +207,7 @@ async fn what_may_be_due_is_looked_for() {
         worker: worker(),
         mode: RejectMode::Retry(Some(HOUR)),
         reason: String::new(),
+        limit: Default::default(),
     };
     assert!(
         f.asks(queue.worker.reject(shard, &[rejection], &[HOUR]))

@@ -26,6 +26,8 @@ mod enqueue;
 mod explain;
 #[path = "lua_state/fresh.rs"]
 mod fresh;
+#[path = "lua_state/limits.rs"]
+mod limits;
 #[path = "lua_state/past_ends.rs"]
 mod past_ends;
 #[path = "lua_state/random.rs"]

@@ -48,6 +48,7 @@ mod ingress_door;
 mod ingress_grpc;
 mod ingress_http;
 mod ingress_limits;
+mod limits;
 mod load;
 mod looks;
 mod lua_bus_state;

@@ -272,6 +272,7 @@ async fn a_task_lives_until_its_deadline() {
             token,
             worker: WorkerName::new("w").unwrap(),
             report: "report".into(),
+            limit: Default::default(),
         };
         process.queue.worker.complete(completion).await.unwrap()
     };
@@ -352,6 +353,7 @@ async fn leases_backoff_and_grace_end_by_the_clock() {
         token: leased.token,
         worker: WorkerName::new("w").unwrap(),
         report: "report".into(),
+        limit: Default::default(),
     };
     assert_eq!(queue.worker.complete(completion).await.unwrap(), Code::Ok);
     let done = What::Completed(pb::Completed {

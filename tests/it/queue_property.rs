@@ -575,6 +575,7 @@ async fn a_token_counts_for_its_worker_its_grant_and_its_life_of_the_shard_only(
         token,
         worker,
         report: first.report(),
+        limit: Default::default(),
     };
     assert_eq!(
         c.queue.worker.complete(earlier).await.expect("complete"),
@@ -777,6 +778,7 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
                 token: token.clone(),
                 worker: name.clone(),
                 report: report.clone().into(),
+                limit: Default::default(),
             };
             let codes = match dice.roll(12) {
                 0 => continue,
@@ -792,6 +794,7 @@ async fn work(queue: Queue, shard: Arc<Shard>, name: WorkerName, mut dice: Dice)
                         worker: name.clone(),
                         mode,
                         reason: "no luck".into(),
+                        limit: Default::default(),
                     };
                     queue
                         .worker

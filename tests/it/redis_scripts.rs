@@ -284,6 +284,7 @@ async fn a_lease_of_a_task_runs_out_when_the_clock_moves() {
         token: task.token,
         worker,
         report: "late".into(),
+        limit: Default::default(),
     };
     assert_eq!(queue.worker.complete(late).await.unwrap(), Code::LeaseLost);
 

@@ -205,6 +205,7 @@ async fn every_call_is_counted_with_how_it_ended() {
         retry: true,
         delay: None,
         not_started: false,
+        limit: Default::default(),
     };
     let reject = batch(vec![item(&leased, rejection)]);
     api.reject(&CALLER, reject.clone()).await.unwrap();
@@ -564,6 +565,7 @@ impl Service {
             retry: true,
             delay,
             not_started: false,
+            limit: Default::default(),
         };
         self.api
             .reject(&CALLER, batch(vec![item(leased, rejection)]))
@@ -627,6 +629,7 @@ async fn a_task_that_has_not_started_goes_back_at_no_cost_to_others_first() {
             retry,
             delay,
             not_started: true,
+            limit: Default::default(),
         };
         let items = Batch {
             worker: worker.into(),

@@ -45,6 +45,7 @@ pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
             token: leased.token,
             worker: worker.clone(),
             report: "report".into(),
+            limit: Default::default(),
         };
         assert_eq!(queue.worker.complete(completion).await.unwrap(), Code::Ok);
     }
@@ -160,6 +161,7 @@ impl Process {
             shortcut: self.shortcut.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
+            limit_partitions: 0,
         }
     }
 

@@ -228,6 +228,7 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         created_unix_ms: NOW,
         backoff: None,
         deadline_unix_ms: 0,
+        limit_key: String::new(),
         idempotency: None,
     }
 }

@@ -487,6 +487,8 @@ const (
 	WorkerReason_WORKER_REASON_QUEUE_PAUSED WorkerReason = 11
 	// An operator has reserved it for another worker.
 	WorkerReason_WORKER_REASON_RESERVED_FOR_ANOTHER WorkerReason = 12
+	// Its limit key lets nothing more start now.
+	WorkerReason_WORKER_REASON_LIMIT_REACHED WorkerReason = 13
 )
 
 // Enum value maps for WorkerReason.
@@ -505,6 +507,7 @@ var (
 		10: "WORKER_REASON_CLAIMS_PAUSED",
 		11: "WORKER_REASON_QUEUE_PAUSED",
 		12: "WORKER_REASON_RESERVED_FOR_ANOTHER",
+		13: "WORKER_REASON_LIMIT_REACHED",
 	}
 	WorkerReason_value = map[string]int32{
 		"WORKER_REASON_UNSPECIFIED":          0,
@@ -520,6 +523,7 @@ var (
 		"WORKER_REASON_CLAIMS_PAUSED":        10,
 		"WORKER_REASON_QUEUE_PAUSED":         11,
 		"WORKER_REASON_RESERVED_FOR_ANOTHER": 12,
+		"WORKER_REASON_LIMIT_REACHED":        13,
 	}
 )
 
@@ -828,8 +832,11 @@ type NewTask struct {
 	// The time until which the task must have its completions; otherwise it is dead then, wherever it
 	// is. At most one of the two; the second counts from the time at which taskd takes the task in. A
 	// task that is sent again has no deadline any more.
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=deadline,proto3" json:"deadline,omitempty"`
-	FinishWithin  *durationpb.Duration   `protobuf:"bytes,16,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
+	Deadline     *timestamppb.Timestamp `protobuf:"bytes,15,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	FinishWithin *durationpb.Duration   `protobuf:"bytes,16,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
+	// What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; empty: what that
+	// says. At most 255 bytes.
+	LimitKey      string `protobuf:"bytes,17,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -974,6 +981,13 @@ func (x *NewTask) GetFinishWithin() *durationpb.Duration {
 		return x.FinishWithin
 	}
 	return nil
+}
+
+func (x *NewTask) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
 }
 
 // The waits of a task between its attempts. Without a kind it has only give_up_after.
@@ -3365,8 +3379,10 @@ type LeasedTask struct {
 	Priority Priority `protobuf:"varint,11,opt,name=priority,proto3,enum=taskd.v1.Priority" json:"priority,omitempty"`
 	// The kind of the payload, as the insert said.
 	PayloadEncoding Encoding `protobuf:"varint,12,opt,name=payload_encoding,json=payloadEncoding,proto3,enum=taskd.v1.Encoding" json:"payload_encoding,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// What the task shares its limits with. Empty: it has no limits.
+	LimitKey      string `protobuf:"bytes,13,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LeasedTask) Reset() {
@@ -3483,6 +3499,13 @@ func (x *LeasedTask) GetPayloadEncoding() Encoding {
 	return Encoding_ENCODING_UNSPECIFIED
 }
 
+func (x *LeasedTask) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
+}
+
 type GetTasksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Tasks         []*LeasedTask          `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
@@ -3596,6 +3619,62 @@ func (x *ItemResult) GetLeaseExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+// What a worker has learnt about the limit key of a task: taskd only slows down for it, from the step that ends the lease.
+type LimitReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nothing of the limit key starts for this long, such as a Retry-After. At most an hour.
+	Hold *durationpb.Duration `protobuf:"bytes,1,opt,name=hold,proto3" json:"hold,omitempty"`
+	// Starts of the limit key are at least so far apart, such as a Crawl-delay, unless the queue's pace is slower. Counts for
+	// an hour after the last report. At most an hour.
+	Pace          *durationpb.Duration `protobuf:"bytes,2,opt,name=pace,proto3" json:"pace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitReport) Reset() {
+	*x = LimitReport{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitReport) ProtoMessage() {}
+
+func (x *LimitReport) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitReport.ProtoReflect.Descriptor instead.
+func (*LimitReport) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *LimitReport) GetHold() *durationpb.Duration {
+	if x != nil {
+		return x.Hold
+	}
+	return nil
+}
+
+func (x *LimitReport) GetPace() *durationpb.Duration {
+	if x != nil {
+		return x.Pace
+	}
+	return nil
+}
+
 type Completion struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	Id         string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3605,13 +3684,15 @@ type Completion struct {
 	Discovered []*NewTask `protobuf:"bytes,4,rep,name=discovered,proto3" json:"discovered,omitempty"`
 	// The kind of the result. A completion with a result of another kind is INVALID.
 	ResultEncoding Encoding `protobuf:"varint,5,opt,name=result_encoding,json=resultEncoding,proto3,enum=taskd.v1.Encoding" json:"result_encoding,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Of a task with a limit key; otherwise the completion is INVALID.
+	Limit         *LimitReport `protobuf:"bytes,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Completion) Reset() {
 	*x = Completion{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3704,7 @@ func (x *Completion) String() string {
 func (*Completion) ProtoMessage() {}
 
 func (x *Completion) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3717,7 @@ func (x *Completion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completion.ProtoReflect.Descriptor instead.
 func (*Completion) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Completion) GetId() string {
@@ -3674,6 +3755,13 @@ func (x *Completion) GetResultEncoding() Encoding {
 	return Encoding_ENCODING_UNSPECIFIED
 }
 
+func (x *Completion) GetLimit() *LimitReport {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
 type CompleteTasksRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Worker      string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
@@ -3688,7 +3776,7 @@ type CompleteTasksRequest struct {
 
 func (x *CompleteTasksRequest) Reset() {
 	*x = CompleteTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3788,7 @@ func (x *CompleteTasksRequest) String() string {
 func (*CompleteTasksRequest) ProtoMessage() {}
 
 func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3801,7 @@ func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksRequest.ProtoReflect.Descriptor instead.
 func (*CompleteTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CompleteTasksRequest) GetWorker() string {
@@ -3748,7 +3836,7 @@ type CompleteTasksResponse struct {
 
 func (x *CompleteTasksResponse) Reset() {
 	*x = CompleteTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3760,7 +3848,7 @@ func (x *CompleteTasksResponse) String() string {
 func (*CompleteTasksResponse) ProtoMessage() {}
 
 func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3773,7 +3861,7 @@ func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksResponse.ProtoReflect.Descriptor instead.
 func (*CompleteTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CompleteTasksResponse) GetResults() []*ItemResult {
@@ -3802,14 +3890,16 @@ type Rejection struct {
 	// The worker has not started the task, or cannot do it now: no failure counts. With a `delay`
 	// above 0 the task waits that long. Without one, others may have it at once, and this worker a
 	// second later. With `retry` false the item is INVALID.
-	NotStarted    bool `protobuf:"varint,6,opt,name=not_started,json=notStarted,proto3" json:"not_started,omitempty"`
+	NotStarted bool `protobuf:"varint,6,opt,name=not_started,json=notStarted,proto3" json:"not_started,omitempty"`
+	// Of a task with a limit key; otherwise the rejection is INVALID.
+	Limit         *LimitReport `protobuf:"bytes,7,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3821,7 +3911,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3834,7 +3924,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Rejection) GetId() string {
@@ -3879,6 +3969,13 @@ func (x *Rejection) GetNotStarted() bool {
 	return false
 }
 
+func (x *Rejection) GetLimit() *LimitReport {
+	if x != nil {
+		return x.Limit
+	}
+	return nil
+}
+
 type RejectTasksRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Worker        string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
@@ -3889,7 +3986,7 @@ type RejectTasksRequest struct {
 
 func (x *RejectTasksRequest) Reset() {
 	*x = RejectTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3901,7 +3998,7 @@ func (x *RejectTasksRequest) String() string {
 func (*RejectTasksRequest) ProtoMessage() {}
 
 func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3914,7 +4011,7 @@ func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksRequest.ProtoReflect.Descriptor instead.
 func (*RejectTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RejectTasksRequest) GetWorker() string {
@@ -3940,7 +4037,7 @@ type RejectTasksResponse struct {
 
 func (x *RejectTasksResponse) Reset() {
 	*x = RejectTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3952,7 +4049,7 @@ func (x *RejectTasksResponse) String() string {
 func (*RejectTasksResponse) ProtoMessage() {}
 
 func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3965,7 +4062,7 @@ func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksResponse.ProtoReflect.Descriptor instead.
 func (*RejectTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RejectTasksResponse) GetResults() []*ItemResult {
@@ -3986,7 +4083,7 @@ type Extension struct {
 
 func (x *Extension) Reset() {
 	*x = Extension{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4095,7 @@ func (x *Extension) String() string {
 func (*Extension) ProtoMessage() {}
 
 func (x *Extension) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4108,7 @@ func (x *Extension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extension.ProtoReflect.Descriptor instead.
 func (*Extension) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Extension) GetId() string {
@@ -4045,7 +4142,7 @@ type ExtendTasksRequest struct {
 
 func (x *ExtendTasksRequest) Reset() {
 	*x = ExtendTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4154,7 @@ func (x *ExtendTasksRequest) String() string {
 func (*ExtendTasksRequest) ProtoMessage() {}
 
 func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4167,7 @@ func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksRequest.ProtoReflect.Descriptor instead.
 func (*ExtendTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ExtendTasksRequest) GetWorker() string {
@@ -4096,7 +4193,7 @@ type ExtendTasksResponse struct {
 
 func (x *ExtendTasksResponse) Reset() {
 	*x = ExtendTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4108,7 +4205,7 @@ func (x *ExtendTasksResponse) String() string {
 func (*ExtendTasksResponse) ProtoMessage() {}
 
 func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4121,7 +4218,7 @@ func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksResponse.ProtoReflect.Descriptor instead.
 func (*ExtendTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ExtendTasksResponse) GetResults() []*ItemResult {
@@ -4174,7 +4271,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4186,7 +4283,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4199,7 +4296,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *OpenSession) GetWorker() string {
@@ -4309,7 +4406,7 @@ type WorkerFrame struct {
 
 func (x *WorkerFrame) Reset() {
 	*x = WorkerFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4321,7 +4418,7 @@ func (x *WorkerFrame) String() string {
 func (*WorkerFrame) ProtoMessage() {}
 
 func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4334,7 +4431,7 @@ func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerFrame.ProtoReflect.Descriptor instead.
 func (*WorkerFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *WorkerFrame) GetOpen() *OpenSession {
@@ -4425,7 +4522,7 @@ type TaskdFrame struct {
 
 func (x *TaskdFrame) Reset() {
 	*x = TaskdFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4437,7 +4534,7 @@ func (x *TaskdFrame) String() string {
 func (*TaskdFrame) ProtoMessage() {}
 
 func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4450,7 +4547,7 @@ func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskdFrame.ProtoReflect.Descriptor instead.
 func (*TaskdFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *TaskdFrame) GetOpened() *SessionOpened {
@@ -4520,7 +4617,7 @@ type SessionOpened struct {
 
 func (x *SessionOpened) Reset() {
 	*x = SessionOpened{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4532,7 +4629,7 @@ func (x *SessionOpened) String() string {
 func (*SessionOpened) ProtoMessage() {}
 
 func (x *SessionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4545,7 +4642,7 @@ func (x *SessionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOpened.ProtoReflect.Descriptor instead.
 func (*SessionOpened) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SessionOpened) GetSession() string {
@@ -4609,7 +4706,7 @@ type FrameAnswer struct {
 
 func (x *FrameAnswer) Reset() {
 	*x = FrameAnswer{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4621,7 +4718,7 @@ func (x *FrameAnswer) String() string {
 func (*FrameAnswer) ProtoMessage() {}
 
 func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4634,7 +4731,7 @@ func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrameAnswer.ProtoReflect.Descriptor instead.
 func (*FrameAnswer) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FrameAnswer) GetNumber() uint64 {
@@ -4692,7 +4789,7 @@ type SessionClosing struct {
 
 func (x *SessionClosing) Reset() {
 	*x = SessionClosing{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4801,7 @@ func (x *SessionClosing) String() string {
 func (*SessionClosing) ProtoMessage() {}
 
 func (x *SessionClosing) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4814,7 @@ func (x *SessionClosing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionClosing.ProtoReflect.Descriptor instead.
 func (*SessionClosing) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SessionClosing) GetReason() string {
@@ -4765,7 +4862,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4777,7 +4874,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4790,7 +4887,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *OpenSessionRequest) GetWorker() string {
@@ -4881,7 +4978,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +4990,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5003,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *OpenSessionResponse) GetSession() string {
@@ -4965,7 +5062,7 @@ type WantTasksRequest struct {
 
 func (x *WantTasksRequest) Reset() {
 	*x = WantTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4977,7 +5074,7 @@ func (x *WantTasksRequest) String() string {
 func (*WantTasksRequest) ProtoMessage() {}
 
 func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5087,7 @@ func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksRequest.ProtoReflect.Descriptor instead.
 func (*WantTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WantTasksRequest) GetWorker() string {
@@ -5035,7 +5132,7 @@ type WantTasksResponse struct {
 
 func (x *WantTasksResponse) Reset() {
 	*x = WantTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5047,7 +5144,7 @@ func (x *WantTasksResponse) String() string {
 func (*WantTasksResponse) ProtoMessage() {}
 
 func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5060,7 +5157,7 @@ func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksResponse.ProtoReflect.Descriptor instead.
 func (*WantTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WantTasksResponse) GetTasks() []*LeasedTask {
@@ -5101,7 +5198,7 @@ type SurrenderTasksRequest struct {
 
 func (x *SurrenderTasksRequest) Reset() {
 	*x = SurrenderTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5210,7 @@ func (x *SurrenderTasksRequest) String() string {
 func (*SurrenderTasksRequest) ProtoMessage() {}
 
 func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5223,7 @@ func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksRequest.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SurrenderTasksRequest) GetWorker() string {
@@ -5154,7 +5251,7 @@ type SurrenderTasksResponse struct {
 
 func (x *SurrenderTasksResponse) Reset() {
 	*x = SurrenderTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5166,7 +5263,7 @@ func (x *SurrenderTasksResponse) String() string {
 func (*SurrenderTasksResponse) ProtoMessage() {}
 
 func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5179,7 +5276,7 @@ func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksResponse.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SurrenderTasksResponse) GetSurrendered() uint32 {
@@ -5206,7 +5303,7 @@ type GetPendingCountRequest struct {
 
 func (x *GetPendingCountRequest) Reset() {
 	*x = GetPendingCountRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5218,7 +5315,7 @@ func (x *GetPendingCountRequest) String() string {
 func (*GetPendingCountRequest) ProtoMessage() {}
 
 func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5231,7 +5328,7 @@ func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountRequest.ProtoReflect.Descriptor instead.
 func (*GetPendingCountRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetPendingCountRequest) GetWorker() string {
@@ -5260,7 +5357,7 @@ type GetPendingCountResponse struct {
 
 func (x *GetPendingCountResponse) Reset() {
 	*x = GetPendingCountResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5272,7 +5369,7 @@ func (x *GetPendingCountResponse) String() string {
 func (*GetPendingCountResponse) ProtoMessage() {}
 
 func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5285,7 +5382,7 @@ func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountResponse.ProtoReflect.Descriptor instead.
 func (*GetPendingCountResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetPendingCountResponse) GetDemand() uint32 {
@@ -5319,7 +5416,7 @@ type ReportTasksRequest struct {
 
 func (x *ReportTasksRequest) Reset() {
 	*x = ReportTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5331,7 +5428,7 @@ func (x *ReportTasksRequest) String() string {
 func (*ReportTasksRequest) ProtoMessage() {}
 
 func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5344,7 +5441,7 @@ func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksRequest.ProtoReflect.Descriptor instead.
 func (*ReportTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReportTasksRequest) GetWorker() string {
@@ -5406,7 +5503,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5418,7 +5515,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5431,7 +5528,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReportTasksResponse) GetCompletions() []*ItemResult {
@@ -5486,7 +5583,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5498,7 +5595,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5511,7 +5608,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CloseSessionRequest) GetWorker() string {
@@ -5540,7 +5637,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5552,7 +5649,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5565,7 +5662,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CloseSessionResponse) GetOffered() uint32 {
@@ -5599,7 +5696,7 @@ type RetryTasksRequest struct {
 
 func (x *RetryTasksRequest) Reset() {
 	*x = RetryTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5708,7 @@ func (x *RetryTasksRequest) String() string {
 func (*RetryTasksRequest) ProtoMessage() {}
 
 func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5721,7 @@ func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksRequest.ProtoReflect.Descriptor instead.
 func (*RetryTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RetryTasksRequest) GetIds() []string {
@@ -5668,7 +5765,7 @@ type TaskCount struct {
 
 func (x *TaskCount) Reset() {
 	*x = TaskCount{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5680,7 +5777,7 @@ func (x *TaskCount) String() string {
 func (*TaskCount) ProtoMessage() {}
 
 func (x *TaskCount) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5693,7 +5790,7 @@ func (x *TaskCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCount.ProtoReflect.Descriptor instead.
 func (*TaskCount) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *TaskCount) GetMatched() uint64 {
@@ -5731,7 +5828,7 @@ type RetryTasksResponse struct {
 
 func (x *RetryTasksResponse) Reset() {
 	*x = RetryTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +5840,7 @@ func (x *RetryTasksResponse) String() string {
 func (*RetryTasksResponse) ProtoMessage() {}
 
 func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +5853,7 @@ func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksResponse.ProtoReflect.Descriptor instead.
 func (*RetryTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RetryTasksResponse) GetResults() []*ItemResult {
@@ -5806,7 +5903,7 @@ type BulkChange struct {
 
 func (x *BulkChange) Reset() {
 	*x = BulkChange{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5818,7 +5915,7 @@ func (x *BulkChange) String() string {
 func (*BulkChange) ProtoMessage() {}
 
 func (x *BulkChange) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5831,7 +5928,7 @@ func (x *BulkChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkChange.ProtoReflect.Descriptor instead.
 func (*BulkChange) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BulkChange) GetId() string {
@@ -5930,7 +6027,7 @@ type ListBulkChangesRequest struct {
 
 func (x *ListBulkChangesRequest) Reset() {
 	*x = ListBulkChangesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5942,7 +6039,7 @@ func (x *ListBulkChangesRequest) String() string {
 func (*ListBulkChangesRequest) ProtoMessage() {}
 
 func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5955,7 +6052,7 @@ func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesRequest.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ListBulkChangesRequest) GetLimit() uint32 {
@@ -5981,7 +6078,7 @@ type ListBulkChangesResponse struct {
 
 func (x *ListBulkChangesResponse) Reset() {
 	*x = ListBulkChangesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5993,7 +6090,7 @@ func (x *ListBulkChangesResponse) String() string {
 func (*ListBulkChangesResponse) ProtoMessage() {}
 
 func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6006,7 +6103,7 @@ func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesResponse.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListBulkChangesResponse) GetBulk() []*BulkChange {
@@ -6025,7 +6122,7 @@ type GetBulkChangeRequest struct {
 
 func (x *GetBulkChangeRequest) Reset() {
 	*x = GetBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6037,7 +6134,7 @@ func (x *GetBulkChangeRequest) String() string {
 func (*GetBulkChangeRequest) ProtoMessage() {}
 
 func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6050,7 +6147,7 @@ func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*GetBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *GetBulkChangeRequest) GetId() string {
@@ -6069,7 +6166,7 @@ type StopBulkChangeRequest struct {
 
 func (x *StopBulkChangeRequest) Reset() {
 	*x = StopBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6081,7 +6178,7 @@ func (x *StopBulkChangeRequest) String() string {
 func (*StopBulkChangeRequest) ProtoMessage() {}
 
 func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6094,7 +6191,7 @@ func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*StopBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StopBulkChangeRequest) GetId() string {
@@ -6121,7 +6218,7 @@ type LetterFilter struct {
 
 func (x *LetterFilter) Reset() {
 	*x = LetterFilter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6133,7 +6230,7 @@ func (x *LetterFilter) String() string {
 func (*LetterFilter) ProtoMessage() {}
 
 func (x *LetterFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6146,7 +6243,7 @@ func (x *LetterFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFilter.ProtoReflect.Descriptor instead.
 func (*LetterFilter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LetterFilter) GetQueue() string {
@@ -6197,7 +6294,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6209,7 +6306,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6222,7 +6319,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListDeadLettersRequest) GetFilter() *LetterFilter {
@@ -6257,7 +6354,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6269,7 +6366,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6282,7 +6379,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListDeadLettersResponse) GetLetters() []*Letter {
@@ -6308,7 +6405,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6320,7 +6417,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6333,7 +6430,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -6354,7 +6451,7 @@ type LetterAttempt struct {
 
 func (x *LetterAttempt) Reset() {
 	*x = LetterAttempt{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6366,7 +6463,7 @@ func (x *LetterAttempt) String() string {
 func (*LetterAttempt) ProtoMessage() {}
 
 func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6379,7 +6476,7 @@ func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterAttempt.ProtoReflect.Descriptor instead.
 func (*LetterAttempt) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *LetterAttempt) GetAt() *timestamppb.Timestamp {
@@ -6430,7 +6527,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6442,7 +6539,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6455,7 +6552,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Letter) GetId() string {
@@ -6569,7 +6666,7 @@ type ChangeDeadLettersRequest struct {
 
 func (x *ChangeDeadLettersRequest) Reset() {
 	*x = ChangeDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6581,7 +6678,7 @@ func (x *ChangeDeadLettersRequest) String() string {
 func (*ChangeDeadLettersRequest) ProtoMessage() {}
 
 func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6594,7 +6691,7 @@ func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ChangeDeadLettersRequest) GetIds() []string {
@@ -6649,7 +6746,7 @@ type LetterFailure struct {
 
 func (x *LetterFailure) Reset() {
 	*x = LetterFailure{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6661,7 +6758,7 @@ func (x *LetterFailure) String() string {
 func (*LetterFailure) ProtoMessage() {}
 
 func (x *LetterFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6674,7 +6771,7 @@ func (x *LetterFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFailure.ProtoReflect.Descriptor instead.
 func (*LetterFailure) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *LetterFailure) GetId() string {
@@ -6707,7 +6804,7 @@ type ChangeDeadLettersResponse struct {
 
 func (x *ChangeDeadLettersResponse) Reset() {
 	*x = ChangeDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6719,7 +6816,7 @@ func (x *ChangeDeadLettersResponse) String() string {
 func (*ChangeDeadLettersResponse) ProtoMessage() {}
 
 func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6732,7 +6829,7 @@ func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ChangeDeadLettersResponse) GetMatched() uint64 {
@@ -6775,7 +6872,7 @@ type GetQueueRequest struct {
 
 func (x *GetQueueRequest) Reset() {
 	*x = GetQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6787,7 +6884,7 @@ func (x *GetQueueRequest) String() string {
 func (*GetQueueRequest) ProtoMessage() {}
 
 func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6800,7 +6897,7 @@ func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQueueRequest.ProtoReflect.Descriptor instead.
 func (*GetQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GetQueueRequest) GetQueue() string {
@@ -6846,7 +6943,7 @@ type Queue struct {
 
 func (x *Queue) Reset() {
 	*x = Queue{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6858,7 +6955,7 @@ func (x *Queue) String() string {
 func (*Queue) ProtoMessage() {}
 
 func (x *Queue) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6871,7 +6968,7 @@ func (x *Queue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queue.ProtoReflect.Descriptor instead.
 func (*Queue) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *Queue) GetQueue() string {
@@ -6975,7 +7072,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6987,7 +7084,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7000,7 +7097,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListWorkersRequest) GetQueue() string {
@@ -7023,7 +7120,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7035,7 +7132,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7048,7 +7145,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerInfo {
@@ -7095,7 +7192,7 @@ type WorkerInfo struct {
 
 func (x *WorkerInfo) Reset() {
 	*x = WorkerInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7107,7 +7204,7 @@ func (x *WorkerInfo) String() string {
 func (*WorkerInfo) ProtoMessage() {}
 
 func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7120,7 +7217,7 @@ func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerInfo.ProtoReflect.Descriptor instead.
 func (*WorkerInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WorkerInfo) GetWorker() string {
@@ -7194,7 +7291,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7206,7 +7303,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7219,7 +7316,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
 }
 
 type ListProcessesResponse struct {
@@ -7231,7 +7328,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7243,7 +7340,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7256,7 +7353,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*ProcessInfo {
@@ -7286,7 +7383,7 @@ type ProcessInfo struct {
 
 func (x *ProcessInfo) Reset() {
 	*x = ProcessInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7298,7 +7395,7 @@ func (x *ProcessInfo) String() string {
 func (*ProcessInfo) ProtoMessage() {}
 
 func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7311,7 +7408,7 @@ func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessInfo.ProtoReflect.Descriptor instead.
 func (*ProcessInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ProcessInfo) GetProcess() string {
@@ -7394,7 +7491,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7406,7 +7503,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7419,7 +7516,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *GetBooksRequest) GetQueue() string {
@@ -7444,7 +7541,7 @@ type Books struct {
 
 func (x *Books) Reset() {
 	*x = Books{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7456,7 +7553,7 @@ func (x *Books) String() string {
 func (*Books) ProtoMessage() {}
 
 func (x *Books) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7469,7 +7566,7 @@ func (x *Books) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Books.ProtoReflect.Descriptor instead.
 func (*Books) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Books) GetAt() *timestamppb.Timestamp {
@@ -7549,7 +7646,7 @@ type QueueBooks struct {
 
 func (x *QueueBooks) Reset() {
 	*x = QueueBooks{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7561,7 +7658,7 @@ func (x *QueueBooks) String() string {
 func (*QueueBooks) ProtoMessage() {}
 
 func (x *QueueBooks) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7574,7 +7671,7 @@ func (x *QueueBooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueBooks.ProtoReflect.Descriptor instead.
 func (*QueueBooks) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *QueueBooks) GetQueue() string {
@@ -7738,7 +7835,7 @@ type FsckRequest struct {
 
 func (x *FsckRequest) Reset() {
 	*x = FsckRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7750,7 +7847,7 @@ func (x *FsckRequest) String() string {
 func (*FsckRequest) ProtoMessage() {}
 
 func (x *FsckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7763,7 +7860,7 @@ func (x *FsckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckRequest.ProtoReflect.Descriptor instead.
 func (*FsckRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *FsckRequest) GetQueue() string {
@@ -7805,7 +7902,7 @@ type FsckFind struct {
 
 func (x *FsckFind) Reset() {
 	*x = FsckFind{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7817,7 +7914,7 @@ func (x *FsckFind) String() string {
 func (*FsckFind) ProtoMessage() {}
 
 func (x *FsckFind) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7830,7 +7927,7 @@ func (x *FsckFind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckFind.ProtoReflect.Descriptor instead.
 func (*FsckFind) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *FsckFind) GetKind() string {
@@ -7904,7 +8001,7 @@ type FsckResponse struct {
 
 func (x *FsckResponse) Reset() {
 	*x = FsckResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7916,7 +8013,7 @@ func (x *FsckResponse) String() string {
 func (*FsckResponse) ProtoMessage() {}
 
 func (x *FsckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7929,7 +8026,7 @@ func (x *FsckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckResponse.ProtoReflect.Descriptor instead.
 func (*FsckResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *FsckResponse) GetFinds() []*FsckFind {
@@ -7993,7 +8090,7 @@ type UncheckedShard struct {
 
 func (x *UncheckedShard) Reset() {
 	*x = UncheckedShard{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8005,7 +8102,7 @@ func (x *UncheckedShard) String() string {
 func (*UncheckedShard) ProtoMessage() {}
 
 func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8018,7 +8115,7 @@ func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncheckedShard.ProtoReflect.Descriptor instead.
 func (*UncheckedShard) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *UncheckedShard) GetQueue() string {
@@ -8054,7 +8151,7 @@ type ListActsRequest struct {
 
 func (x *ListActsRequest) Reset() {
 	*x = ListActsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8066,7 +8163,7 @@ func (x *ListActsRequest) String() string {
 func (*ListActsRequest) ProtoMessage() {}
 
 func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8079,7 +8176,7 @@ func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsRequest.ProtoReflect.Descriptor instead.
 func (*ListActsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListActsRequest) GetBefore() string {
@@ -8106,7 +8203,7 @@ type ListActsResponse struct {
 
 func (x *ListActsResponse) Reset() {
 	*x = ListActsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8118,7 +8215,7 @@ func (x *ListActsResponse) String() string {
 func (*ListActsResponse) ProtoMessage() {}
 
 func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8131,7 +8228,7 @@ func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsResponse.ProtoReflect.Descriptor instead.
 func (*ListActsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListActsResponse) GetActs() []*Act {
@@ -8157,7 +8254,7 @@ type Act struct {
 
 func (x *Act) Reset() {
 	*x = Act{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8169,7 +8266,7 @@ func (x *Act) String() string {
 func (*Act) ProtoMessage() {}
 
 func (x *Act) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8182,7 +8279,7 @@ func (x *Act) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Act.ProtoReflect.Descriptor instead.
 func (*Act) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Act) GetId() string {
@@ -8224,7 +8321,7 @@ var File_taskd_v1_taskd_proto protoreflect.FileDescriptor
 
 const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\n" +
-	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb5\x06\n" +
+	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd2\x06\n" +
 	"\aNewTask\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x18\n" +
@@ -8243,7 +8340,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0fidempotency_key\x18\r \x01(\tR\x0eidempotencyKey\x12+\n" +
 	"\abackoff\x18\x0e \x01(\v2\x11.taskd.v1.BackoffR\abackoff\x126\n" +
 	"\bdeadline\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12>\n" +
-	"\rfinish_within\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\ffinishWithin\x1a:\n" +
+	"\rfinish_within\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\ffinishWithin\x12\x1b\n" +
+	"\tlimit_key\x18\x11 \x01(\tR\blimitKey\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
@@ -8438,7 +8536,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\tmax_tasks\x18\x03 \x01(\rR\bmaxTasks\x12-\n" +
 	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12@\n" +
 	"\x0elease_duration\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rleaseDuration\x12\x1b\n" +
-	"\tmax_bytes\x18\x06 \x01(\x04R\bmaxBytes\"\x85\x04\n" +
+	"\tmax_bytes\x18\x06 \x01(\x04R\bmaxBytes\"\xa2\x04\n" +
 	"\n" +
 	"LeasedTask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -8454,7 +8552,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\breplicas\x18\n" +
 	" \x01(\rR\breplicas\x12.\n" +
 	"\bpriority\x18\v \x01(\x0e2\x12.taskd.v1.PriorityR\bpriority\x12=\n" +
-	"\x10payload_encoding\x18\f \x01(\x0e2\x12.taskd.v1.EncodingR\x0fpayloadEncoding\x1a:\n" +
+	"\x10payload_encoding\x18\f \x01(\x0e2\x12.taskd.v1.EncodingR\x0fpayloadEncoding\x12\x1b\n" +
+	"\tlimit_key\x18\r \x01(\tR\blimitKey\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\">\n" +
@@ -8465,7 +8564,10 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x14.taskd.v1.ItemStatusR\x06status\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x12D\n" +
-	"\x10lease_expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0eleaseExpiresAt\"\xc5\x01\n" +
+	"\x10lease_expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x0eleaseExpiresAt\"k\n" +
+	"\vLimitReport\x12-\n" +
+	"\x04hold\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x04hold\x12-\n" +
+	"\x04pace\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04pace\"\xf2\x01\n" +
 	"\n" +
 	"Completion\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
@@ -8475,14 +8577,15 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\n" +
 	"discovered\x18\x04 \x03(\v2\x11.taskd.v1.NewTaskR\n" +
 	"discovered\x12;\n" +
-	"\x0fresult_encoding\x18\x05 \x01(\x0e2\x12.taskd.v1.EncodingR\x0eresultEncoding\"\x95\x01\n" +
+	"\x0fresult_encoding\x18\x05 \x01(\x0e2\x12.taskd.v1.EncodingR\x0eresultEncoding\x12+\n" +
+	"\x05limit\x18\x06 \x01(\v2\x15.taskd.v1.LimitReportR\x05limit\"\x95\x01\n" +
 	"\x14CompleteTasksRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x126\n" +
 	"\vcompletions\x18\x02 \x03(\v2\x14.taskd.v1.CompletionR\vcompletions\x12-\n" +
 	"\x04next\x18\x03 \x01(\v2\x19.taskd.v1.GetTasksRequestR\x04next\"s\n" +
 	"\x15CompleteTasksResponse\x12.\n" +
 	"\aresults\x18\x01 \x03(\v2\x14.taskd.v1.ItemResultR\aresults\x12*\n" +
-	"\x05tasks\x18\x02 \x03(\v2\x14.taskd.v1.LeasedTaskR\x05tasks\"\xcb\x01\n" +
+	"\x05tasks\x18\x02 \x03(\v2\x14.taskd.v1.LeasedTaskR\x05tasks\"\xf8\x01\n" +
 	"\tRejection\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vlease_token\x18\x02 \x01(\tR\n" +
@@ -8491,7 +8594,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x05retry\x18\x04 \x01(\bH\x00R\x05retry\x88\x01\x01\x12/\n" +
 	"\x05delay\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x05delay\x12\x1f\n" +
 	"\vnot_started\x18\x06 \x01(\bR\n" +
-	"notStartedB\b\n" +
+	"notStarted\x12+\n" +
+	"\x05limit\x18\a \x01(\v2\x15.taskd.v1.LimitReportR\x05limitB\b\n" +
 	"\x06_retry\"a\n" +
 	"\x12RejectTasksRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x123\n" +
@@ -8906,7 +9010,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x12TASK_PLACE_DELAYED\x10\b\x12\x17\n" +
 	"\x13TASK_PLACE_REPORTED\x10\t\x12\x13\n" +
 	"\x0fTASK_PLACE_LOST\x10\n" +
-	"*\xa4\x03\n" +
+	"*\xc5\x03\n" +
 	"\fWorkerReason\x12\x1d\n" +
 	"\x19WORKER_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15WORKER_REASON_MAY_GET\x10\x01\x12\x1e\n" +
@@ -8921,7 +9025,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x1bWORKER_REASON_CLAIMS_PAUSED\x10\n" +
 	"\x12\x1e\n" +
 	"\x1aWORKER_REASON_QUEUE_PAUSED\x10\v\x12&\n" +
-	"\"WORKER_REASON_RESERVED_FOR_ANOTHER\x10\f*\xe9\x01\n" +
+	"\"WORKER_REASON_RESERVED_FOR_ANOTHER\x10\f\x12\x1f\n" +
+	"\x1bWORKER_REASON_LIMIT_REACHED\x10\r*\xe9\x01\n" +
 	"\n" +
 	"ItemStatus\x12\x1b\n" +
 	"\x17ITEM_STATUS_UNSPECIFIED\x10\x00\x12\x12\n" +
@@ -9009,7 +9114,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 102)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                     // 0: taskd.v1.Priority
 	(Encoding)(0),                     // 1: taskd.v1.Encoding
@@ -9058,311 +9163,316 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*LeasedTask)(nil),                // 44: taskd.v1.LeasedTask
 	(*GetTasksResponse)(nil),          // 45: taskd.v1.GetTasksResponse
 	(*ItemResult)(nil),                // 46: taskd.v1.ItemResult
-	(*Completion)(nil),                // 47: taskd.v1.Completion
-	(*CompleteTasksRequest)(nil),      // 48: taskd.v1.CompleteTasksRequest
-	(*CompleteTasksResponse)(nil),     // 49: taskd.v1.CompleteTasksResponse
-	(*Rejection)(nil),                 // 50: taskd.v1.Rejection
-	(*RejectTasksRequest)(nil),        // 51: taskd.v1.RejectTasksRequest
-	(*RejectTasksResponse)(nil),       // 52: taskd.v1.RejectTasksResponse
-	(*Extension)(nil),                 // 53: taskd.v1.Extension
-	(*ExtendTasksRequest)(nil),        // 54: taskd.v1.ExtendTasksRequest
-	(*ExtendTasksResponse)(nil),       // 55: taskd.v1.ExtendTasksResponse
-	(*OpenSession)(nil),               // 56: taskd.v1.OpenSession
-	(*WorkerFrame)(nil),               // 57: taskd.v1.WorkerFrame
-	(*TaskdFrame)(nil),                // 58: taskd.v1.TaskdFrame
-	(*SessionOpened)(nil),             // 59: taskd.v1.SessionOpened
-	(*FrameAnswer)(nil),               // 60: taskd.v1.FrameAnswer
-	(*SessionClosing)(nil),            // 61: taskd.v1.SessionClosing
-	(*OpenSessionRequest)(nil),        // 62: taskd.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),       // 63: taskd.v1.OpenSessionResponse
-	(*WantTasksRequest)(nil),          // 64: taskd.v1.WantTasksRequest
-	(*WantTasksResponse)(nil),         // 65: taskd.v1.WantTasksResponse
-	(*SurrenderTasksRequest)(nil),     // 66: taskd.v1.SurrenderTasksRequest
-	(*SurrenderTasksResponse)(nil),    // 67: taskd.v1.SurrenderTasksResponse
-	(*GetPendingCountRequest)(nil),    // 68: taskd.v1.GetPendingCountRequest
-	(*GetPendingCountResponse)(nil),   // 69: taskd.v1.GetPendingCountResponse
-	(*ReportTasksRequest)(nil),        // 70: taskd.v1.ReportTasksRequest
-	(*ReportTasksResponse)(nil),       // 71: taskd.v1.ReportTasksResponse
-	(*CloseSessionRequest)(nil),       // 72: taskd.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),      // 73: taskd.v1.CloseSessionResponse
-	(*RetryTasksRequest)(nil),         // 74: taskd.v1.RetryTasksRequest
-	(*TaskCount)(nil),                 // 75: taskd.v1.TaskCount
-	(*RetryTasksResponse)(nil),        // 76: taskd.v1.RetryTasksResponse
-	(*BulkChange)(nil),                // 77: taskd.v1.BulkChange
-	(*ListBulkChangesRequest)(nil),    // 78: taskd.v1.ListBulkChangesRequest
-	(*ListBulkChangesResponse)(nil),   // 79: taskd.v1.ListBulkChangesResponse
-	(*GetBulkChangeRequest)(nil),      // 80: taskd.v1.GetBulkChangeRequest
-	(*StopBulkChangeRequest)(nil),     // 81: taskd.v1.StopBulkChangeRequest
-	(*LetterFilter)(nil),              // 82: taskd.v1.LetterFilter
-	(*ListDeadLettersRequest)(nil),    // 83: taskd.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),   // 84: taskd.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),      // 85: taskd.v1.GetDeadLetterRequest
-	(*LetterAttempt)(nil),             // 86: taskd.v1.LetterAttempt
-	(*Letter)(nil),                    // 87: taskd.v1.Letter
-	(*ChangeDeadLettersRequest)(nil),  // 88: taskd.v1.ChangeDeadLettersRequest
-	(*LetterFailure)(nil),             // 89: taskd.v1.LetterFailure
-	(*ChangeDeadLettersResponse)(nil), // 90: taskd.v1.ChangeDeadLettersResponse
-	(*GetQueueRequest)(nil),           // 91: taskd.v1.GetQueueRequest
-	(*Queue)(nil),                     // 92: taskd.v1.Queue
-	(*ListWorkersRequest)(nil),        // 93: taskd.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),       // 94: taskd.v1.ListWorkersResponse
-	(*WorkerInfo)(nil),                // 95: taskd.v1.WorkerInfo
-	(*ListProcessesRequest)(nil),      // 96: taskd.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),     // 97: taskd.v1.ListProcessesResponse
-	(*ProcessInfo)(nil),               // 98: taskd.v1.ProcessInfo
-	(*GetBooksRequest)(nil),           // 99: taskd.v1.GetBooksRequest
-	(*Books)(nil),                     // 100: taskd.v1.Books
-	(*QueueBooks)(nil),                // 101: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),               // 102: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                  // 103: taskd.v1.FsckFind
-	(*FsckResponse)(nil),              // 104: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),            // 105: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),           // 106: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),          // 107: taskd.v1.ListActsResponse
-	(*Act)(nil),                       // 108: taskd.v1.Act
-	nil,                               // 109: taskd.v1.NewTask.HeadersEntry
-	nil,                               // 110: taskd.v1.Task.HeadersEntry
-	nil,                               // 111: taskd.v1.TaskFilter.HeadersEntry
-	nil,                               // 112: taskd.v1.LeasedTask.HeadersEntry
-	nil,                               // 113: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),       // 114: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 115: google.protobuf.Timestamp
+	(*LimitReport)(nil),               // 47: taskd.v1.LimitReport
+	(*Completion)(nil),                // 48: taskd.v1.Completion
+	(*CompleteTasksRequest)(nil),      // 49: taskd.v1.CompleteTasksRequest
+	(*CompleteTasksResponse)(nil),     // 50: taskd.v1.CompleteTasksResponse
+	(*Rejection)(nil),                 // 51: taskd.v1.Rejection
+	(*RejectTasksRequest)(nil),        // 52: taskd.v1.RejectTasksRequest
+	(*RejectTasksResponse)(nil),       // 53: taskd.v1.RejectTasksResponse
+	(*Extension)(nil),                 // 54: taskd.v1.Extension
+	(*ExtendTasksRequest)(nil),        // 55: taskd.v1.ExtendTasksRequest
+	(*ExtendTasksResponse)(nil),       // 56: taskd.v1.ExtendTasksResponse
+	(*OpenSession)(nil),               // 57: taskd.v1.OpenSession
+	(*WorkerFrame)(nil),               // 58: taskd.v1.WorkerFrame
+	(*TaskdFrame)(nil),                // 59: taskd.v1.TaskdFrame
+	(*SessionOpened)(nil),             // 60: taskd.v1.SessionOpened
+	(*FrameAnswer)(nil),               // 61: taskd.v1.FrameAnswer
+	(*SessionClosing)(nil),            // 62: taskd.v1.SessionClosing
+	(*OpenSessionRequest)(nil),        // 63: taskd.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),       // 64: taskd.v1.OpenSessionResponse
+	(*WantTasksRequest)(nil),          // 65: taskd.v1.WantTasksRequest
+	(*WantTasksResponse)(nil),         // 66: taskd.v1.WantTasksResponse
+	(*SurrenderTasksRequest)(nil),     // 67: taskd.v1.SurrenderTasksRequest
+	(*SurrenderTasksResponse)(nil),    // 68: taskd.v1.SurrenderTasksResponse
+	(*GetPendingCountRequest)(nil),    // 69: taskd.v1.GetPendingCountRequest
+	(*GetPendingCountResponse)(nil),   // 70: taskd.v1.GetPendingCountResponse
+	(*ReportTasksRequest)(nil),        // 71: taskd.v1.ReportTasksRequest
+	(*ReportTasksResponse)(nil),       // 72: taskd.v1.ReportTasksResponse
+	(*CloseSessionRequest)(nil),       // 73: taskd.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),      // 74: taskd.v1.CloseSessionResponse
+	(*RetryTasksRequest)(nil),         // 75: taskd.v1.RetryTasksRequest
+	(*TaskCount)(nil),                 // 76: taskd.v1.TaskCount
+	(*RetryTasksResponse)(nil),        // 77: taskd.v1.RetryTasksResponse
+	(*BulkChange)(nil),                // 78: taskd.v1.BulkChange
+	(*ListBulkChangesRequest)(nil),    // 79: taskd.v1.ListBulkChangesRequest
+	(*ListBulkChangesResponse)(nil),   // 80: taskd.v1.ListBulkChangesResponse
+	(*GetBulkChangeRequest)(nil),      // 81: taskd.v1.GetBulkChangeRequest
+	(*StopBulkChangeRequest)(nil),     // 82: taskd.v1.StopBulkChangeRequest
+	(*LetterFilter)(nil),              // 83: taskd.v1.LetterFilter
+	(*ListDeadLettersRequest)(nil),    // 84: taskd.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),   // 85: taskd.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),      // 86: taskd.v1.GetDeadLetterRequest
+	(*LetterAttempt)(nil),             // 87: taskd.v1.LetterAttempt
+	(*Letter)(nil),                    // 88: taskd.v1.Letter
+	(*ChangeDeadLettersRequest)(nil),  // 89: taskd.v1.ChangeDeadLettersRequest
+	(*LetterFailure)(nil),             // 90: taskd.v1.LetterFailure
+	(*ChangeDeadLettersResponse)(nil), // 91: taskd.v1.ChangeDeadLettersResponse
+	(*GetQueueRequest)(nil),           // 92: taskd.v1.GetQueueRequest
+	(*Queue)(nil),                     // 93: taskd.v1.Queue
+	(*ListWorkersRequest)(nil),        // 94: taskd.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),       // 95: taskd.v1.ListWorkersResponse
+	(*WorkerInfo)(nil),                // 96: taskd.v1.WorkerInfo
+	(*ListProcessesRequest)(nil),      // 97: taskd.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),     // 98: taskd.v1.ListProcessesResponse
+	(*ProcessInfo)(nil),               // 99: taskd.v1.ProcessInfo
+	(*GetBooksRequest)(nil),           // 100: taskd.v1.GetBooksRequest
+	(*Books)(nil),                     // 101: taskd.v1.Books
+	(*QueueBooks)(nil),                // 102: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),               // 103: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                  // 104: taskd.v1.FsckFind
+	(*FsckResponse)(nil),              // 105: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),            // 106: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),           // 107: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),          // 108: taskd.v1.ListActsResponse
+	(*Act)(nil),                       // 109: taskd.v1.Act
+	nil,                               // 110: taskd.v1.NewTask.HeadersEntry
+	nil,                               // 111: taskd.v1.Task.HeadersEntry
+	nil,                               // 112: taskd.v1.TaskFilter.HeadersEntry
+	nil,                               // 113: taskd.v1.LeasedTask.HeadersEntry
+	nil,                               // 114: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),       // 115: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 116: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	114, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	115, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	114, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	109, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	115, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	116, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	115, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	110, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	13,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	115, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	114, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	116, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	115, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	114, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	114, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	114, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	115, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	115, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	115, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	12,  // 13: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	114, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	115, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	3,   // 15: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	4,   // 16: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
 	17,  // 17: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
 	15,  // 18: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 19: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	115, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	116, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	4,   // 21: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	115, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	116, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	4,   // 23: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 24: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	115, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	115, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	115, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	116, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	116, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	116, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 28: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	110, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	111, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	23,  // 30: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	24,  // 31: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	13,  // 32: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	115, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	116, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	5,   // 34: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	115, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	115, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	115, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	115, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	116, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	116, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	116, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	116, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	4,   // 39: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	111, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	115, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	115, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	112, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	116, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	116, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
 	25,  // 43: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	22,  // 44: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	115, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	115, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	116, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	116, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	7,   // 47: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	115, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	116, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	22,  // 49: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	6,   // 50: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	115, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	115, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	116, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	116, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	29,  // 53: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	30,  // 54: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	31,  // 55: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	115, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	116, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
 	0,   // 57: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
 	25,  // 58: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 59: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
-	75,  // 60: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
-	77,  // 61: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	114, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	76,  // 60: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
+	78,  // 61: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	115, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
 	25,  // 63: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 64: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
-	75,  // 65: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
-	77,  // 66: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	76,  // 65: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
+	78,  // 66: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
 	25,  // 67: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	46,  // 68: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
-	75,  // 69: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
-	77,  // 70: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	114, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	114, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	112, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	115, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	76,  // 69: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
+	78,  // 70: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	115, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	115, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	113, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	116, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
 	0,   // 75: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
 	1,   // 76: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
 	44,  // 77: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	8,   // 78: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	115, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	12,  // 80: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
-	1,   // 81: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
-	47,  // 82: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
-	43,  // 83: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
-	46,  // 84: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
-	44,  // 85: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	114, // 86: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
-	50,  // 87: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	46,  // 88: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	114, // 89: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
-	53,  // 90: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
-	46,  // 91: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	114, // 92: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	114, // 93: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	56,  // 94: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
-	47,  // 95: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
-	50,  // 96: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
-	53,  // 97: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
-	59,  // 98: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
-	44,  // 99: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
-	60,  // 100: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
-	46,  // 101: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
-	61,  // 102: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	114, // 103: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	114, // 104: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
-	46,  // 105: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
-	46,  // 106: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
-	46,  // 107: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	114, // 108: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	114, // 109: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	114, // 110: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	114, // 111: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	114, // 112: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	114, // 113: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
-	44,  // 114: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	47,  // 115: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
-	50,  // 116: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	53,  // 117: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
-	46,  // 118: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
-	46,  // 119: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
-	46,  // 120: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
-	25,  // 121: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	46,  // 122: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
-	75,  // 123: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
-	77,  // 124: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	9,   // 125: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
-	25,  // 126: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	115, // 127: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	115, // 128: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
-	77,  // 129: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
-	10,  // 130: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	115, // 131: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	115, // 132: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
-	82,  // 133: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	87,  // 134: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	115, // 135: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
-	10,  // 136: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	115, // 137: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
-	86,  // 138: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
-	12,  // 139: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
-	82,  // 140: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	89,  // 141: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	114, // 142: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
-	95,  // 143: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	115, // 144: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	115, // 145: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
-	98,  // 146: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	115, // 147: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	115, // 148: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	115, // 149: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	101, // 150: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	11,  // 151: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	113, // 152: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	103, // 153: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	105, // 154: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	108, // 155: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	115, // 156: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	14,  // 157: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	21,  // 158: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	18,  // 159: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	19,  // 160: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	26,  // 161: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	28,  // 162: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	41,  // 163: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	43,  // 164: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	48,  // 165: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	51,  // 166: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	54,  // 167: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	57,  // 168: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	62,  // 169: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	64,  // 170: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	66,  // 171: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	68,  // 172: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	70,  // 173: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	72,  // 174: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	74,  // 175: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	78,  // 176: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	80,  // 177: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	81,  // 178: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	99,  // 179: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	102, // 180: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	83,  // 181: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	85,  // 182: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	88,  // 183: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	88,  // 184: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	91,  // 185: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	93,  // 186: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	96,  // 187: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	106, // 188: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	37,  // 189: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	39,  // 190: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	33,  // 191: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	35,  // 192: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	16,  // 193: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	22,  // 194: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	20,  // 195: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	20,  // 196: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	27,  // 197: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	32,  // 198: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	42,  // 199: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	45,  // 200: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	49,  // 201: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	52,  // 202: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	55,  // 203: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	58,  // 204: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	63,  // 205: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	65,  // 206: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	67,  // 207: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	69,  // 208: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	71,  // 209: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	73,  // 210: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	76,  // 211: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	79,  // 212: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	77,  // 213: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	77,  // 214: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	100, // 215: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	104, // 216: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	84,  // 217: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	87,  // 218: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	90,  // 219: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	90,  // 220: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	92,  // 221: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	94,  // 222: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	97,  // 223: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	107, // 224: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	38,  // 225: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	40,  // 226: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	34,  // 227: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	36,  // 228: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	193, // [193:229] is the sub-list for method output_type
-	157, // [157:193] is the sub-list for method input_type
-	157, // [157:157] is the sub-list for extension type_name
-	157, // [157:157] is the sub-list for extension extendee
-	0,   // [0:157] is the sub-list for field type_name
+	116, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	115, // 80: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	115, // 81: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	12,  // 82: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
+	1,   // 83: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
+	47,  // 84: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
+	48,  // 85: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
+	43,  // 86: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
+	46,  // 87: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
+	44,  // 88: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	115, // 89: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	47,  // 90: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
+	51,  // 91: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	46,  // 92: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
+	115, // 93: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	54,  // 94: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
+	46,  // 95: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
+	115, // 96: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	115, // 97: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	57,  // 98: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
+	48,  // 99: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
+	51,  // 100: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
+	54,  // 101: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
+	60,  // 102: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
+	44,  // 103: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
+	61,  // 104: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
+	46,  // 105: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
+	62,  // 106: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
+	115, // 107: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	115, // 108: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	46,  // 109: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
+	46,  // 110: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
+	46,  // 111: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
+	115, // 112: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	115, // 113: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	115, // 114: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	115, // 115: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	115, // 116: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	115, // 117: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	44,  // 118: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	48,  // 119: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
+	51,  // 120: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	54,  // 121: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
+	46,  // 122: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
+	46,  // 123: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
+	46,  // 124: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
+	25,  // 125: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	46,  // 126: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
+	76,  // 127: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
+	78,  // 128: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	9,   // 129: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
+	25,  // 130: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
+	116, // 131: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	116, // 132: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	78,  // 133: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
+	10,  // 134: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
+	116, // 135: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	116, // 136: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	83,  // 137: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	88,  // 138: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
+	116, // 139: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	10,  // 140: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
+	116, // 141: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	87,  // 142: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
+	12,  // 143: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
+	83,  // 144: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	90,  // 145: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
+	115, // 146: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	96,  // 147: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
+	116, // 148: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	116, // 149: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	99,  // 150: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
+	116, // 151: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	116, // 152: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	116, // 153: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	102, // 154: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	11,  // 155: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	114, // 156: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	104, // 157: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	106, // 158: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	109, // 159: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	116, // 160: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	14,  // 161: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	21,  // 162: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	18,  // 163: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	19,  // 164: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	26,  // 165: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	28,  // 166: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	41,  // 167: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	43,  // 168: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	49,  // 169: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	52,  // 170: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	55,  // 171: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	58,  // 172: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	63,  // 173: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	65,  // 174: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	67,  // 175: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	69,  // 176: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	71,  // 177: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	73,  // 178: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	75,  // 179: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	79,  // 180: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	81,  // 181: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	82,  // 182: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	100, // 183: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	103, // 184: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	84,  // 185: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	86,  // 186: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	89,  // 187: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	89,  // 188: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	92,  // 189: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	94,  // 190: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	97,  // 191: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	107, // 192: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	37,  // 193: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	39,  // 194: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	33,  // 195: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	35,  // 196: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	16,  // 197: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	22,  // 198: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	20,  // 199: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	20,  // 200: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	27,  // 201: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	32,  // 202: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	42,  // 203: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	45,  // 204: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	50,  // 205: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	53,  // 206: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	56,  // 207: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	59,  // 208: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	64,  // 209: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	66,  // 210: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	68,  // 211: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	70,  // 212: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	72,  // 213: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	74,  // 214: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	77,  // 215: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	80,  // 216: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	78,  // 217: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	78,  // 218: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	101, // 219: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	105, // 220: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	85,  // 221: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	88,  // 222: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	91,  // 223: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	91,  // 224: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	93,  // 225: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	95,  // 226: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	98,  // 227: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	108, // 228: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	38,  // 229: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	40,  // 230: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	34,  // 231: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	36,  // 232: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	197, // [197:233] is the sub-list for method output_type
+	161, // [161:197] is the sub-list for method input_type
+	161, // [161:161] is the sub-list for extension type_name
+	161, // [161:161] is the sub-list for extension extendee
+	0,   // [0:161] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -9372,16 +9482,16 @@ func file_taskd_v1_taskd_proto_init() {
 	}
 	file_taskd_v1_taskd_proto_msgTypes[0].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[1].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[38].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[80].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[91].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[39].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[81].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[92].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   102,
+			NumMessages:   103,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

@@ -144,6 +144,16 @@ impl NewTask {
         })
     }
 
+    /// What the task shares its limits with, such as the address of a host. Only for queues with a
+    /// `limit_by`, which otherwise says it.
+    #[must_use]
+    pub fn limit_key(self, key: impl Into<String>) -> Self {
+        Self(pb::NewTask {
+            limit_key: key.into(),
+            ..self.0
+        })
+    }
+
     /// A header, which the worker gets.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {

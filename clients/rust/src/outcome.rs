@@ -14,6 +14,8 @@ use crate::{
 const LONGEST_REASON: usize = 4000;
 /// The longest delay that taskd takes.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The longest hold or pace of a limit key that taskd takes.
+const LONGEST_REPORT: Duration = Duration::from_secs(3600);
 
 /// A task that is done: its result, and the tasks discovered on the way.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +23,7 @@ pub struct Done {
     result: Bytes,
     encoding: pb::Encoding,
     pub(crate) discovered: Vec<pb::NewTask>,
+    limit: Option<pb::LimitReport>,
 }
 
 impl Done {
@@ -35,6 +38,7 @@ impl Done {
             result: serde_json::to_vec(value)?.into(),
             encoding: pb::Encoding::Json,
             discovered: Vec::new(),
+            limit: None,
         })
     }
 
@@ -44,6 +48,7 @@ impl Done {
             result: text.into().into(),
             encoding: pb::Encoding::Text,
             discovered: Vec::new(),
+            limit: None,
         }
     }
 
@@ -53,6 +58,7 @@ impl Done {
             result: bytes.into(),
             encoding: pb::Encoding::Bytes,
             discovered: Vec::new(),
+            limit: None,
         }
     }
 
@@ -70,6 +76,23 @@ impl Done {
         self
     }
 
+    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After. taskd
+    /// takes at most an hour; only for a task that has a limit key
+    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)).
+    #[must_use]
+    pub fn hold(mut self, hold: Duration) -> Self {
+        self.limit.get_or_insert_default().hold = Some(proto(hold.min(LONGEST_REPORT)));
+        self
+    }
+
+    /// Starts of the task's limit key are at least so far apart, such as a Crawl-delay, as for
+    /// [`Self::hold`]. taskd keeps it for an hour.
+    #[must_use]
+    pub fn pace(mut self, pace: Duration) -> Self {
+        self.limit.get_or_insert_default().pace = Some(proto(pace.min(LONGEST_REPORT)));
+        self
+    }
+
     pub(crate) fn completion(self, id: &str, lease_token: &str) -> pb::Completion {
         pb::Completion {
             id: id.to_owned(),
@@ -77,6 +100,7 @@ impl Done {
             result: self.result,
             discovered: self.discovered,
             result_encoding: self.encoding.into(),
+            limit: self.limit,
         }
     }
 }
@@ -97,6 +121,7 @@ pub struct Failure {
     pub(crate) retry: bool,
     pub(crate) delay: Option<Duration>,
     pub(crate) not_started: bool,
+    limit: Option<pb::LimitReport>,
 }
 
 impl Failure {
@@ -108,6 +133,7 @@ impl Failure {
             retry: true,
             delay: None,
             not_started: false,
+            limit: None,
         }
     }
 
@@ -157,6 +183,23 @@ impl Failure {
         }
     }
 
+    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After. taskd
+    /// takes at most an hour; only for a task that has a limit key
+    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)).
+    #[must_use]
+    pub fn hold(mut self, hold: Duration) -> Self {
+        self.limit.get_or_insert_default().hold = Some(proto(hold.min(LONGEST_REPORT)));
+        self
+    }
+
+    /// Starts of the task's limit key are at least so far apart, such as a Crawl-delay, as for
+    /// [`Self::hold`]. taskd keeps it for an hour.
+    #[must_use]
+    pub fn pace(mut self, pace: Duration) -> Self {
+        self.limit.get_or_insert_default().pace = Some(proto(pace.min(LONGEST_REPORT)));
+        self
+    }
+
     /// How long the task is put off, if it is.
     pub(crate) fn is_put_off(&self) -> Option<Duration> {
         self.delay
@@ -177,6 +220,7 @@ impl Failure {
             retry: Some(self.retry || self.not_started),
             delay,
             not_started: self.not_started,
+            limit: self.limit,
         }
     }
 }

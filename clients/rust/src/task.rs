@@ -33,6 +33,7 @@ pub struct TaskInfo {
     attempt: u32,
     replicas: u32,
     priority: Priority,
+    limit_key: String,
     pub(crate) lease_token: String,
     is_cancelled: watch::Sender<bool>,
 }
@@ -69,6 +70,7 @@ impl TaskInfo {
             lease_token,
             attempt,
             replicas,
+            limit_key,
             ..
         } = task;
         let is_cancelled = watch::Sender::new(false);
@@ -82,6 +84,7 @@ impl TaskInfo {
                 attempt,
                 replicas,
                 priority,
+                limit_key,
                 lease_token,
                 is_cancelled,
             },
@@ -132,6 +135,11 @@ impl TaskInfo {
     /// Which tasks of the queue come first.
     pub fn priority(&self) -> Priority {
         self.priority
+    }
+
+    /// What the task shares its limits with, such as a host; empty if it has no limits.
+    pub fn limit_key(&self) -> &str {
+        &self.limit_key
     }
 
     /// True if nobody waits for this work any more: an operator cancelled the task, its lease is

@@ -315,6 +315,7 @@ impl Worker {
             retry: None,
             delay: Some(prost_types::Duration::default()),
             not_started: false,
+            limit: None,
         };
         let rejections = tasks.iter().map(rejection).collect();
         let request = pb::RejectTasksRequest {

@@ -396,11 +396,15 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
         return Err(if is_code(plan.dead_code) {
             failure.never_again()
         } else if is_code(plan.put_off_code) {
-            failure.put_off(
-                asked_wait(stdout)
-                    .unwrap_or(plan.put_off)
-                    .max(SHORTEST_WAIT),
-            )
+            let wait = asked_wait(stdout)
+                .unwrap_or(plan.put_off)
+                .max(SHORTEST_WAIT);
+            let failure = failure.put_off(wait);
+            // The others of its limit key wait, too.
+            match task.limit_key() {
+                "" => failure,
+                _ => failure.hold(wait),
+            }
         } else {
             failure
         });

@@ -110,16 +110,19 @@ impl Checker {
         url: &Url,
         method: &Method,
         sent_by: Option<IpAddr>,
+        is_limited: bool,
         spent: &mut Spent,
     ) -> Result<Answer, Failure> {
         let came = Instant::now();
         let patience = self.timeout.saturating_sub(spent.waiting);
-        let Ok(_place) = timeout(
-            patience,
-            self.gates.enter(url.host_str().unwrap_or_default()),
-        )
-        .await
-        else {
+        // If taskd spaces the tasks of this host, all workers together keep its limits.
+        let turn = async {
+            match is_limited {
+                true => None,
+                false => self.gates.enter(url.host_str().unwrap_or_default()).await,
+            }
+        };
+        let Ok(_place) = timeout(patience, turn).await else {
             let why = format!(
                 "{url}: no turn at its host within {}",
                 format_duration(self.timeout)
@@ -157,7 +160,8 @@ impl Checker {
         }
     }
 
-    async fn follow(&self, task: &str, first: Url) -> Result<Done, Failure> {
+    /// `is_limited`: the task has a limit key.
+    async fn follow(&self, task: &str, first: Url, is_limited: bool) -> Result<Done, Failure> {
         // A site outside must not make the check ask servers inside.
         let mut sent_by = None;
         let mut method = if self.is_head {
@@ -169,7 +173,10 @@ impl Checker {
         let mut redirects = Vec::new();
         let mut spent = Spent::default();
         loop {
-            let answer = self.ask(&url, &method, sent_by, &mut spent).await?;
+            let is_first = redirects.is_empty();
+            let answer = self
+                .ask(&url, &method, sent_by, is_limited && is_first, &mut spent)
+                .await?;
             if method == Method::HEAD
                 && matches!(
                     answer.status,
@@ -181,7 +188,11 @@ impl Checker {
             }
             if let Some(wait) = answer.asks_to_wait() {
                 let failure = Failure::new(format!("{url}: {} with Retry-After", answer.status));
-                return Err(self.put_off(task, failure, wait));
+                let failure = self.put_off(task, failure, wait);
+                return Err(match is_limited && is_first {
+                    true => failure.hold(within_bounds(wait)),
+                    false => failure,
+                });
             }
             if let Some(target) = answer.redirect() {
                 let to = url.join(&target).ok().filter(is_http);
@@ -229,7 +240,8 @@ pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done,
     let url = Url::parse(&key).ok().filter(is_http);
     let url = url
         .ok_or_else(|| Failure::new("the key is no URL with http:// or https://").never_again())?;
-    checker.follow(task.id(), url).await
+    let is_limited = !task.limit_key().is_empty();
+    checker.follow(task.id(), url, is_limited).await
 }
 
 fn is_http(url: &Url) -> bool {

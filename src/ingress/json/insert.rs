@@ -64,6 +64,10 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// queue's `idempotency_window`. Not for discovered tasks.
     #[schemars(length(max = 256))]
     idempotency_key: String,
+    #[serde(default)]
+    /// What the task shares its limits with, in a queue with a `limit_by`. Empty: what that says.
+    #[schemars(length(max = 255))]
+    limit_key: String,
 }
 
 fn without_default(schema: &mut schemars::Schema) {
@@ -218,6 +222,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         headers: task.headers,
         traceparent: task.traceparent,
         idempotency_key: task.idempotency_key,
+        limit_key: task.limit_key,
     })
 }
 
@@ -242,7 +247,7 @@ mod tests {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
                 "finish_within":"2h","lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
-                "idempotency_key":"i","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
+                "idempotency_key":"i","limit_key":"l","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
         )
         .unwrap();
         let expected = model::NewTask {
@@ -261,6 +266,7 @@ mod tests {
             headers: HashMap::from([("h".into(), "v".into())]),
             traceparent: "tp".into(),
             idempotency_key: "i".into(),
+            limit_key: "l".into(),
             backoff: Some(model::NewBackoff {
                 kind: model::BackoffKind::Linear,
                 initial: Some(Duration::from_secs(2)),

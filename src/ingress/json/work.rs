@@ -28,6 +28,27 @@ pub(super) const MAX_ITEMS: usize = 1000;
 /// The most tasks that one completion may discover.
 const MAX_DISCOVERED: usize = 10_000;
 
+/// What a worker has learnt about the limit key of a task.
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, expecting = "an object with hold or pace")]
+pub(super) struct LimitReport {
+    /// Nothing of the limit key starts for this long. At most `1h`.
+    hold: Option<Time>,
+    /// Starts of the limit key are at least so far apart, for an hour. At most `1h`.
+    pace: Option<Time>,
+}
+
+fn limit_report(limit: Option<Nested<LimitReport>>) -> model::LimitReport {
+    let Some(Nested(limit)) = limit else {
+        return model::LimitReport::default();
+    };
+    let time = |time: Option<Time>| time.map_or(Duration::ZERO, |time| time.0);
+    model::LimitReport {
+        hold: time(limit.hold),
+        pace: time(limit.pace),
+    }
+}
+
 /// A task that a worker has done.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a completion")]
@@ -42,6 +63,8 @@ pub(super) struct Completion<'a> {
     #[serde(borrow, default)]
     #[schemars(with = "AtMost<insert::NewTask<'a>, MAX_DISCOVERED>")]
     discovered: AtMost<&'a RawValue, MAX_DISCOVERED>,
+    /// Only of a task with a limit key.
+    limit: Option<Nested<LimitReport>>,
 }
 
 /// A task that a worker gives back.
@@ -61,6 +84,8 @@ pub(super) struct Rejection {
     /// again at once.
     #[serde(default)]
     not_started: bool,
+    /// Only of a task with a limit key.
+    limit: Option<Nested<LimitReport>>,
 }
 
 /// A lease that a worker needs for longer.
@@ -252,6 +277,7 @@ pub(super) fn completion(
             Err(error) => not_stored.add(|| format!("discovered[{index}]: {error}")),
         }
     }
+    let limit = limit_report(completion.limit);
     let (id, lease_token) = (completion.id, completion.lease_token);
     let result = value::read(body, "result", completion.result, completion.result_base64);
     Ok(result.map(|(result, result_encoding)| {
@@ -260,6 +286,7 @@ pub(super) fn completion(
             result_encoding,
             discovered,
             not_stored,
+            limit,
             ..Default::default()
         };
         Item {
@@ -278,6 +305,7 @@ pub(super) fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
         retry,
         delay,
         not_started,
+        limit,
     } = item(text, "a rejection")?;
     let (retry, delay) = (retry.unwrap_or(true), delay.map(|time| time.0));
     let report = model::Rejection {
@@ -285,6 +313,7 @@ pub(super) fn rejection(text: &str) -> Result<Item<model::Rejection>, String> {
         retry,
         delay,
         not_started,
+        limit: limit_report(limit),
     };
     Ok(Item {
         id,
@@ -357,6 +386,9 @@ pub(in crate::ingress) struct LeasedTask<'a> {
     attempt: u32,
     replicas: u32,
     priority: Priority,
+    /// What the task shares its limits with, if it has limits.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    limit_key: &'a str,
 }
 
 impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
@@ -380,6 +412,7 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
             attempt: token.attempt,
             replicas: body.replicas,
             priority: body.priority,
+            limit_key: &body.limit_key,
         }
     }
 }

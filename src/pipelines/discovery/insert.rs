@@ -18,7 +18,6 @@ use super::{
     turned_away::Tally,
 };
 use crate::{
-    bus::Topic,
     enrichment::Enrichment,
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES,
@@ -247,7 +246,7 @@ impl Handle {
     /// Makes rows of the tasks that are valid, and answers the others.
     async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> (Sorted, Inserts) {
         let settings = &self.context.settings;
-        let partitions = self.context.bus.partitions(Topic::Pipeline);
+        let partitions = self.context.partitions();
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
         let mut rows = Vec::with_capacity(tasks.len());
         let mut places = Vec::with_capacity(tasks.len());

@@ -6,7 +6,7 @@ use super::{
     traced::Discoveries,
 };
 use crate::{
-    bus::{Message, Topic},
+    bus::Message,
     model::{
         Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, TaskId,
         TaskRow, TraceContext, What, WorkerName, validate,
@@ -174,11 +174,7 @@ impl<'m> Reports<'m> {
                             trace,
                             context.settings.traces.discovered,
                         );
-                        return Some(checked.row(
-                            task,
-                            id,
-                            context.bus.partitions(Topic::Pipeline),
-                        ));
+                        return Some(checked.row(task, id, context.partitions()));
                     }
                     Err(reason) => (task, None, reason),
                 }

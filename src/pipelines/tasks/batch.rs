@@ -169,7 +169,13 @@ pub(super) fn answer<A>(
     for (place, outcome) in outcomes {
         let answer = &mut answers[place];
         match outcome {
-            Ok(outcome) => answer.status = status(code_of(answer, outcome)),
+            Ok(outcome) => {
+                let code = code_of(answer, outcome);
+                if code == Code::NotLimited {
+                    answer.error = "limit is given, and the task has no limit key".to_owned();
+                }
+                answer.status = status(code);
+            }
             Err(error) => {
                 answer.error = error.to_string();
                 last = Some(error);
@@ -195,5 +201,6 @@ fn status(code: Code) -> ItemStatus {
         Code::AlreadyCompleted => ItemStatus::AlreadyCompleted,
         Code::UnknownTask => ItemStatus::UnknownTask,
         Code::Cancelled => ItemStatus::Cancelled,
+        Code::NotLimited => ItemStatus::Invalid,
     }
 }

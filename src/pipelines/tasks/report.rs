@@ -179,6 +179,8 @@ impl Handle {
         token: LeaseToken,
         report: Completion,
     ) -> Result<queue::Completion, String> {
+        let limit = report.limit;
+        limit.check()?;
         let max = self.settings.limits.max_result_bytes;
         if report.result.len() > max {
             return Err(format!(
@@ -220,6 +222,7 @@ impl Handle {
             token,
             worker: worker.clone(),
             report,
+            limit,
         })
     }
 
@@ -299,7 +302,9 @@ fn rejection(
         retry,
         delay,
         not_started,
+        limit,
     } = report;
+    limit.check()?;
     if reason.len() > MAX_REASON_BYTES {
         return Err(format!(
             "reason has {} bytes; at most {MAX_REASON_BYTES}",
@@ -332,6 +337,7 @@ fn rejection(
         worker: worker.clone(),
         mode,
         reason,
+        limit,
     })
 }
 

@@ -108,7 +108,11 @@ impl Works {
         self.end(worker, outcomes, |code| match code {
             Code::Ok => Some("completed"),
             Code::LeaseLost => Some("lease_lost"),
-            Code::Repeat | Code::AlreadyCompleted | Code::UnknownTask | Code::Cancelled => None,
+            Code::Repeat
+            | Code::AlreadyCompleted
+            | Code::UnknownTask
+            | Code::Cancelled
+            | Code::NotLimited => None,
         });
     }
 

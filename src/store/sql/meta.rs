@@ -21,6 +21,20 @@ pub(super) async fn value<S: Session, T: FromStr>(session: &mut S, name: &str) -
     parsed(name, session.fetch(select(name)).await?)
 }
 
+/// Gives the value if it is still `first`, in a transaction.
+pub(super) async fn set_once<S: Session>(
+    session: &mut S,
+    name: &str,
+    first: &str,
+    value: &str,
+) -> Result<()> {
+    let set = Statement::new("UPDATE meta SET value = ? WHERE name = ? AND value = ?")
+        .bind(value)
+        .bind(name)
+        .bind(first);
+    session.execute(set).await.map(drop)
+}
+
 /// Raises a number by one. Its row stays locked until the transaction ends.
 pub(super) async fn raise<S: Session>(session: &mut S, name: &str) -> Result<()> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = ?";

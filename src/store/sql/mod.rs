@@ -106,6 +106,18 @@ impl<DB: Backend> Store for SqlStore<DB> {
         meta::read(&self.sql, "store_id", "store_id").await
     }
 
+    async fn limit_partitions(&self, present: u32) -> Result<u32> {
+        const NAME: &str = "limit_partitions";
+        self.sql
+            .run(NAME, present.to_string(), |session, present| {
+                Box::pin(async move {
+                    meta::set_once(session, NAME, "0", present).await?;
+                    meta::value(session, NAME).await
+                })
+            })
+            .await
+    }
+
     async fn ping(&self) -> Result<()> {
         self.sql.ping().await
     }

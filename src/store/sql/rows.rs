@@ -10,7 +10,7 @@ use crate::store::{Error, Result, TaskDetail};
 /// The columns of [`TaskColumns`].
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
-     backoff, COALESCE(deadline_ms, 0) AS deadline";
+     backoff, COALESCE(deadline_ms, 0) AS deadline, COALESCE(limit_key, '') AS limit_key";
 
 /// Declares a struct that rows of both databases can be read into: a field from the column of its
 /// name, a `#[flatten]` field from the row. The derive of sqlx would compile sqlx a second time.
@@ -73,6 +73,7 @@ columns! {
         created_ms: i64,
         backoff: Vec<u8>,
         deadline: i64,
+        limit_key: String,
     }
 }
 
@@ -102,6 +103,7 @@ impl TryFrom<TaskColumns> for TaskRow {
                 bytes => Some(Backoff::unpacked(bytes).map_err(corrupt)?),
             },
             deadline_unix_ms: columns.deadline,
+            limit_key: columns.limit_key,
             idempotency: None,
         })
     }

@@ -590,6 +590,7 @@ impl Checked {
                 token,
                 worker,
                 report: lease.report(),
+                limit: Default::default(),
             })
         };
         let answers = join_all(leases.iter().map(completion)).await;
@@ -615,6 +616,7 @@ impl Checked {
             worker: worker(&lease.worker),
             mode: *mode,
             reason: "no luck".into(),
+            limit: Default::default(),
         };
         let back: Vec<_> = items.iter().map(item).collect();
         let answers = self

@@ -55,6 +55,10 @@ pub struct NewTask {
     pub deadline: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "16")]
     pub finish_within: ::core::option::Option<::prost_types::Duration>,
+    /// What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; empty: what that
+    /// says. At most 255 bytes.
+    #[prost(string, tag = "17")]
+    pub limit_key: ::prost::alloc::string::String,
 }
 /// The waits of a task between its attempts. Without a kind it has only give_up_after.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -585,6 +589,9 @@ pub struct LeasedTask {
     /// The kind of the payload, as the insert said.
     #[prost(enumeration = "Encoding", tag = "12")]
     pub payload_encoding: i32,
+    /// What the task shares its limits with. Empty: it has no limits.
+    #[prost(string, tag = "13")]
+    pub limit_key: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetTasksResponse {
@@ -603,6 +610,17 @@ pub struct ItemResult {
     #[prost(message, optional, tag = "4")]
     pub lease_expires_at: ::core::option::Option<::prost_types::Timestamp>,
 }
+/// What a worker has learnt about the limit key of a task: taskd only slows down for it, from the step that ends the lease.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitReport {
+    /// Nothing of the limit key starts for this long, such as a Retry-After. At most an hour.
+    #[prost(message, optional, tag = "1")]
+    pub hold: ::core::option::Option<::prost_types::Duration>,
+    /// Starts of the limit key are at least so far apart, such as a Crawl-delay, unless the queue's pace is slower. Counts for
+    /// an hour after the last report. At most an hour.
+    #[prost(message, optional, tag = "2")]
+    pub pace: ::core::option::Option<::prost_types::Duration>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Completion {
     #[prost(string, tag = "1")]
@@ -617,6 +635,9 @@ pub struct Completion {
     /// The kind of the result. A completion with a result of another kind is INVALID.
     #[prost(enumeration = "Encoding", tag = "5")]
     pub result_encoding: i32,
+    /// Of a task with a limit key; otherwise the completion is INVALID.
+    #[prost(message, optional, tag = "6")]
+    pub limit: ::core::option::Option<LimitReport>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CompleteTasksRequest {
@@ -657,6 +678,9 @@ pub struct Rejection {
     /// second later. With `retry` false the item is INVALID.
     #[prost(bool, tag = "6")]
     pub not_started: bool,
+    /// Of a task with a limit key; otherwise the rejection is INVALID.
+    #[prost(message, optional, tag = "7")]
+    pub limit: ::core::option::Option<LimitReport>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RejectTasksRequest {
@@ -1863,6 +1887,8 @@ pub enum WorkerReason {
     QueuePaused = 11,
     /// An operator has reserved it for another worker.
     ReservedForAnother = 12,
+    /// Its limit key lets nothing more start now.
+    LimitReached = 13,
 }
 impl WorkerReason {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1884,6 +1910,7 @@ impl WorkerReason {
             Self::ClaimsPaused => "WORKER_REASON_CLAIMS_PAUSED",
             Self::QueuePaused => "WORKER_REASON_QUEUE_PAUSED",
             Self::ReservedForAnother => "WORKER_REASON_RESERVED_FOR_ANOTHER",
+            Self::LimitReached => "WORKER_REASON_LIMIT_REACHED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1902,6 +1929,7 @@ impl WorkerReason {
             "WORKER_REASON_CLAIMS_PAUSED" => Some(Self::ClaimsPaused),
             "WORKER_REASON_QUEUE_PAUSED" => Some(Self::QueuePaused),
             "WORKER_REASON_RESERVED_FOR_ANOTHER" => Some(Self::ReservedForAnother),
+            "WORKER_REASON_LIMIT_REACHED" => Some(Self::LimitReached),
             _ => None,
         }
     }
@@ -5580,7 +5608,7 @@ pub struct PipelineRecord {
     #[prost(string, tag = "11")]
     pub traceparent: ::prost::alloc::string::String,
 }
-/// What the queue keeps for the worker. Lua looks only at `backoff`.
+/// What the queue keeps for the worker. Lua looks only at `limit` and `backoff`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TaskBody {
     #[prost(bytes = "bytes", tag = "1")]
@@ -5603,7 +5631,11 @@ pub struct TaskBody {
     pub priority: i32,
     #[prost(enumeration = "Encoding", tag = "7")]
     pub payload_encoding: i32,
-    /// Stands before all other fields, where the scripts look for it: `wire::backoff`.
+    /// The first 8 bytes of the limit key's hash, and the limit key. Stands before all other fields, where the scripts look
+    /// for it: `wire::body`.
+    #[prost(bytes = "bytes", tag = "14")]
+    pub limit: ::prost::bytes::Bytes,
+    /// Stands behind the limit key, before all other fields, where the scripts look for it: `wire::backoff`.
     #[prost(bytes = "bytes", tag = "15")]
     pub backoff: ::prost::bytes::Bytes,
     /// Of a task that has a deadline; stands behind the backoff, before all other fields: claims look for it there.

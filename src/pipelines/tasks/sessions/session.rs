@@ -344,7 +344,7 @@ impl Session {
                     state.book.forget(Some(&(*id, held.token.clone())));
                     continue;
                 }
-                Code::LeaseLost | Code::UnknownTask => ItemStatus::LeaseLost,
+                Code::LeaseLost | Code::UnknownTask | Code::NotLimited => ItemStatus::LeaseLost,
             };
             if state.book.forget(Some(&(*id, held.token.clone()))) {
                 state.ended.push(ItemAnswer::new(id.to_string(), status));

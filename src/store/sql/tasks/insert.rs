@@ -259,15 +259,19 @@ async fn insert_tasks<S: Session>(
              not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
              payload_encoding, payload",
         );
-        // Most tasks have neither backoff nor deadline, and pay nothing for them.
+        // Most tasks have no backoff, deadline or limit key, and pay nothing for them.
         let more = piece.iter().any(|row| has_more(row));
-        let insert = insert.sql(if more { ", backoff, deadline_ms)" } else { ")" });
+        let insert = insert.sql(if more {
+            ", backoff, deadline_ms, limit_key)"
+        } else {
+            ")"
+        });
         let rows = piece.iter().map(|row| {
             task_values(row, insertion)
                 .into_iter()
                 .chain(more.then(|| more_values(row)).into_iter().flatten())
         });
-        let insert = insert.values_of(18 + 2 * usize::from(more), rows);
+        let insert = insert.values_of(18 + 3 * usize::from(more), rows);
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
     }
     Ok(inserted)
@@ -298,11 +302,11 @@ fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
 }
 
 fn has_more(row: &NewRow) -> bool {
-    row.task.backoff.is_some() || row.task.deadline_unix_ms > 0
+    row.task.backoff.is_some() || row.task.deadline_unix_ms > 0 || !row.task.limit_key.is_empty()
 }
 
-/// The backoff and the deadline.
-fn more_values(row: &NewRow) -> [Value<'_>; 2] {
+/// The backoff, the deadline and the limit key.
+fn more_values(row: &NewRow) -> [Value<'_>; 3] {
     let backoff = row
         .task
         .backoff
@@ -310,6 +314,7 @@ fn more_values(row: &NewRow) -> [Value<'_>; 2] {
     [
         backoff.unwrap_or_default().into(),
         row.task.deadline_unix_ms.into(),
+        row.task.limit_key.as_str().into(),
     ]
 }
 

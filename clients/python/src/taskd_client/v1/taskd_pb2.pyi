@@ -88,6 +88,7 @@ class WorkerReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_REASON_CLAIMS_PAUSED: _ClassVar[WorkerReason]
     WORKER_REASON_QUEUE_PAUSED: _ClassVar[WorkerReason]
     WORKER_REASON_RESERVED_FOR_ANOTHER: _ClassVar[WorkerReason]
+    WORKER_REASON_LIMIT_REACHED: _ClassVar[WorkerReason]
 
 class ItemStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -176,6 +177,7 @@ WORKER_REASON_NOT_IN_QUEUE: WorkerReason
 WORKER_REASON_CLAIMS_PAUSED: WorkerReason
 WORKER_REASON_QUEUE_PAUSED: WorkerReason
 WORKER_REASON_RESERVED_FOR_ANOTHER: WorkerReason
+WORKER_REASON_LIMIT_REACHED: WorkerReason
 ITEM_STATUS_UNSPECIFIED: ItemStatus
 ITEM_STATUS_OK: ItemStatus
 ITEM_STATUS_LEASE_LOST: ItemStatus
@@ -200,7 +202,7 @@ BOOKS_STATE_MOVING: BooksState
 BOOKS_STATE_UNBALANCED: BooksState
 
 class NewTask(_message.Message):
-    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within")
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within", "limit_key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +226,7 @@ class NewTask(_message.Message):
     BACKOFF_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     FINISH_WITHIN_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
     queue: str
     key: bytes
     payload: bytes
@@ -240,7 +243,8 @@ class NewTask(_message.Message):
     backoff: Backoff
     deadline: _timestamp_pb2.Timestamp
     finish_within: _duration_pb2.Duration
-    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    limit_key: str
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., limit_key: _Optional[str] = ...) -> None: ...
 
 class Backoff(_message.Message):
     __slots__ = ("kind", "initial", "maximum", "jitter", "give_up_after")
@@ -666,7 +670,7 @@ class GetTasksRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class LeasedTask(_message.Message):
-    __slots__ = ("id", "queue", "key", "payload", "headers", "traceparent", "lease_token", "lease_expires_at", "attempt", "replicas", "priority", "payload_encoding")
+    __slots__ = ("id", "queue", "key", "payload", "headers", "traceparent", "lease_token", "lease_expires_at", "attempt", "replicas", "priority", "payload_encoding", "limit_key")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -686,6 +690,7 @@ class LeasedTask(_message.Message):
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     key: bytes
@@ -698,7 +703,8 @@ class LeasedTask(_message.Message):
     replicas: int
     priority: Priority
     payload_encoding: Encoding
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., lease_token: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+    limit_key: str
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., lease_token: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempt: _Optional[int] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., limit_key: _Optional[str] = ...) -> None: ...
 
 class GetTasksResponse(_message.Message):
     __slots__ = ("tasks",)
@@ -718,19 +724,29 @@ class ItemResult(_message.Message):
     lease_expires_at: _timestamp_pb2.Timestamp
     def __init__(self, id: _Optional[str] = ..., status: _Optional[_Union[ItemStatus, str]] = ..., error: _Optional[str] = ..., lease_expires_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class LimitReport(_message.Message):
+    __slots__ = ("hold", "pace")
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    hold: _duration_pb2.Duration
+    pace: _duration_pb2.Duration
+    def __init__(self, hold: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., pace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
 class Completion(_message.Message):
-    __slots__ = ("id", "lease_token", "result", "discovered", "result_encoding")
+    __slots__ = ("id", "lease_token", "result", "discovered", "result_encoding", "limit")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     DISCOVERED_FIELD_NUMBER: _ClassVar[int]
     RESULT_ENCODING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     id: str
     lease_token: str
     result: bytes
     discovered: _containers.RepeatedCompositeFieldContainer[NewTask]
     result_encoding: Encoding
-    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., result: _Optional[bytes] = ..., discovered: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., result_encoding: _Optional[_Union[Encoding, str]] = ...) -> None: ...
+    limit: LimitReport
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., result: _Optional[bytes] = ..., discovered: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., result_encoding: _Optional[_Union[Encoding, str]] = ..., limit: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
 
 class CompleteTasksRequest(_message.Message):
     __slots__ = ("worker", "completions", "next")
@@ -751,20 +767,22 @@ class CompleteTasksResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[LeasedTask, _Mapping]]] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("id", "lease_token", "reason", "retry", "delay", "not_started")
+    __slots__ = ("id", "lease_token", "reason", "retry", "delay", "not_started", "limit")
     ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     RETRY_FIELD_NUMBER: _ClassVar[int]
     DELAY_FIELD_NUMBER: _ClassVar[int]
     NOT_STARTED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
     id: str
     lease_token: str
     reason: str
     retry: bool
     delay: _duration_pb2.Duration
     not_started: bool
-    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., reason: _Optional[str] = ..., retry: bool = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_started: bool = ...) -> None: ...
+    limit: LimitReport
+    def __init__(self, id: _Optional[str] = ..., lease_token: _Optional[str] = ..., reason: _Optional[str] = ..., retry: bool = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_started: bool = ..., limit: _Optional[_Union[LimitReport, _Mapping]] = ...) -> None: ...
 
 class RejectTasksRequest(_message.Message):
     __slots__ = ("worker", "rejections")

@@ -1,0 +1,380 @@
+
+-- Limits per key. A limited task stands in a lane only while its limit key may start it; the others wait *behind their
+-- key*, in a line per priority. All tasks of a limit key are in one shard, so one script sees all of it.
+--
+-- LIMITS has an entry per limit key that has something, by the first 8 bytes of the key's hash, and under '' the limits
+-- of the queue, as enqueue and claim got them last. LINES has the lines, in chunks of up to 64 items. STARTS says when
+-- time alone lets a key go on, or its entry may go.
+--
+-- Nothing of this costs a call that meets no limited task: limits() makes the functions once one is met, and
+-- settle_limits() does at the end of a script, when records and bodies are written, what follows from all of it.
+local function make_limits()
+  -- include lib/clock.lua
+  -- include lib/record.lua
+  local sub, byte, char, find = string.sub, string.byte, string.char, string.find
+  -- An entry: ids of leased replicas, priority and id of each offered task, earliest next start (ms), end of the hold
+  -- (ms), items in the lines, releases so far, then the first and the last chunk of each priority's line, the time between
+  -- two starts that a worker asked for (ms), and until when that holds (ms).
+  local LEASED, OFFERED, NEXT, HOLD, WAITING, TURN, CHUNKS, ASKED, ASKED_UNTIL = 1, 2, 3, 4, 5, 6, 7, 13, 14
+  -- The limits of a queue: at a time (0 no bound), ms between starts (0 none), burst, jitter (percent), whether the time
+  -- counts from the end of a lease, wake channel, queue.
+  local AT_A_TIME, PACE, BURST, JITTER, FROM_END, CHANNEL, QUEUE = 1, 2, 3, 4, 5, 6, 7
+  local ID, CHUNK_ITEMS, ITEM = 16, 64, 24
+  -- Without a bound so many of a key stand in lanes. A call looks at so many items that count no more.
+  local UNBOUNDED, STALE_AT_ONCE = 1000, 1000
+  -- How long a report may hold a key, and how long the time between two starts counts that it asks for (ms).
+  local LONGEST_REPORT = 3600000
+  local LANES = #KEYS - 20
+
+  local queue, queue_text = nil, nil
+  local function of_queue()
+    if not queue then
+      local text = redis.call('HGET', LIMITS, '')
+      queue = text and cmsgpack.unpack(text) or {0, 0, 1, 0, 0, '', ''}
+    end
+    return queue
+  end
+  -- The limits as the caller has them, which are those of the shard from now on.
+  local function set_queue(text)
+    if redis.call('HGET', LIMITS, '') ~= text then queue_text = text end
+    queue = cmsgpack.unpack(text)
+  end
+
+  -- Entries and chunks are read once a call, and written once.
+  local entries, touched, chunks, changed_chunks = {}, {}, {}, {}
+  local behind, stale_left, longest_report = 0, STALE_AT_ONCE, 0
+
+  -- The time between two starts (ms): the queue's, or the longer one that a worker asked for; and the burst.
+  local function pace_of(entry)
+    local limits = of_queue()
+    local asked = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
+    return math.max(limits[PACE], asked), limits[PACE] > 0 and limits[BURST] or 1
+  end
+
+  -- The longest that a time of an entry, or of any, may be away (ms). A time farther away was written before the clock
+  -- was set back.
+  local function longest_pace(pace, burst)
+    return math.ceil((burst + 1) * pace * (1 + of_queue()[JITTER] / 100)) + 1
+  end
+  local function longest_wait()
+    local limits = of_queue()
+    local report = tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0)
+    return longest_pace(limits[PACE], limits[BURST]) + report
+  end
+
+  -- When the first replica of a key may start (ms, 0 at once). A shard in a later generation may be one that Redis lost,
+  -- with the starts of its keys: nothing starts in the first interval after its first limited task came.
+  local function first_start()
+    if tonumber(generation) <= 1 or of_queue()[PACE] == 0 then return 0 end
+    local since = tonumber(redis.call('HGET', COUNTERS, 'limited') or now)
+    return since + 1 + of_queue()[BURST] * of_queue()[PACE]
+  end
+
+  local function entry_of(limit)
+    local entry = entries[limit]
+    if entry then return entry end
+    local text = redis.call('HGET', LIMITS, limit)
+    local ok, stored = pcall(cmsgpack.unpack, text or '')
+    entry = ok and type(stored) == 'table' and #stored == ASKED_UNTIL and stored
+      or {'', '', first_start(), 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    entry[HOLD] = math.min(entry[HOLD], now + 1 + LONGEST_REPORT)
+    entry[ASKED_UNTIL] = math.min(entry[ASKED_UNTIL], now + LONGEST_REPORT)
+    local pace, burst = pace_of(entry)
+    if entry[NEXT] > now + longest_pace(pace, burst) then entry[NEXT] = now + math.ceil(pace) end
+    entries[limit] = entry
+    return entry
+  end
+  local function touch(limit)
+    local entry = entry_of(limit)
+    if not touched[limit] then
+      touched[limit] = true
+      touched[#touched + 1] = limit
+    end
+    return entry
+  end
+
+  -- The place of an item in a text of items of one width that end with this text.
+  local function find_item(text, width, ending)
+    local from = 1
+    while true do
+      local at = find(text, ending, from, true)
+      if not at then return nil end
+      local start = at + #ending - width
+      if start % width == 1 then return start end
+      from = at + 1
+    end
+  end
+  local function remove_item(limit, list, width, id)
+    local text = entry_of(limit)[list]
+    local at = find_item(text, width, id)
+    if not at then return false end
+    touch(limit)[list] = sub(text, 1, at - 1) .. sub(text, at + width)
+    return true
+  end
+
+  -- How many replicas of the key may start now.
+  local function room(entry)
+    if entry[HOLD] > now then return 0 end
+    local limits = of_queue()
+    local free = (limits[AT_A_TIME] > 0 and limits[AT_A_TIME] or UNBOUNDED) - #entry[LEASED] / ID
+    local pace, burst = pace_of(entry)
+    if pace > 0 then free = math.min(free, math.floor(burst - math.max(entry[NEXT] - now, 0) / pace)) end
+    return math.max(free, 0)
+  end
+  local function may_start(limit) return room(entry_of(limit)) > 0 end
+
+  -- When time alone lets the key start something (ms); not after `now`: it does already.
+  local function next_start(entry)
+    local pace, burst = pace_of(entry)
+    return math.max(pace > 0 and math.ceil(entry[NEXT] - (burst - 1) * pace) or 0, entry[HOLD])
+  end
+
+  -- A chunk of a line. `field` names it in LINES.
+  local function field_of(limit, priority, number) return limit .. char(priority) .. number end
+  local function chunk(field)
+    local text = chunks[field]
+    if not text then
+      text = redis.call('HGET', LINES, field) or ''
+      chunks[field] = text
+    end
+    return text
+  end
+  local function set_chunk(field, text)
+    chunks[field] = text
+    if not changed_chunks[field] then
+      changed_chunks[field] = true
+      changed_chunks[#changed_chunks + 1] = field
+    end
+  end
+
+  -- The task waits behind its key from now on, as this offer: the last, or the foremost. Earlier items of it count no
+  -- more, nor does an element that stands in a lane.
+  local function enter(limit, id, offer, priority, foremost)
+    if priority < 1 or priority > 3 then priority = 2 end
+    remove_item(limit, OFFERED, ID + 1, id)
+    local entry, item = touch(limit), id .. struct.pack('>I8', offer)
+    local first, last = CHUNKS + 2 * priority - 2, CHUNKS + 2 * priority - 1
+    if entry[last] < entry[first] then entry[first], entry[last] = 0, 0 end
+    local field = field_of(limit, priority, entry[foremost and first or last])
+    local text = chunk(field)
+    if #text >= CHUNK_ITEMS * ITEM then
+      if foremost then entry[first] = entry[first] - 1 else entry[last] = entry[last] + 1 end
+      field, text = field_of(limit, priority, entry[foremost and first or last]), ''
+    end
+    set_chunk(field, foremost and item .. text or text .. item)
+    entry[WAITING], behind = entry[WAITING] + 1, behind + 1
+  end
+
+  -- The foremost item of a line: id and offer; nil: the line is empty.
+  local function leave(limit, entry, priority)
+    local first, last = CHUNKS + 2 * priority - 2, CHUNKS + 2 * priority - 1
+    while entry[first] <= entry[last] do
+      local field = field_of(limit, priority, entry[first])
+      local text = chunk(field)
+      if #text <= ITEM then
+        entry[first] = entry[first] + 1
+        if entry[first] > entry[last] then entry[first], entry[last] = 0, -1 end
+      end
+      if text ~= '' then
+        set_chunk(field, sub(text, ITEM + 1))
+        entry[WAITING], behind = entry[WAITING] - 1, behind - 1
+        return sub(text, 1, ID), struct.unpack('>I8', sub(text, ID + 1, ITEM))
+      end
+    end
+  end
+
+  -- The element of the task, if this offer of it still counts. A task without a record has only a body.
+  local function element_of(limit, id, offer)
+    local record = redis.call('HGET', RECORDS, id)
+    if not record then return offer == 0 and fresh(id) and element(1, 0, id, limit) or nil end
+    local t = load(record)
+    if t and t.limit == limit and left(t) > 0 and (t[OFFER] or 0) == offer then
+      return element(t[NUM], offer, id, limit)
+    end
+  end
+
+  -- Puts tasks into lanes, from the highest priority down, while those offered of this or a higher priority are fewer
+  -- than what may start. One release in ten begins with the lowest priority, so that none starves.
+  local elements, released = {}, 0
+  local function release(limit, entry)
+    local free = entry[WAITING] > 0 and room(entry) or 0
+    if free == 0 then return end
+    local offered = {0, 0, 0}
+    for at = 1, #entry[OFFERED], ID + 1 do
+      local priority = byte(entry[OFFERED], at)
+      offered[priority] = offered[priority] + 1
+    end
+    entry[TURN] = (entry[TURN] + 1) % 10
+    local from, to, step = 1, 3, 1
+    if entry[TURN] == 0 then from, to, step = 3, 1, -1 end
+    for priority = from, to, step do
+      local function ahead()
+        local sum = 0
+        for p = 1, step < 0 and 3 or priority do sum = sum + offered[p] end
+        return sum
+      end
+      while stale_left > 0 and ahead() < free do
+        local id, offer = leave(limit, entry, priority)
+        if not id then break end
+        local found = element_of(limit, id, offer)
+        if found then
+          local lane = 2 * priority - (offer > 0 and 1 or 0)
+          elements[lane] = elements[lane] or {}
+          table.insert(elements[lane], found)
+          entry[OFFERED] = entry[OFFERED] .. char(priority) .. id
+          offered[priority], released = offered[priority] + 1, released + 1
+        else
+          stale_left = stale_left - 1
+        end
+      end
+    end
+  end
+
+  -- A replica starts.
+  local function start(limit, id)
+    remove_item(limit, OFFERED, ID + 1, id)
+    local entry, limits = touch(limit), of_queue()
+    entry[LEASED] = entry[LEASED] .. id
+    local wait = pace_of(entry)
+    if wait > 0 then
+      -- Redis's clock is cut to milliseconds: the start may be a millisecond later than `now`.
+      if limits[JITTER] > 0 then
+        math.randomseed((now + byte(id, 16) * 65536 + #entry[LEASED]) % 2147483647)
+        wait = wait * (1 + math.random() * limits[JITTER] / 100)
+      end
+      entry[NEXT] = math.ceil(math.max(entry[NEXT], now + 1) + wait)
+    end
+  end
+
+  -- A lease is over. Returns whether there was one.
+  local function lease_ended(limit, id)
+    if not remove_item(limit, LEASED, ID, id) then return false end
+    local entry, limits = entry_of(limit), of_queue()
+    if limits[FROM_END] > 0 then entry[NEXT] = math.max(entry[NEXT], math.ceil(now + 1 + pace_of(entry))) end
+    return true
+  end
+
+  -- A report of a worker: nothing of the key starts for this long, or starts are so far apart (ms). A worker only slows
+  -- down.
+  local function report(limit, hold, pace)
+    local entry = touch(limit)
+    longest_report = math.max(longest_report, hold, pace > 0 and LONGEST_REPORT or 0)
+    if hold > 0 then entry[HOLD] = math.max(entry[HOLD], now + 1 + math.min(hold, LONGEST_REPORT)) end
+    if pace > 0 then
+      local before = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
+      entry[ASKED], entry[ASKED_UNTIL] = math.max(before, math.min(pace, LONGEST_REPORT)), now + LONGEST_REPORT
+      entry[NEXT] = math.max(entry[NEXT], now + 1 + entry[ASKED])
+    end
+  end
+
+  -- A worker that may not have the task meets its element, or the task is over: it no longer takes its key's place.
+  local function pass(limit, id) return remove_item(limit, OFFERED, ID + 1, id) end
+
+  -- Whether this offer of the task waits behind the key.
+  local function stands(limit, id, offer)
+    local entry, item = entry_of(limit), id .. struct.pack('>I8', offer)
+    for priority = 1, 3 do
+      for number = entry[CHUNKS + 2 * priority - 2], entry[CHUNKS + 2 * priority - 1] do
+        if find_item(chunk(field_of(limit, priority, number)), ITEM, item) then return true end
+      end
+    end
+    return false
+  end
+
+  -- What there is to tell of a task that waits behind its key as this offer: how many are leased, how many may be (0 any
+  -- number), when time alone lets the next one start (ms), items before it (-1 more than `most`); nil: it does not wait
+  -- there.
+  local function show(limit, id, offer, priority, most)
+    local entry, item, before = entry_of(limit), id .. struct.pack('>I8', offer), 0
+    local function shown(items)
+      return {#entry[LEASED] / ID, of_queue()[AT_A_TIME], math.max(next_start(entry), 0), items}
+    end
+    for p = 1, priority do
+      for number = entry[CHUNKS + 2 * p - 2], entry[CHUNKS + 2 * p - 1] do
+        local text = chunk(field_of(limit, p, number))
+        local at = p == priority and find_item(text, ITEM, item)
+        if at then return shown(before + (at - 1) / ITEM) end
+        before = before + #text / ITEM
+        if before > most then return shown(-1) end
+      end
+    end
+  end
+
+  -- The items that wait behind all keys.
+  local function count_waiting()
+    local sum, stored = 0, redis.call('HGETALL', LIMITS)
+    for i = 1, #stored, 2 do
+      if stored[i] ~= '' then sum = sum + entry_of(stored[i])[WAITING] end
+    end
+    return sum
+  end
+
+  -- The task left the shard without telling of its leases.
+  local function forget(limit, id)
+    while lease_ended(limit, id) do end
+    pass(limit, id)
+  end
+
+  -- Releases what may start, and writes. Returns when time alone lets a key of the call go on (ms), or nil; and the
+  -- lanes that got elements.
+  local function settle()
+    if queue_text then redis.call('HSET', LIMITS, '', queue_text) end
+    local entry_args, gone, start_args, soonest = {}, {}, {}, nil
+    local function wake_at(limit, at)
+      start_args[#start_args + 1], start_args[#start_args + 2] = at, limit
+      if not soonest or at < soonest then soonest = at end
+    end
+    for i = 1, #touched do
+      local limit = touched[i]
+      local entry = entries[limit]
+      release(limit, entry)
+      local is_idle = entry[WAITING] == 0 and entry[LEASED] == '' and entry[OFFERED] == ''
+      if is_idle and entry[NEXT] <= now and entry[HOLD] <= now and entry[ASKED_UNTIL] <= now then
+        gone[#gone + 1] = limit
+      else
+        entry_args[#entry_args + 1], entry_args[#entry_args + 2] = limit, cmsgpack.pack(entry)
+        local at = is_idle and math.max(entry[NEXT], entry[HOLD], entry[ASKED_UNTIL])
+          or entry[WAITING] > 0 and next_start(entry) or 0
+        if at > now then
+          wake_at(limit, at)
+        elseif entry[WAITING] > 0 and stale_left <= 0 then
+          wake_at(limit, now)
+        end
+      end
+    end
+    local chunk_args, empty = {}, {}
+    for i = 1, #changed_chunks do
+      local field = changed_chunks[i]
+      if chunks[field] == '' then
+        empty[#empty + 1] = field
+      else
+        chunk_args[#chunk_args + 1], chunk_args[#chunk_args + 2] = field, chunks[field]
+      end
+    end
+    local function call_all(command, key, args)
+      for from = 1, #args, 6000 do redis.call(command, key, unpack(args, from, math.min(from + 5999, #args))) end
+    end
+    call_all('HSET', LIMITS, entry_args)
+    call_all('HDEL', LIMITS, gone)
+    call_all('HSET', LINES, chunk_args)
+    call_all('HDEL', LINES, empty)
+    call_all('ZADD', STARTS, start_args)
+    for lane, list in pairs(elements) do call_all('LPUSH', KEYS[LANES + 3 * lane], list) end
+    if longest_report > 0 and longest_report > tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0) then
+      redis.call('HSET', COUNTERS, 'longest_report', string.format('%.0f', longest_report))
+    end
+    if behind ~= 0 then redis.call('HINCRBY', COUNTERS, 'behind', behind) end
+    if released > 0 and of_queue()[CHANNEL] ~= '' then redis.call('PUBLISH', of_queue()[CHANNEL], of_queue()[QUEUE]) end
+    return soonest, elements
+  end
+
+  return {now = now, set_queue = set_queue, longest_wait = longest_wait, touch = touch, may_start = may_start, enter = enter,
+    start = start, lease_ended = lease_ended, report = report, pass = pass, stands = stands, show = show, count_waiting = count_waiting,
+    forget = forget, settle = settle}
+end
+local made_limits
+local function limits()
+  made_limits = made_limits or make_limits()
+  return made_limits
+end
+local function settle_limits() return made_limits and made_limits.settle() end

@@ -1,0 +1,269 @@
+//! Limits per key, through the running binary and seen from outside: never more of a limit key at a
+//! time, never sooner, and everything done in the end.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use taskd::model::now_unix_ms;
+
+use crate::support::{
+    daemon::{Daemon, statuses},
+    until,
+};
+
+fn unix_ms(time: &Value) -> i64 {
+    taskd::wire::time::from_rfc_3339(time.as_str().expect("a time")).expect("RFC 3339")
+}
+
+/// Counts from outside which leases of each limit key overlap.
+#[derive(Default)]
+struct Witness {
+    /// Limit key, task, end of the lease (ms).
+    holds: Vec<(String, String, i64)>,
+    most: BTreeMap<String, usize>,
+}
+
+impl Witness {
+    fn begin(&mut self, task: &Value) {
+        let key = task["limit_key"].as_str().expect("a limit key").to_owned();
+        let ends = unix_ms(&task["lease_expires_at"]);
+        self.holds.push((key.clone(), task["id"].to_string(), ends));
+        let now = now_unix_ms();
+        let running = self
+            .holds
+            .iter()
+            .filter(|(of, _, ends)| *of == key && *ends > now)
+            .count();
+        let most = self.most.entry(key).or_default();
+        *most = running.max(*most);
+    }
+
+    fn end(&mut self, task: &Value) {
+        let id = task["id"].to_string();
+        if let Some(at) = self.holds.iter().position(|(_, task, _)| *task == id) {
+            self.holds.swap_remove(at);
+        }
+    }
+}
+
+/// A worker that goes on whatever happens to taskd.
+#[derive(Clone)]
+struct Worker {
+    name: String,
+    url: String,
+    client: reqwest::Client,
+    witness: Arc<Mutex<Witness>>,
+}
+
+impl Worker {
+    async fn post(&self, path: &str, body: &Value) -> Option<Value> {
+        let request = self.client.post(format!("{}{path}", self.url)).json(body);
+        let answer = request.send().await.ok()?;
+        if !answer.status().is_success() {
+            return None;
+        }
+        answer.json().await.ok()
+    }
+
+    /// Its tasks, of which the witness knows.
+    async fn get(&self, most: usize, lease: &str) -> Vec<Value> {
+        let body = json!({"worker": self.name, "queues": ["q"], "max_tasks": most, "wait": "200ms", "lease_duration": lease});
+        let Some(answer) = self.post("/v1/tasks:get", &body).await else {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            return Vec::new();
+        };
+        let tasks = answer["tasks"].as_array().cloned().unwrap_or_default();
+        let mut witness = self.witness.lock().expect("no panic");
+        tasks.iter().for_each(|task| witness.begin(task));
+        tasks
+    }
+
+    /// Completes until somebody answers.
+    async fn complete(&self, task: &Value) {
+        self.witness.lock().expect("no panic").end(task);
+        let completion = json!({"id": task["id"], "lease_token": task["lease_token"]});
+        let body = json!({"worker": self.name, "completions": [completion]});
+        loop {
+            if let Some(answer) = self.post("/v1/tasks:complete", &body).await
+                && statuses(&answer) != ["TRY_LATER"]
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn never_more_of_a_limit_key_at_a_time_whatever_is_killed() {
+    let config = "[queues.q]\nlimit_by = \"header:host\"\nlimit_at_a_time = 2\nlease = \"10s\"\n";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let witness = Arc::new(Mutex::new(Witness::default()));
+    let worker = |n: usize| Worker {
+        name: format!("w{n}"),
+        url: daemon.http(),
+        client: reqwest::Client::new(),
+        witness: Arc::clone(&witness),
+    };
+    let tasks: Vec<_> = (0..90)
+        .map(|n| json!({"queue": "q", "key": n.to_string(), "headers": {"host": format!("host{}", n % 3)}, "replicas": 1 + n / 80}))
+        .collect();
+    daemon.insert(&tasks).await;
+
+    let stop = tokio_util::sync::CancellationToken::new();
+    let workers: Vec<_> = (0..6)
+        .map(|n| {
+            let worker = worker(n);
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    for task in worker.get(1 + n % 3, "10s").await {
+                        tokio::time::sleep(Duration::from_millis(10)).await;
+                        worker.complete(&task).await;
+                    }
+                }
+            })
+        })
+        .collect();
+    // A worker that dies with what it has: its leases count until they expire.
+    let dies = worker(9);
+    until("a worker has tasks and dies", async || {
+        !dies.get(2, "1s").await.is_empty()
+    })
+    .await;
+    for _ in 0..2 {
+        let left = daemon.unfinished("q").await;
+        until("some are done", async || {
+            daemon.unfinished("q").await < left.saturating_sub(5).max(1)
+        })
+        .await;
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    until("all are done", async || daemon.unfinished("q").await == 0).await;
+    stop.cancel();
+    for worker in workers {
+        worker.await.expect("no panic");
+    }
+    let most = &witness.lock().expect("no panic").most;
+    assert_eq!(most.len(), 3);
+    assert!(most.values().all(|most| *most <= 2), "{most:?}");
+    let queue = daemon.queue("q").await;
+    assert_eq!(queue["completed"], 90, "{queue}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn starts_of_a_limit_key_are_as_far_apart_as_its_pace_says() {
+    let config = "[queues.q]\nlimit_by = \"host\"\nlimit_pace = \"20/1s\"\nlease = \"10s\"\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let tasks: Vec<_> = (0..40)
+        .map(|n| json!({"queue": "q", "key": format!("https://{}.example/{n}", ["a", "b"][n % 2])}))
+        .collect();
+    daemon.insert(&tasks).await;
+    let mut starts: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+    let mut done = 0;
+    until("all are done", async || {
+        let tasks = daemon.lease("w", "q", 10, "1s").await;
+        for task in &tasks {
+            let key = task["limit_key"].as_str().expect("a limit key").to_owned();
+            let at = unix_ms(&task["lease_expires_at"]) - 10_000;
+            starts.entry(key).or_default().push(at);
+        }
+        daemon.complete("w", &tasks).await;
+        done += tasks.len();
+        done == 40
+    })
+    .await;
+    assert_eq!(
+        starts.keys().collect::<Vec<_>>(),
+        ["a.example", "b.example"]
+    );
+    for (key, mut starts) in starts {
+        starts.sort_unstable();
+        let shortest = starts.windows(2).map(|pair| pair[1] - pair[0]).min();
+        assert!(shortest >= Some(50), "{key}: {starts:?}");
+    }
+}
+
+/// The time by Redis's clock.
+async fn explained_now(daemon: &Daemon, id: &str) -> Value {
+    let (_, mut explained) = daemon.get(&format!("/v1/tasks/{id}/explain")).await;
+    explained["now"].take()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_with_limit_keys_get_one_line_and_explain_tells_what_a_task_waits_for() {
+    let config = "[queues.hosts]\nlimit_by = \"host\"\nlimit_at_a_time = 1\n\
+                  [queues.tenants]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let wrong = [
+        (
+            json!({"queue": "free", "key": "k", "limit_key": "a"}),
+            "limit_key is given, and the queue has no limit_by",
+        ),
+        (
+            json!({"queue": "hosts", "key": "no url"}),
+            "key \"no url\" is no URL with a host",
+        ),
+        (
+            json!({"queue": "tenants", "key": "k", "limit_key": "a\u{1}"}),
+            "limit_key contains a control character",
+        ),
+    ];
+    for (task, why) in &wrong {
+        let (_, answer) = daemon.post("/v1/tasks", &json!([task])).await;
+        let result = &answer["results"][0];
+        assert_eq!(result["status"], "REJECTED", "{answer}");
+        let error = result["error"].as_str().expect("one line");
+        assert!(error.starts_with(why) && !error.contains('\n'), "{error}");
+    }
+
+    let tasks: Vec<_> = (0..3)
+        .map(|n| json!({"queue": "tenants", "key": n.to_string(), "limit_key": "acme"}))
+        .collect();
+    let ids = daemon.insert(&tasks).await;
+    let leased = daemon.lease_all("w", "tenants", 1).await;
+    assert_eq!(leased[0]["limit_key"], "acme");
+    assert!(daemon.lease("w", "tenants", 5, "50ms").await.is_empty());
+    let (_, explained) = daemon
+        .get(&format!("/v1/tasks/{}/explain?worker=v", ids[2]))
+        .await;
+    assert_eq!(explained["place"], "WAITING", "{explained}");
+    assert_eq!(
+        explained["says"], "it waits for acme: 1 of 1 running, 1 before it",
+        "{explained}"
+    );
+    assert_eq!(
+        explained["worker"]["reason"], "LIMIT_REACHED",
+        "{explained}"
+    );
+
+    // A task that a worker reports is checked the same way; the completion counts.
+    let completion = json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"], "discovered": [wrong[0].0]});
+    let body = json!({"worker": "w", "completions": [completion]});
+    let (_, answer) = daemon.post("/v1/tasks:complete", &body).await;
+    assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+    let note = answer["results"][0]["error"].as_str().expect("a note");
+    assert!(note.contains(wrong[0].1), "{note}");
+    let leased = daemon.lease_all("w", "tenants", 1).await;
+    assert_eq!(leased[0]["key"], "1");
+
+    // A worker reports that the key must rest.
+    let limit = |hold: &str| {
+        let item = json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"], "limit": {"hold": hold}});
+        json!({"worker": "w", "completions": [item]})
+    };
+    let (_, answer) = daemon.post("/v1/tasks:complete", &limit("2h")).await;
+    assert_eq!(answer["results"][0]["status"], "INVALID", "{answer}");
+    let completed_ms = unix_ms(&explained_now(&daemon, &ids[2]).await);
+    let (_, answer) = daemon.post("/v1/tasks:complete", &limit("1s")).await;
+    assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+    let last = daemon.lease_all("w", "tenants", 1).await;
+    let start = unix_ms(&last[0]["lease_expires_at"]) - 30_000;
+    assert!(start - completed_ms >= 1000, "{last:?}");
+    assert_eq!(daemon.complete("w", &last).await, ["OK"]);
+}

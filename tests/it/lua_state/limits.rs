@@ -1,0 +1,719 @@
+//! Limits per key: gate, release, enter, start, pass and end (`lua/lib/limits.lua`), in each script
+//! that has a part in them.
+
+use std::collections::BTreeMap;
+
+use redis::Value;
+use taskd::redis_pool::{Call, Script, scripts};
+
+use super::{Fixture, NOW, flat, id, report::complete_all};
+
+/// The limits of a queue: at a time, ms between two starts, burst, jitter, from the end.
+type Limits = (u32, u64, u32, u32, u8);
+
+const TWO: Limits = (2, 0, 1, 0, 0);
+
+/// An entry of the hash `limits`.
+#[derive(Debug, PartialEq)]
+struct Entry {
+    leased: String,
+    /// Priority and letter of each.
+    offered: String,
+    next: u64,
+    waiting: u64,
+}
+
+fn packed(limits: Limits) -> Vec<u8> {
+    let (at_a_time, pace, burst, jitter, from_end) = limits;
+    rmp_serde::to_vec(&(at_a_time, pace, burst, jitter, from_end, "t:wake", "q")).expect("packed")
+}
+
+/// A body with a limit key, whose hash is its first letter eight times.
+fn body(priority: u8, key: &str) -> Vec<u8> {
+    let limit = [key[..1].repeat(8).as_bytes(), key.as_bytes()].concat();
+    let head = [
+        &[priority][..],
+        &2_u32.to_be_bytes(),
+        &30_000_u32.to_be_bytes(),
+    ]
+    .concat();
+    let field = [
+        &[114, u8::try_from(limit.len()).expect("short")][..],
+        &limit,
+    ]
+    .concat();
+    [head, field, b"\x0a\x01k".to_vec()].concat()
+}
+
+fn letters(ids: &[u8], width: usize) -> String {
+    ids.chunks(width)
+        .map(|item| match width {
+            16 => (item[0] as char).to_string(),
+            _ => format!("{}{}", item[0], item[1] as char),
+        })
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+struct Shard {
+    f: Fixture,
+    limits: Limits,
+    now: i64,
+    offset: u64,
+}
+
+impl Shard {
+    async fn new(limits: Limits) -> Self {
+        let f = Fixture::new().await;
+        // It has had limited tasks for long.
+        f.seed("HSET", "counters", &[b"limited", b"1"]).await;
+        Self {
+            f,
+            limits,
+            now: NOW,
+            offset: 0,
+        }
+    }
+
+    async fn run(
+        &self,
+        script: &'static Script,
+        args: impl FnOnce(&mut Call),
+    ) -> Result<Vec<String>, String> {
+        let mut call = self.f.keys.call(script, Some(self.now));
+        args(&mut call);
+        call.run(&mut self.f.redis.conn())
+            .await
+            .map(flat)
+            .map_err(|error| error.to_string())
+    }
+
+    /// Enqueues tasks: letter and priority. Answers when time lets a key go on.
+    async fn enqueue(&mut self, key: &str, num: u64, tasks: &[(char, u8)]) -> i64 {
+        self.offset += 1;
+        let offset = format!("{}-0", self.offset);
+        let offsets = vec![offset.clone(); tasks.len()].join(" ");
+        let limits = packed(self.limits);
+        let answer = self
+            .run(&scripts::ENQUEUE_LIMITED, |call| {
+                call.arg("t:wake")
+                    .arg("q")
+                    .arg("topic")
+                    .arg("")
+                    .arg(&offset);
+                call.arg(1000).arg(1 << 20).arg(0).arg(10_000);
+                call.arg(offsets).arg(num).arg(0).arg(tasks.len());
+                for (letter, priority) in tasks {
+                    call.arg(id(*letter)).arg(body(*priority, key));
+                }
+                call.arg(limits);
+            })
+            .await
+            .expect("enqueue");
+        assert_eq!(answer[..2], ["ok".to_owned(), tasks.len().to_string()]);
+        answer[4].parse().expect("a time")
+    }
+
+    /// Claims; answers the letters of the tasks, and when time lets a key go on.
+    async fn claim(&self, worker: &str, most: u64) -> (String, Option<i64>) {
+        let limits = packed(self.limits);
+        let answer = self
+            .run(&scripts::CLAIM_LIMITED, |call| {
+                call.arg(100).arg(10_000).arg(1 << 20).arg(1 << 20);
+                call.arg("").arg(0).arg(worker);
+                call.arg(format!("{most} 1048576 1 0 0")).arg(limits);
+            })
+            .await
+            .expect("claim");
+        if answer.len() <= 2 {
+            return (String::new(), None);
+        }
+        // Ids of one letter each are shown as those letters.
+        let next = answer.last().and_then(|next| next.parse().ok());
+        (answer[4].clone(), next)
+    }
+
+    async fn complete(&self, letter: char, grant: u64, worker: &str) -> String {
+        let answer = self
+            .run(&scripts::COMPLETE_LIMITED, |call| {
+                complete_all(call, &[id(letter)], &[format!("h{grant}:{worker}")]);
+            })
+            .await
+            .expect("complete");
+        answer[0].clone()
+    }
+
+    async fn read(&self, command: &str, key: &str, args: &[&str]) -> Value {
+        let mut command = redis::cmd(command);
+        command.arg(format!("t:{{q:0}}:{key}")).arg(args);
+        command
+            .query_async(&mut self.f.redis.conn())
+            .await
+            .expect("read")
+    }
+
+    /// The entry of a limit key, by its first letter.
+    async fn entry(&self, key: char) -> Option<Entry> {
+        let field = key.to_string().repeat(8);
+        let Value::BulkString(text) = self.read("HGET", "limits", &[&field]).await else {
+            return None;
+        };
+        let entry: Vec<rmp_value::Value> = rmp_value::read(&text);
+        Some(Entry {
+            leased: letters(entry[0].bytes(), 16),
+            offered: letters(entry[1].bytes(), 17),
+            next: entry[2].number(),
+            waiting: entry[4].number(),
+        })
+    }
+
+    /// The letters in the lanes that have elements, the foremost first.
+    async fn lanes(&self) -> BTreeMap<&'static str, String> {
+        let mut lanes = BTreeMap::new();
+        for lane in taskd::queue::keys::LANES {
+            let key = format!("{lane}:T");
+            let Value::Array(elements) = self.read("LRANGE", &key, &["0", "-1"]).await else {
+                panic!("no list");
+            };
+            let letter = |element: &Value| match element {
+                Value::BulkString(bytes) => bytes[bytes.len() - 1] as char,
+                other => panic!("{other:?}"),
+            };
+            let letters: String = elements.iter().rev().map(letter).collect();
+            if !letters.is_empty() {
+                lanes.insert(lane, letters);
+            }
+        }
+        lanes
+    }
+
+    async fn counter(&self, field: &str) -> i64 {
+        match self.read("HGET", "counters", &[field]).await {
+            Value::BulkString(text) => String::from_utf8_lossy(&text).parse().expect("a number"),
+            _ => 0,
+        }
+    }
+
+    /// Nothing is left of any key: an idle key costs nothing.
+    async fn is_gone(&self) {
+        let limits = flat(self.read("HKEYS", "limits", &[]).await);
+        assert_eq!(limits, [String::new()], "only the limits of the queue stay");
+        for key in ["lines", "starts"] {
+            assert_eq!(flat(self.read("EXISTS", key, &[]).await), ["0"], "{key}");
+        }
+        assert_eq!(self.counter("behind").await, 0);
+    }
+}
+
+/// Only what an entry has: numbers and texts.
+mod rmp_value {
+    pub(super) enum Value {
+        Number(u64),
+        Bytes(Vec<u8>),
+    }
+
+    impl Value {
+        pub(super) fn bytes(&self) -> &[u8] {
+            match self {
+                Self::Bytes(bytes) => bytes,
+                Self::Number(_) => panic!("a number"),
+            }
+        }
+
+        pub(super) fn number(&self) -> u64 {
+            match self {
+                Self::Number(number) => *number,
+                Self::Bytes(_) => panic!("a text"),
+            }
+        }
+    }
+
+    /// An array as Redis's cmsgpack writes it.
+    pub(super) fn read(bytes: &[u8]) -> Vec<Value> {
+        let mut rest = &bytes[1..];
+        let mut values = Vec::new();
+        let take = |rest: &mut &[u8], count: usize| -> Vec<u8> {
+            let (first, behind) = rest.split_at(count);
+            *rest = behind;
+            first.to_vec()
+        };
+        let number = |bytes: Vec<u8>| {
+            bytes
+                .into_iter()
+                .fold(0, |sum, byte| sum << 8 | u64::from(byte))
+        };
+        while !rest.is_empty() {
+            let kind = take(&mut rest, 1)[0];
+            values.push(match kind {
+                0..=0x7f => Value::Number(kind.into()),
+                0xe0..=0xff => Value::Number(0),
+                0xa0..=0xbf => Value::Bytes(take(&mut rest, usize::from(kind) - 0xa0)),
+                0xd9 => {
+                    let length = number(take(&mut rest, 1));
+                    Value::Bytes(take(&mut rest, usize::try_from(length).expect("short")))
+                }
+                0xda => {
+                    let length = number(take(&mut rest, 2));
+                    Value::Bytes(take(&mut rest, usize::try_from(length).expect("short")))
+                }
+                0xcc..=0xcf => Value::Number(number(take(&mut rest, 1 << (kind - 0xcc)))),
+                0xd0 => Value::Number(number(take(&mut rest, 1))),
+                other => panic!("a value of kind {other:x}"),
+            });
+        }
+        values
+    }
+}
+
+fn lanes(of: &[(&'static str, &str)]) -> BTreeMap<&'static str, String> {
+    of.iter()
+        .map(|(lane, letters)| (*lane, (*letters).to_owned()))
+        .collect()
+}
+
+#[tokio::test]
+async fn only_what_may_start_stands_in_a_lane_and_each_end_releases_the_next() {
+    let mut s = Shard::new(TWO).await;
+    let tasks = ['a', 'b', 'c', 'd', 'e'].map(|letter| (letter, 2));
+    assert_eq!(s.enqueue("x", 1, &tasks).await, -1);
+    s.enqueue("y", 1, &[('f', 2)]).await;
+    assert_eq!(s.lanes().await, lanes(&[("m", "abf")]));
+    assert_eq!(s.counter("open").await, 6);
+    assert_eq!(s.counter("behind").await, 3);
+    assert_eq!(s.claim("w", 5).await.0, "abf");
+    let entry = s.entry('x').await.expect("busy");
+    assert_eq!(
+        (&*entry.leased, &*entry.offered, entry.waiting),
+        ("a b", "", 3)
+    );
+    assert_eq!(s.claim("v", 5).await.0, "");
+    // Each completion releases one.
+    assert_eq!(s.complete('a', 1, "w").await, "1");
+    assert_eq!(s.lanes().await, lanes(&[("m", "c")]));
+    assert_eq!(
+        s.complete('a', 1, "w").await,
+        "2",
+        "a repeat releases nothing"
+    );
+    assert_eq!(s.lanes().await, lanes(&[("m", "c")]));
+    assert_eq!(s.complete('b', 1, "w").await, "1");
+    assert_eq!(s.claim("v", 5).await.0, "cd");
+    for (letter, grant, worker) in [('c', 2, "v"), ('d', 2, "v"), ('f', 1, "w")] {
+        s.complete(letter, grant, worker).await;
+    }
+    assert_eq!(s.claim("w", 5).await.0, "e");
+    s.complete('e', 3, "w").await;
+    s.is_gone().await;
+    assert_eq!(s.counter("open").await, 0);
+}
+
+#[tokio::test]
+async fn a_plain_call_that_meets_a_limited_shard_changes_nothing() {
+    let mut s = Shard::new(TWO).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2), ('c', 2)]).await;
+    let before = s.f.state().await;
+    let claim = |call: &mut Call| super::claim::claim(call, &[("w", 1)]);
+    let error = s.run(&scripts::CLAIM, claim).await.expect_err("refused");
+    assert!(error.contains("LIMITED"), "{error}");
+    let complete = |call: &mut Call| complete_all(call, &[id('a')], &["h1:w".to_owned()]);
+    let error = s.run(&scripts::COMPLETE, complete).await;
+    assert!(error.expect_err("refused").contains("LIMITED"));
+    assert_eq!(s.f.state().await, before);
+}
+
+#[tokio::test]
+async fn the_gate_holds_when_the_limit_falls_and_nothing_is_lost() {
+    let mut s = Shard::new(TWO).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.lanes().await, lanes(&[("m", "ab")]));
+    s.limits = (1, 0, 1, 0, 0);
+    // The element of b leaves, and b waits behind its key.
+    assert_eq!(s.claim("w", 5).await.0, "a");
+    let entry = s.entry('x').await.expect("busy");
+    assert_eq!(
+        (&*entry.leased, &*entry.offered, entry.waiting),
+        ("a", "", 1)
+    );
+    assert_eq!(s.lanes().await, lanes(&[]));
+    s.complete('a', 1, "w").await;
+    assert_eq!(s.lanes().await, lanes(&[("mr", "b")]), "as a new offer");
+    assert_eq!(s.claim("w", 5).await.0, "b");
+    s.complete('b', 2, "w").await;
+    s.is_gone().await;
+}
+
+#[tokio::test]
+async fn a_task_that_its_worker_may_not_have_does_not_stop_its_key() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 2, &[('a', 2)]).await;
+    s.enqueue("x", 1, &[('b', 2), ('c', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    // The rest of NUM comes first, as a new offer.
+    assert_eq!(s.lanes().await, lanes(&[]));
+    s.complete('a', 1, "w").await;
+    assert_eq!(s.lanes().await, lanes(&[("mr", "a")]));
+    // The worker passes it, and so b gets the place.
+    assert_eq!(s.claim("w", 1).await.0, "");
+    assert_eq!(s.lanes().await, lanes(&[("m", "b"), ("mr", "a")]));
+    assert_eq!(s.claim("w", 1).await.0, "b");
+    // The passed element goes through the gate.
+    assert_eq!(s.claim("v", 1).await.0, "");
+    s.complete('b', 2, "w").await;
+    assert_eq!(s.claim("v", 1).await.0, "a");
+    s.complete('a', 3, "v").await;
+    assert_eq!(s.claim("w", 1).await.0, "c");
+    s.complete('c', 4, "w").await;
+    s.is_gone().await;
+}
+
+#[tokio::test]
+async fn priorities_overtake_within_a_key_and_the_foremost_line_goes_first() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 3), ('b', 3)]).await;
+    assert_eq!(s.lanes().await, lanes(&[("l", "a")]));
+    // A high one comes while a low one is offered: the first that is claimed starts.
+    s.enqueue("x", 1, &[('c', 1)]).await;
+    assert_eq!(s.lanes().await, lanes(&[("h", "c"), ("l", "a")]));
+    assert_eq!(s.claim("w", 2).await.0, "c");
+    assert_eq!(s.lanes().await, lanes(&[]), "a went back");
+    s.complete('c', 1, "w").await;
+    assert_eq!(s.claim("w", 1).await.0, "a", "the foremost");
+}
+
+#[tokio::test]
+async fn every_script_that_ends_a_lease_releases_the_next_task() {
+    for script in [
+        "reject",
+        "put_off",
+        "expire",
+        "session_end",
+        "cancel",
+        "deadline",
+        "change",
+        "requeue",
+        "away",
+    ] {
+        let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+        let num = if script == "change" { 2 } else { 1 };
+        s.enqueue("x", num, &[('a', 2)]).await;
+        s.enqueue("x", 1, &[('b', 2)]).await;
+        assert_eq!(s.claim("w", 1).await.0, "a");
+        let backoff = rmp_serde::to_vec(&[1000]).expect("packed");
+        let (ran, expected): (_, &[(&str, &str)]) = match script {
+            "reject" | "put_off" => (
+                s.run(&scripts::REJECT, |call| {
+                    call.arg(1).arg("t:wake").arg("q").arg(backoff).arg(1000);
+                    call.arg(id('a')).arg("7").arg(1).arg("w");
+                    let mode = if script == "reject" {
+                        "retry"
+                    } else {
+                        "put_off"
+                    };
+                    call.arg(mode).arg(500).arg("why").arg("");
+                })
+                .await,
+                &[("m", "b")],
+            ),
+            "expire" => {
+                s.now += 40_000;
+                // Its grant never arrived: it is offered again at once, as the foremost.
+                let expire = |call: &mut Call| {
+                    call.arg(1).arg("t:wake").arg("q").arg(backoff).arg(10);
+                    call.arg(1000).arg(1000);
+                };
+                (s.run(&scripts::EXPIRE, expire).await, &[("mr", "a")])
+            }
+            "session_end" => (
+                s.run(&scripts::SESSION_END, |call| {
+                    call.arg(1).arg("t:wake").arg("q").arg(backoff).arg(1000);
+                    call.arg("over").arg(id('a')).arg("7").arg(1).arg("w");
+                    call.arg(NOW + 30_000).arg(2).arg("");
+                })
+                .await,
+                &[("m", "b")],
+            ),
+            "cancel" => (
+                s.run(&scripts::CANCEL, |call| {
+                    call.arg("t:wake").arg(id('a')).arg(1).arg(0);
+                })
+                .await,
+                &[("m", "b")],
+            ),
+            "deadline" => (
+                s.run(&scripts::DEADLINE, |call| {
+                    call.arg("t:wake").arg(1000).arg(1000);
+                    call.arg(id('a')).arg(1).arg("late");
+                })
+                .await,
+                &[("m", "b")],
+            ),
+            "change" => (
+                s.run(&scripts::CHANGE, |call| {
+                    call.arg("t:wake").arg("q");
+                    call.arg(id('a')).arg(1).arg(1).arg(0).arg("");
+                })
+                .await,
+                // The lease goes on, and nothing is left of it to offer.
+                &[],
+            ),
+            mode => (
+                s.run(&scripts::REQUEUE, |call| {
+                    call.arg("t:wake").arg("q").arg(id('a')).arg(0);
+                    let mode = if mode == "away" { "away" } else { "all" };
+                    call.arg(mode).arg("w").arg(0);
+                })
+                .await,
+                &[("mr", "a")],
+            ),
+        };
+        ran.unwrap_or_else(|error| panic!("{script}: {error}"));
+        assert_eq!(s.lanes().await, lanes(expected), "{script}");
+        let entry = s.entry('x').await.expect("busy");
+        let leased = if script == "change" { "a" } else { "" };
+        assert_eq!(entry.leased, leased, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn what_waits_behind_its_key_may_be_cancelled_changed_and_requeued() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    let tasks = ['a', 'b', 'c', 'd', 'e'].map(|letter| (letter, 2));
+    s.enqueue("x", 1, &tasks).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.run(&scripts::CANCEL, |call| {
+        call.arg("t:wake").arg(id('b')).arg(1).arg(0);
+    })
+    .await
+    .expect("cancel");
+    s.run(&scripts::CHANGE, |call| {
+        call.arg("t:wake").arg("q");
+        call.arg(id('d')).arg(1).arg(1).arg(0).arg("");
+    })
+    .await
+    .expect("change");
+    s.run(&scripts::REQUEUE, |call| {
+        call.arg("t:wake").arg("q").arg(id('e')).arg(0);
+        call.arg("all").arg("").arg(0);
+    })
+    .await
+    .expect("requeue");
+    assert_eq!(s.counter("open").await, 3);
+    // d has another priority now, e is the foremost of its own; b is skipped.
+    for (grant, expected) in (2..).zip(["d", "e", "c"]) {
+        let last = ['a', 'd', 'e'][grant - 2];
+        s.complete(last, grant as u64 - 1, "w").await;
+        assert_eq!(s.claim("w", 1).await.0, expected);
+    }
+    s.complete('c', 4, "w").await;
+    s.is_gone().await;
+}
+
+#[tokio::test]
+async fn starts_are_so_far_apart_and_the_time_releases_the_next() {
+    // At most two at once, then one each second.
+    let mut s = Shard::new((0, 1000, 2, 0, 0)).await;
+    let tasks = ['a', 'b', 'c', 'd'].map(|letter| (letter, 2));
+    assert_eq!(s.enqueue("x", 1, &tasks).await, -1);
+    let (got, next) = s.claim("w", 5).await;
+    assert_eq!((&*got, next), ("ab", Some(NOW + 1001)));
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(100).arg(1000);
+    };
+    s.now = NOW + 1000;
+    let promoted = s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(promoted, ["0", "0", &(NOW + 1001).to_string()]);
+    assert_eq!(s.lanes().await, lanes(&[]), "a millisecond too early");
+    s.now = NOW + 1001;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.lanes().await, lanes(&[("m", "c")]));
+    assert_eq!(s.claim("w", 5).await, ("c".into(), Some(NOW + 2001)));
+    for (letter, grant) in [('a', 1), ('b', 1), ('c', 2)] {
+        s.complete(letter, grant, "w").await;
+    }
+    // After a long pause no more than the burst comes at once.
+    s.now = NOW + 100_000;
+    s.enqueue("x", 1, &[('e', 2), ('f', 2)]).await;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.claim("w", 5).await.0, "de");
+    for (letter, grant) in [('d', 3), ('e', 3)] {
+        s.complete(letter, grant, "w").await;
+    }
+    s.now = NOW + 102_000;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.claim("w", 5).await.0, "f");
+    s.complete('f', 4, "w").await;
+    // The limits of an idle key hold until its time is over.
+    assert!(s.entry('x').await.is_some_and(|entry| entry.next > 0));
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    s.now = NOW + 200_000;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    s.is_gone().await;
+}
+
+#[tokio::test]
+async fn a_pace_may_count_from_the_end_and_a_jitter_only_makes_it_longer() {
+    let mut s = Shard::new((1, 1000, 1, 0, 1)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.now = NOW + 5000;
+    assert_eq!(s.complete('a', 1, "w").await, format!("1 {}", s.now + 1001));
+    assert_eq!(s.lanes().await, lanes(&[]));
+
+    for letter in ['a', 'b', 'c', 'd'] {
+        let mut s = Shard::new((0, 1000, 1, 50, 0)).await;
+        s.enqueue("x", 1, &[(letter, 2), ('z', 2)]).await;
+        let next = s.claim("w", 1).await.1.expect("z waits");
+        assert!((NOW + 1001..=NOW + 1501).contains(&next), "{next}");
+    }
+}
+
+/// A completion with a hold and a pace (ms).
+fn reporting(call: &mut Call, letter: char, grant: u64, hold: u64, pace: u64) {
+    complete_all(call, &[id(letter)], &[format!("h{grant}:w")]);
+    call.arg(1).arg("7").arg(1).arg(hold).arg(pace);
+}
+
+#[tokio::test]
+async fn a_report_holds_its_key_or_slows_it_from_the_step_that_ends_the_lease() {
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(100).arg(1000);
+    };
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    let tasks = ['a', 'b', 'c', 'd'].map(|letter| (letter, 2));
+    s.enqueue("x", 1, &tasks).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    let held = s
+        .run(&scripts::COMPLETE_LIMITED, |call| {
+            reporting(call, 'a', 1, 5000, 0);
+        })
+        .await;
+    assert_eq!(held.expect("complete"), [format!("1 {}", NOW + 5001)]);
+    assert_eq!(s.lanes().await, lanes(&[]));
+    s.now = NOW + 5001;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.claim("w", 1).await.0, "b");
+    // A rejection that costs no attempt and asks for a pace.
+    s.run(&scripts::REJECT, |call| {
+        let backoff = rmp_serde::to_vec(&[1000]).expect("packed");
+        call.arg(1).arg("t:wake").arg("q").arg(backoff).arg(1000);
+        call.arg(id('b')).arg("7").arg(2).arg("w");
+        call.arg("put_off 0 3000").arg(60_000).arg("busy").arg("");
+    })
+    .await
+    .expect("reject");
+    assert_eq!(s.lanes().await, lanes(&[]));
+    s.now += 3001;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.claim("w", 1).await.0, "c");
+    s.complete('c', 3, "w").await;
+    assert_eq!(
+        s.lanes().await,
+        lanes(&[]),
+        "three seconds from start to start"
+    );
+}
+
+#[tokio::test]
+async fn a_report_about_the_limit_key_of_a_task_without_one_changes_nothing() {
+    let s = Shard::new(TWO).await;
+    s.f.held('a', "w", 1).await;
+    let before = s.f.state().await;
+    let answer = s
+        .run(&scripts::COMPLETE_LIMITED, |call| {
+            reporting(call, 'a', 1, 5000, 0);
+        })
+        .await;
+    assert_eq!(answer.expect("complete"), ["7"]);
+    let answer = s
+        .run(&scripts::REJECT, |call| {
+            let backoff = rmp_serde::to_vec(&[1000]).expect("packed");
+            call.arg(1).arg("t:wake").arg("q").arg(backoff).arg(1000);
+            call.arg(id('a')).arg("7").arg(1).arg("w");
+            call.arg("retry 5000 0").arg("").arg("why").arg("");
+        })
+        .await;
+    assert_eq!(answer.expect("reject"), ["7", "0"]);
+    assert_eq!(s.f.state().await, before);
+}
+
+#[tokio::test]
+async fn nothing_starts_for_an_interval_in_a_shard_that_redis_lost() {
+    for burst in [1, 5] {
+        let mut s = Shard::new((0, 1000, burst, 0, 0)).await;
+        s.f.seed("DEL", "counters", &[]).await;
+        let next = s.enqueue("x", 1, &[('a', 2)]).await;
+        assert_eq!(next, NOW + 1001);
+        s.now += 500;
+        let next = s.enqueue("y", 1, &[('b', 2)]).await;
+        assert_eq!(next, NOW + 1001, "since the first limited task");
+        assert_eq!(s.lanes().await, lanes(&[]));
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_was_set_back_does_not_stop_a_key() {
+    let mut s = Shard::new((0, 1000, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.now = NOW - 100_000;
+    let promote = |call: &mut Call| {
+        call.arg("t:wake").arg("q").arg(100).arg(1000);
+    };
+    let next = s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert!(
+        next[2].parse::<i64>().expect("a time") <= s.now + 2001,
+        "{next:?}"
+    );
+    s.now += 2001;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    s.now += 1001;
+    s.run(&scripts::PROMOTE, promote).await.expect("promote");
+    assert_eq!(s.claim("w", 1).await.0, "b");
+}
+
+#[tokio::test]
+async fn lines_are_as_long_as_they_have_to_be() {
+    for count in [1_u32, 64, 65, 1000] {
+        let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+        let limits = packed(s.limits);
+        let ids: Vec<Vec<u8>> = (0..count)
+            .map(|n| [&b"0123456789ab"[..], &n.to_be_bytes()].concat())
+            .collect();
+        s.run(&scripts::ENQUEUE_LIMITED, |call| {
+            call.arg("t:wake").arg("q").arg("topic").arg("").arg("1-0");
+            call.arg(10).arg(1 << 30).arg(0).arg(10_000);
+            call.arg(vec!["1-0"; ids.len()].join(" "));
+            call.arg(1).arg(0).arg(ids.len());
+            for id in &ids {
+                call.arg(id).arg(body(2, "x"));
+            }
+            call.arg(limits);
+        })
+        .await
+        .expect("enqueue");
+        assert_eq!(
+            s.entry('x').await.expect("busy").waiting,
+            u64::from(count) - 1,
+            "no high water of lanes counts them"
+        );
+        s.now += 1;
+        for (n, id) in ids.iter().enumerate() {
+            let limits = packed(s.limits);
+            let answer = s
+                .run(&scripts::CLAIM_LIMITED, |call| {
+                    call.arg(100).arg(10_000).arg(1 << 20).arg(1 << 20);
+                    call.arg("").arg(0).arg("w");
+                    call.arg("9 1048576 1 0 0").arg(limits);
+                })
+                .await
+                .expect("claim");
+            assert_eq!(answer[4].as_bytes(), &id[..], "in their order");
+            s.run(&scripts::COMPLETE_LIMITED, |call| {
+                complete_all(call, &[id.clone()], &[format!("h{}:w", n + 1)]);
+            })
+            .await
+            .expect("complete");
+        }
+        s.is_gone().await;
+    }
+}
