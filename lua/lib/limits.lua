@@ -44,11 +44,13 @@ local function make_limits()
   local entries, touched, chunks, changed_chunks = {}, {}, {}, {}
   local behind, stale_left, longest_report = 0, STALE_AT_ONCE, 0
 
-  -- The time between two starts (ms): the queue's, or the longer one that a worker asked for; and the burst.
+  -- The time between two starts (ms): the queue's, or the longer one that a worker asked for; the burst; and what start()
+  -- adds to a time (ms), which must not keep a burst from starting at once.
   local function pace_of(entry)
     local limits = of_queue()
     local asked = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
-    return math.max(limits[PACE], asked), limits[PACE] > 0 and limits[BURST] or 1
+    local burst = limits[PACE] > 0 and limits[BURST] or 1
+    return math.max(limits[PACE], asked), burst, burst > 1 and 1 or 0
   end
 
   -- The longest that a time of an entry, or of any, may be away (ms). A time farther away was written before the clock
@@ -67,7 +69,8 @@ local function make_limits()
   local function first_start()
     if tonumber(generation) <= 1 or of_queue()[PACE] == 0 then return 0 end
     local since = tonumber(redis.call('HGET', COUNTERS, 'limited') or now)
-    return since + 1 + of_queue()[BURST] * of_queue()[PACE]
+    local burst = of_queue()[BURST]
+    return since + (burst > 1 and 2 or 1) + burst * of_queue()[PACE]
   end
 
   local function entry_of(limit)
@@ -117,16 +120,16 @@ local function make_limits()
     if entry[HOLD] > now then return 0 end
     local limits = of_queue()
     local free = (limits[AT_A_TIME] > 0 and limits[AT_A_TIME] or UNBOUNDED) - #entry[LEASED] / ID
-    local pace, burst = pace_of(entry)
-    if pace > 0 then free = math.min(free, math.floor(burst - math.max(entry[NEXT] - now, 0) / pace)) end
+    local pace, burst, slack = pace_of(entry)
+    if pace > 0 then free = math.min(free, math.floor(burst - math.max(entry[NEXT] - now - slack, 0) / pace)) end
     return math.max(free, 0)
   end
   local function may_start(limit) return room(entry_of(limit)) > 0 end
 
   -- When time alone lets the key start something (ms); not after `now`: it does already.
   local function next_start(entry)
-    local pace, burst = pace_of(entry)
-    return math.max(pace > 0 and math.ceil(entry[NEXT] - (burst - 1) * pace) or 0, entry[HOLD])
+    local pace, burst, slack = pace_of(entry)
+    return math.max(pace > 0 and math.ceil(entry[NEXT] - (burst - 1) * pace) - slack or 0, entry[HOLD])
   end
 
   -- A chunk of a line. `field` names it in LINES.
@@ -377,4 +380,6 @@ local function limits()
   made_limits = made_limits or make_limits()
   return made_limits
 end
-local function settle_limits() return made_limits and made_limits.settle() end
+local function settle_limits()
+  if made_limits then return made_limits.settle() end
+end
