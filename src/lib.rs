@@ -34,11 +34,12 @@ pub mod app;
 pub mod cli;
 pub mod ingress;
 
-/// Their examples are compiled.
+/// Its examples are compiled.
 #[cfg(doctest)]
-mod pages {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
-    #[doc = include_str!("../docs/workers.md")]
-    struct Workers;
-}
+#[doc = include_str!("../README.md")]
+struct Readme;
+
+/// Its examples are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/workers.md")]
+struct Workers;
