@@ -573,7 +573,7 @@ async fn the_command_lists_shows_retries_and_purges() {
     for args in [
         &["show", "x"][..],
         &["list", "--reason", "x"],
-        &["retry", "x", "--queue", "q"],
+        &["retry", "q", "x", "--kind", "task"],
     ] {
         let (code, said, why) = dead(&daemon, args);
         assert_eq!(

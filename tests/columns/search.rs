@@ -219,15 +219,15 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
     let (_, none, _) = tasks(&daemon, &["--json", "--until", "1h"]);
     assert_eq!(none, "");
     for (args, why) in [
-        (&["--status", "dead"][..], "--queue"),
+        (&["--status", "dead"][..], "--status needs a queue"),
         (
             &["--queue", "q", "--status", "gone"],
             "unknown status \"gone\"; expected PENDING",
         ),
         (&["--queue", "q", "--header", "site"], "write NAME=VALUE"),
         (&["--queue", "a b"], "contains ' '"),
-        (&["cancel", "--yes"], "--queue NAME --key-prefix TEXT"),
-        (&["retry", "--yes"], "--queue NAME --status dead"),
+        (&["cancel", "--yes"], "QUEUE --key-prefix TEXT"),
+        (&["retry", "--yes"], "QUEUE --status dead"),
     ] {
         let (code, said, stderr) = tasks(&daemon, args);
         assert_eq!(

@@ -170,7 +170,7 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
     let mut top = Terminal::start(&[
         "top", "--server", &server, "--token", &reader, "--every", "100ms",
     ]);
-    top.shows("by queued").await;
+    top.shows("by waiting").await;
     top.shows("calls/s").await;
     until("the longer queue is the first", async || {
         queues(&top.screen()) == ["b", "a"]
