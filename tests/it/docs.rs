@@ -55,7 +55,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     (
         "docs/workers.md",
-        "taskd work --queue thumbs",
+        "taskd work thumbs",
         "needs images; the command of README.md runs",
     ),
     (
