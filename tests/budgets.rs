@@ -106,10 +106,10 @@ async fn a_task_costs_no_more_than_its_budget() {
     } in BUDGETS
     {
         let region = Region::new(ALLOCATOR);
-        let done = bench(&http, &grpc, batch, tasks).await;
+        let done = bench(&http, batch, tasks).await;
         let allocated = region.change();
         let calls = Calls::watch(&data.join("redis.sock")).await;
-        let done_watched = bench(&http, &grpc, batch, tasks).await;
+        let done_watched = bench(&http, batch, tasks).await;
         let calls = calls.stop();
         // Each task needs them: without one, the calls were not seen.
         assert!(
@@ -154,7 +154,7 @@ async fn until_ready(http: &str) {
 
 /// Lets `taskd bench`, a process of its own, insert and process tasks. How many, its warm-up
 /// included.
-async fn bench(http: &str, grpc: &str, batch: &str, tasks: &str) -> f64 {
+async fn bench(http: &str, batch: &str, tasks: &str) -> f64 {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     command.args([
         "bench",
@@ -168,9 +168,7 @@ async fn bench(http: &str, grpc: &str, batch: &str, tasks: &str) -> f64 {
         "--workers",
         "1",
     ]);
-    command.args([
-        "--http", http, "--grpc", grpc, "--batch", batch, "--tasks", tasks,
-    ]);
+    command.args(["--server", http, "--batch", batch, "--tasks", tasks]);
     let output = tokio::task::spawn_blocking(move || command.output())
         .await
         .unwrap()

@@ -137,8 +137,8 @@ impl Daemon {
     }
 
     /// The arguments with which `taskd bench` measures it.
-    pub(crate) fn arguments(&self) -> [&str; 4] {
-        ["--grpc", &self.grpc, "--http", &self.http]
+    pub(crate) fn arguments(&self) -> [&str; 2] {
+        ["--server", &self.http]
     }
 
     /// Sends lines and reads their answers, as they come, to the last; `read` gets each.

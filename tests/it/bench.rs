@@ -189,13 +189,11 @@ async fn it_measures_a_taskd_that_runs_and_three_workers_do_each_task() {
         .insert(&[json!({"queue": "mine", "key": "stays"})])
         .await;
     let tmp = folder();
-    let (grpc, http) = (format!("127.0.0.1:{}", daemon.grpc_port()), daemon.http());
+    let server = format!("127.0.0.1:{}", daemon.http_port());
     let redis = format!("unix://{}", daemon.data().join("redis.sock").display());
     let there = [
         "--server",
-        &grpc,
-        "--http",
-        &http,
+        &server,
         "--replicas",
         "3",
         "--queues",
