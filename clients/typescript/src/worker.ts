@@ -109,6 +109,7 @@ export class Worker {
       const { payload } = held.task;
       const checked = schema === undefined ? (payload as P) : await checkPayload(schema, payload);
       const task = new Task(held, checked, this.name);
+      if (this.#around.length === 0) return handler(task);
       // The last hook is the innermost.
       const call = async (place: number): Promise<unknown> => {
         const hook = this.#around[place];
