@@ -172,14 +172,14 @@ fn is_drained(queue: &pb::Queue) -> bool {
 }
 
 fn unfinished(queue: &pb::Queue) -> u64 {
-    queue.pending + queue.queued + queue.assigned + queue.delayed
+    queue.pending + queue.waiting + queue.assigned + queue.delayed
 }
 
 fn progress(queue: &pb::Queue) -> String {
     format!(
         "{}: {} waiting, {} assigned, {} delayed; {} completed, {} dead",
         queue.queue,
-        HumanCount(queue.pending + queue.queued),
+        HumanCount(queue.pending + queue.waiting),
         HumanCount(queue.assigned),
         HumanCount(queue.delayed),
         HumanCount(queue.completed),
@@ -211,7 +211,7 @@ fn told(queue: &pb::Queue) -> String {
 
 fn as_json(queue: &pb::Queue) -> serde_json::Value {
     json!({
-        "queue": queue.queue, "drained": is_drained(queue), "pending": queue.pending, "queued": queue.queued,
+        "queue": queue.queue, "drained": is_drained(queue), "pending": queue.pending, "waiting": queue.waiting,
         "assigned": queue.assigned, "delayed": queue.delayed, "completed": queue.completed, "dead": queue.dead,
         "cancelled": queue.cancelled, "paused": queue.paused,
     })

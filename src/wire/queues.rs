@@ -9,7 +9,7 @@ impl From<OneQueue> for pb::Queue {
         Self {
             queue: view.queue.as_str().to_owned(),
             pending: view.pending,
-            queued: view.queued,
+            waiting: view.waiting,
             assigned: view.assigned,
             delayed: view.delayed,
             leases: view.leases,

@@ -6921,7 +6921,7 @@ type Queue struct {
 	// In SQL alone: just stored, without room in Redis, or before their time.
 	Pending uint64 `protobuf:"varint,2,opt,name=pending,proto3" json:"pending,omitempty"`
 	// A replica can be claimed; all that is left is leased; nothing that is left is due.
-	Queued   uint64 `protobuf:"varint,3,opt,name=queued,proto3" json:"queued,omitempty"`
+	Waiting  uint64 `protobuf:"varint,3,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	Assigned uint64 `protobuf:"varint,4,opt,name=assigned,proto3" json:"assigned,omitempty"`
 	Delayed  uint64 `protobuf:"varint,5,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	// All leases.
@@ -6985,9 +6985,9 @@ func (x *Queue) GetPending() uint64 {
 	return 0
 }
 
-func (x *Queue) GetQueued() uint64 {
+func (x *Queue) GetWaiting() uint64 {
 	if x != nil {
-		return x.Queued
+		return x.Waiting
 	}
 	return 0
 }
@@ -8833,11 +8833,11 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06cursor\x18\x04 \x01(\tR\x06cursor\"e\n" +
 	"\x0fGetQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12<\n" +
-	"\fwait_drained\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\vwaitDrained\"\x9c\x03\n" +
+	"\fwait_drained\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\vwaitDrained\"\x9e\x03\n" +
 	"\x05Queue\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x18\n" +
-	"\apending\x18\x02 \x01(\x04R\apending\x12\x16\n" +
-	"\x06queued\x18\x03 \x01(\x04R\x06queued\x12\x1a\n" +
+	"\apending\x18\x02 \x01(\x04R\apending\x12\x18\n" +
+	"\awaiting\x18\x03 \x01(\x04R\awaiting\x12\x1a\n" +
 	"\bassigned\x18\x04 \x01(\x04R\bassigned\x12\x18\n" +
 	"\adelayed\x18\x05 \x01(\x04R\adelayed\x12\x16\n" +
 	"\x06leases\x18\x06 \x01(\x04R\x06leases\x12\x1c\n" +

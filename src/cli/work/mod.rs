@@ -39,7 +39,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     {
         return Err(refused(error));
     }
-    let drained = Drained::new(&args.server, &args.queues);
+    let drained = Drained::new(&args.server, &queues);
     if args.exit_when_idle.is_some() {
         drained.may_ask().await?;
     }

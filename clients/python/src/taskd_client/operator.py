@@ -40,7 +40,7 @@ def read_queue(books: pb.QueueBooks) -> QueueCounts:
         dead=books.dead,
         cancelled=books.cancelled,
         unfinished=books.held,
-        waiting=books.queued,
+        waiting=books.waiting,
         assigned=books.assigned,
         delayed=books.delayed,
         duplicates=books.duplicates,

@@ -1287,7 +1287,7 @@ pub struct Queue {
     pub pending: u64,
     /// A replica can be claimed; all that is left is leased; nothing that is left is due.
     #[prost(uint64, tag = "3")]
-    pub queued: u64,
+    pub waiting: u64,
     #[prost(uint64, tag = "4")]
     pub assigned: u64,
     #[prost(uint64, tag = "5")]

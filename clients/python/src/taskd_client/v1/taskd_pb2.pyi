@@ -1279,10 +1279,10 @@ class GetQueueRequest(_message.Message):
     def __init__(self, queue: _Optional[str] = ..., wait_drained: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Queue(_message.Message):
-    __slots__ = ("queue", "pending", "queued", "assigned", "delayed", "leases", "completed", "dead", "cancelled", "oldest_waiting_ms", "paused", "unread_shards", "drained")
+    __slots__ = ("queue", "pending", "waiting", "assigned", "delayed", "leases", "completed", "dead", "cancelled", "oldest_waiting_ms", "paused", "unread_shards", "drained")
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
-    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     DELAYED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -1295,7 +1295,7 @@ class Queue(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     queue: str
     pending: int
-    queued: int
+    waiting: int
     assigned: int
     delayed: int
     leases: int
@@ -1306,7 +1306,7 @@ class Queue(_message.Message):
     paused: bool
     unread_shards: int
     drained: bool
-    def __init__(self, queue: _Optional[str] = ..., pending: _Optional[int] = ..., queued: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., oldest_waiting_ms: _Optional[int] = ..., paused: bool = ..., unread_shards: _Optional[int] = ..., drained: bool = ...) -> None: ...
+    def __init__(self, queue: _Optional[str] = ..., pending: _Optional[int] = ..., waiting: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., oldest_waiting_ms: _Optional[int] = ..., paused: bool = ..., unread_shards: _Optional[int] = ..., drained: bool = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("queue",)
