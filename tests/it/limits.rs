@@ -191,7 +191,7 @@ async fn starts_of_a_limit_key_are_as_far_apart_as_its_pace_says() {
 
 /// The time by Redis's clock.
 async fn explained_now(daemon: &Daemon, id: &str) -> Value {
-    let (_, mut explained) = daemon.get(&format!("/v1/tasks/{id}/explain")).await;
+    let (_, mut explained) = daemon.get(&format!("/v1/tasks:explain?id={id}")).await;
     explained["now"].take()
 }
 
@@ -230,7 +230,7 @@ async fn mistakes_with_limit_keys_get_one_line_and_explain_tells_what_a_task_wai
     assert_eq!(leased[0]["limit_key"], "acme");
     assert!(daemon.lease("w", "tenants", 5, "50ms").await.is_empty());
     let (_, explained) = daemon
-        .get(&format!("/v1/tasks/{}/explain?worker=v", ids[2]))
+        .get(&format!("/v1/tasks:explain?id={}&worker=v", ids[2]))
         .await;
     assert_eq!(explained["place"], "WAITING", "{explained}");
     assert_eq!(
