@@ -14,6 +14,7 @@ mod history;
 mod idempotency;
 pub mod json;
 mod letters;
+mod limit_report;
 mod limits;
 mod names;
 mod presence;
@@ -60,9 +61,10 @@ pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
     LetterPage, LetterPages, LettersChanged, StoredLetter,
 };
+pub use limit_report::{LimitReport, MAX_LIMIT_REPORT};
 pub use limits::{
-    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, LimitReport, MAX_LIMIT_KEY_BYTES,
-    MAX_LIMIT_REPORT, MaybePace, Pace, limit_hash,
+    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, MAX_LIMIT_KEY_BYTES, MaybePace, Pace,
+    limit_hash,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
