@@ -1,11 +1,11 @@
 //! What is compiled in besides the source (two files of Swagger UI, and the commit), and how a
 //! release is linked.
 //!
-//! `/docs/` serves the files, which are in the archive of `utoipa-swagger-ui-vendored`. It has them
-//! compressed with deflate, which is what gzip has between its head and its tail. So taskd holds
-//! and serves them as gzip, and nothing unpacks them but the browser.
+//! `/docs/` serves the files, which come from the archive in `utoipa-swagger-ui-vendored`. There
+//! they are compressed with deflate, which is also the body of a gzip file. So taskd stores and
+//! serves them as gzip, and only the browser decompresses them.
 //!
-//! `BUILD_COMMIT` and `BUILD_VERSION` say from what a release was built. A debug build does not
+//! `BUILD_COMMIT` and `BUILD_VERSION` say what a release was built from. A debug build does not
 //! know its commit.
 
 use std::{env, fs, path::Path, process::Command};
@@ -13,9 +13,9 @@ use std::{env, fs, path::Path, process::Command};
 use utoipa_swagger_ui_vendored::SWAGGER_UI_VENDORED as ARCHIVE;
 
 const FILES: [&str; 2] = ["swagger-ui-bundle.js", "swagger-ui.css"];
-/// The head of a gzip file: deflate, no name, no time, of an unknown system.
+/// A gzip header: deflate, no name, no time, unknown operating system.
 const GZIP_HEAD: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
-/// The method of a zip entry that gzip has, too.
+/// The compression method of zip entries that gzip also uses.
 const DEFLATE: usize = 8;
 
 fn main() {
@@ -62,9 +62,9 @@ fn links_with_lld() -> bool {
     })
 }
 
-/// The first twelve digits of the commit, with a plus if files differ from it: of the variable
-/// `SOURCE_COMMIT` (for archives of the source without a repository), of git, or of the file that
-/// cargo puts into a package.
+/// The first twelve digits of the commit, with a plus if files differ from it. It comes from the
+/// variable `SOURCE_COMMIT` (for source archives without a repository), from git, or from the file
+/// that cargo adds to a package.
 fn commit() -> Option<String> {
     println!("cargo::rerun-if-env-changed=SOURCE_COMMIT");
     if let Ok(commit) = env::var("SOURCE_COMMIT") {
@@ -79,12 +79,13 @@ fn commit() -> Option<String> {
 fn of_git() -> Option<String> {
     let root = env::var("CARGO_MANIFEST_DIR").ok()?;
     let root = fs::canonicalize(root).ok()?;
-    // Another repository may have an unpacked archive of this source in it.
+    // An unpacked archive of this source may lie inside another repository.
     if fs::canonicalize(git(&["rev-parse", "--show-toplevel"])?).ok()? != root {
         return None;
     }
-    // Only these, whose changes compile taskd again anyway: a commit of documents is not worth a
-    // build of ten minutes. So what is built before a commit keeps its plus after it.
+    // Rerun only for these files, because a change of them recompiles taskd anyway: a commit of
+    // documents is not worth a build of ten minutes. The price: what was built before a commit
+    // keeps its plus after it.
     for read in [
         "Cargo.lock",
         "Cargo.toml",
@@ -118,14 +119,14 @@ fn of_package() -> Option<String> {
     short(rest.split('"').nth(1)?)
 }
 
-/// The beginning of a commit, if it is one.
+/// The first twelve digits of a commit, or `None` if it is not one.
 fn short(commit: &str) -> Option<String> {
     let digits = commit.trim();
     let is_hex = digits.len() >= 12 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_hex.then(|| digits[..12].to_owned())
 }
 
-/// The file of the archive as gzip.
+/// Extracts a file of the archive, as gzip.
 fn entry(name: &str) -> Option<Vec<u8>> {
     let end = ARCHIVE
         .windows(4)
@@ -136,10 +137,11 @@ fn entry(name: &str) -> Option<Vec<u8>> {
             (number(at + 10, 2), number(at + 20, 4), number(at + 28, 2));
         let path = &ARCHIVE[at + 46..][..name_bytes];
         if path.ends_with(format!("/dist/{name}").as_bytes()) && method == DEFLATE {
-            // The entry has a head of its own, with a name and extras of other lengths.
+            // The entry has a local header of its own, in which the name and the extra field can
+            // differ in length.
             let head = number(at + 42, 4);
             let data = head + 30 + number(head + 26, 2) + number(head + 28, 2);
-            // Checksum and size, in the order and the form that gzip has them.
+            // Checksum and size, in the order and format of gzip.
             let tail = [&ARCHIVE[at + 16..at + 20], &ARCHIVE[at + 24..at + 28]].concat();
             return Some([&GZIP_HEAD, &ARCHIVE[data..data + packed], &tail].concat());
         }
@@ -148,7 +150,7 @@ fn entry(name: &str) -> Option<Vec<u8>> {
     None
 }
 
-/// A little-endian number of the archive.
+/// Reads a little-endian number of the archive.
 fn number(at: usize, bytes: usize) -> usize {
     ARCHIVE[at..at + bytes]
         .iter()

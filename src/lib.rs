@@ -1,14 +1,14 @@
-//! taskd works through an open-ended set of tasks that grows while it is being worked on.
+//! taskd is a durable task queue for work that grows while it is being done.
 //!
-//! The modules stand in the order of their layers; `ARCHITECTURE.md` walks one task through all of
-//! them. Imports point from the last group to the first, never back, and no files form a circle
-//! (`tests/it/architecture.rs`).
+//! The modules are listed in the order of their layers; `ARCHITECTURE.md` follows one task through
+//! all of them. A module imports only from its own group and those above it, and no files import
+//! each other in a cycle (`tests/it/architecture.rs`).
 
-// `cli::print` does not panic where the reader has closed stdout or stderr.
+// `cli::print` does not panic when the reader has closed stdout or stderr.
 #![warn(clippy::print_stderr, clippy::print_stdout)]
 #![cfg_attr(not(test), warn(clippy::too_many_lines))]
 
-// The ground of everything else.
+// What everything else builds on.
 pub mod config;
 pub mod model;
 pub mod runtime;
@@ -29,7 +29,7 @@ pub mod store;
 pub mod api;
 pub mod pipelines;
 
-// The ways in and the composition root.
+// The entry points and the composition root.
 pub mod app;
 pub mod cli;
 pub mod ingress;

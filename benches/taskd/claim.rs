@@ -414,6 +414,7 @@ impl Bed {
                 token: task.token,
                 worker: worker.clone(),
                 report,
+                limit: Default::default(),
             })
         });
         let codes = future::try_join_all(calls).await?;

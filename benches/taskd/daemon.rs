@@ -1,4 +1,4 @@
-//! The real taskd as a child process, in a folder of its own.
+//! A real taskd as a child process, in a folder of its own.
 
 use std::{
     fs::File,
@@ -20,10 +20,10 @@ use tokio::io::AsyncBufReadExt;
 use tokio_util::io::StreamReader;
 use tonic::transport::{Channel, Endpoint};
 
-/// Bytes of a body that are sent at once.
+/// How many bytes of a body are sent in one chunk.
 const PIECE: usize = 64 << 10;
 
-/// Killed with its folder when dropped.
+/// A running taskd. Dropping it stops it and removes its folder.
 pub(crate) struct Daemon {
     child: Child,
     folder: TempDir,
@@ -33,12 +33,12 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// On embedded defaults.
+    /// Starts it with the embedded defaults.
     pub(crate) async fn start() -> anyhow::Result<Self> {
         Self::start_as("all", &[], "").await
     }
 
-    /// `config`: what its file says.
+    /// `config` is the content of its configuration file.
     pub(crate) async fn start_as(
         pipelines: &str,
         arguments: &[String],
@@ -48,7 +48,7 @@ impl Daemon {
         let [http, grpc] = [free_address()?, free_address()?];
         let log = File::create(folder.path().join("taskd.log"))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
-        // Variables of this shell must not change the figures.
+        // Environment variables of the caller must not affect the figures.
         for (name, _) in
             std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TASKD_"))
         {
@@ -105,7 +105,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Connections of their own, so that one of them is not the bound.
+    /// Opens separate connections, so that a single connection is not the bottleneck.
     pub(crate) async fn channels(&self, count: usize) -> anyhow::Result<Vec<Channel>> {
         let endpoint = Endpoint::from_shared(self.grpc.clone())?;
         futures::future::try_join_all((0..count).map(|_| endpoint.connect()))
@@ -113,7 +113,7 @@ impl Daemon {
             .context("cannot reach taskd's gRPC")
     }
 
-    /// A queue as /v1/queues has it.
+    /// The counts of a queue according to /v1/queues.
     pub(crate) async fn queue(&self, name: &str) -> anyhow::Result<Counts> {
         let answer = self
             .client
@@ -136,12 +136,12 @@ impl Daemon {
         })
     }
 
-    /// The arguments with which `taskd bench` measures it.
+    /// The arguments that make `taskd bench` measure this taskd.
     pub(crate) fn arguments(&self) -> [&str; 2] {
         ["--server", &self.http]
     }
 
-    /// Sends lines and reads their answers, as they come, to the last; `read` gets each.
+    /// Sends lines, and passes each answer to `read` as it arrives.
     pub(crate) async fn insert_lines(
         &self,
         lines: Bytes,
@@ -170,7 +170,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A counter, all its labels together; 0 before it first counts.
+    /// The value of a counter, summed over its labels; 0 before it first counts.
     pub(crate) async fn counter(&self, name: &str) -> anyhow::Result<u64> {
         let text = self.metrics().await?;
         let lines = text.lines().filter_map(|line| line.strip_prefix(name));
@@ -191,7 +191,7 @@ impl Daemon {
             .await?)
     }
 
-    /// Also while it starts over and does not answer.
+    /// Tolerates errors, because taskd does not answer while it starts over.
     pub(crate) async fn wait_patiently_for(
         &self,
         queue: &str,
@@ -228,7 +228,7 @@ impl Daemon {
         }
     }
 
-    /// The CPU and the memory that it and its redis-server have used so far.
+    /// The CPU that taskd and its redis-server have used so far, and their memory.
     pub(crate) async fn used(&self) -> anyhow::Result<Used> {
         let socket = self.folder.path().join("data/redis.sock");
         let mut redis = redis::Client::open(format!("unix://{}", socket.display()))?
@@ -258,7 +258,7 @@ impl Daemon {
         })
     }
 
-    /// An orderly end; anything else voids the run.
+    /// Stops it gracefully; any other exit voids the run.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         kill(
             Pid::from_raw(i32::try_from(self.child.id())?),
@@ -291,7 +291,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // SIGTERM: only an orderly end takes its redis-server along.
+            // Use SIGTERM, because only a graceful stop also stops its redis-server.
             if let Ok(pid) = i32::try_from(self.child.id()) {
                 kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
             }
@@ -300,7 +300,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Of two processes: seconds of CPU since they began, and memory now.
+/// Usage of the two processes: CPU seconds since their start, and current memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Used {
     pub(crate) taskd_cpu: f64,
@@ -309,13 +309,13 @@ pub(crate) struct Used {
     pub(crate) redis_bytes: f64,
 }
 
-/// `process_cpu_seconds_total` has whole seconds only.
+/// Reads /proc, because `process_cpu_seconds_total` is in whole seconds.
 fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
-    /// Linux counts in hundredths of a second here, whatever its timer does.
+    /// In this file Linux always counts in hundredths of a second, whatever its timer frequency.
     const TICKS_A_SECOND: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // A name in parentheses may have blanks. Behind it, state is the third field, utime the 14th,
-    // stime the 15th.
+    // The name, in parentheses, may contain blanks. Of the fields after it, state is number 3,
+    // utime number 14 and stime number 15.
     let (_, fields) = stat
         .rsplit_once(") ")
         .context("/proc/PID/stat has a name")?;

@@ -1,4 +1,4 @@
-//! Changes of many tasks: by their ids at once, and by a filter as a bulk change of the watchdog.
+//! Changes of many tasks: by ids at once, by a filter as a bulk change, which the watchdog runs.
 
 use std::collections::HashMap;
 
@@ -22,10 +22,11 @@ use crate::{
     store::{AddedBulk, ListedTask, MOST_BULK_CHANGES, TaskSearch},
 };
 
-/// The tasks that a count looks at, in all and at once.
+/// How many tasks a count looks at, in all and at a time.
 const COUNTED: u64 = 100_000;
 const COUNTED_AT_ONCE: u32 = 1000;
-/// The pages that an answer reads, at most. A caller may not reach the queues of most bulk changes.
+/// The most pages that are read for one answer. Most bulk changes may be of queues that the caller
+/// does not reach.
 const MOST_PAGES: usize = 20;
 
 impl Api {
@@ -57,7 +58,7 @@ impl Api {
         change: BulkAction,
         request: Result<ChangeTasks, String>,
     ) -> Result<TasksChanged, Error> {
-        // The body may have taken long.
+        // The token may have been revoked while the body was read.
         self.authentication.still_valid(caller)?;
         let ChangeTasks {
             chosen,
@@ -86,7 +87,7 @@ impl Api {
         }
     }
 
-    /// Changes the tasks of these ids. Each has an answer, in order.
+    /// Changes the tasks with these ids. Returns an answer for each, in order.
     async fn change_ids(
         &self,
         caller: &Caller,
@@ -152,7 +153,7 @@ impl Api {
         Ok(TasksChanged::Items(named.answer(answer)))
     }
 
-    /// Counts the tasks of a filter, up to a bound.
+    /// Counts the tasks of a filter. Stops after it has looked at [`COUNTED`] tasks.
     async fn count(&self, caller: &Caller, filter: TaskFilter) -> Result<TaskCount, Error> {
         let store = self.query()?.store();
         let limit = COUNTED_AT_ONCE;
@@ -178,8 +179,8 @@ impl Api {
         }
     }
 
-    /// Stores a bulk change, which the watchdog runs. It changes no task that is inserted from now
-    /// on.
+    /// Stores a bulk change for the watchdog to run. It does not change tasks that are inserted
+    /// from now on.
     async fn start_bulk_change(
         &self,
         caller: &Caller,
@@ -235,7 +236,7 @@ impl Api {
         Ok(bulk)
     }
 
-    /// Bulk changes before the bulk change `before`, the latest first, of queues that the caller
+    /// Returns the bulk changes older than `before`, the latest first, of queues that the caller
     /// reaches.
     pub async fn bulk_changes(
         &self,
@@ -257,8 +258,8 @@ impl Api {
                 .instrument(span("bulk", caller))
                 .await?;
             before = page.last().map(|bulk| bulk.id);
-            // A page leaves out the bulk changes of a later taskd, so a short one may not be the
-            // last.
+            // A page leaves out bulk changes that only a later version can read, so a short page
+            // may not be the last one.
             let is_last = page.is_empty();
             bulk_changes.extend(
                 page.into_iter()
@@ -285,7 +286,7 @@ impl Api {
     }
 
     /// Stops a bulk change. The tasks that it has changed stay changed. A bulk change that has
-    /// ended stays as it is.
+    /// ended is not affected.
     pub async fn stop_bulk_change(&self, caller: &Caller, id: &str) -> Result<BulkChange, Error> {
         self.bulk_change(caller, id).await?;
         let id = bulk_id(id)?;
@@ -313,7 +314,7 @@ fn bulk_id(text: &str) -> Result<Uuid, Error> {
     })
 }
 
-/// The answer about a task that was not sent again.
+/// Why a task was not sent again.
 fn refusal(status: StoredStatus) -> (ItemStatus, &'static str) {
     match status {
         StoredStatus::Unfinished => (
@@ -324,7 +325,7 @@ fn refusal(status: StoredStatus) -> (ItemStatus, &'static str) {
             ItemStatus::AlreadyCompleted,
             "its workers have completed it",
         ),
-        // Somebody has sent it again meanwhile, or removed it.
+        // Somebody else has sent it again, or removed it.
         StoredStatus::Dead | StoredStatus::Cancelled => {
             (ItemStatus::Invalid, "the task has changed meanwhile")
         }

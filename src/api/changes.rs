@@ -1,4 +1,4 @@
-//! Changes of live work: operators cancel tasks, give them other values, offer them anew.
+//! Changes of unfinished tasks: operators cancel them, give them other values, or requeue them.
 
 use std::collections::HashMap;
 
@@ -20,12 +20,12 @@ use crate::{
     queue::NEVER,
 };
 
-/// The answer to a NUM that is too high.
+/// The message for a NUM that is too high.
 pub(super) const TOO_MANY: &str =
     "a task of its queue may not have as many replicas (max_replicas)";
 
 impl Api {
-    /// Cancels tasks: no worker does them any more. Answers each, in order.
+    /// Cancels tasks: no worker does them any more. Returns an answer for each, in order.
     pub async fn cancel_tasks(
         &self,
         caller: &Caller,
@@ -36,8 +36,8 @@ impl Api {
             .await
     }
 
-    /// Gives tasks another priority or NUM: those of ids at once, those of a filter by a bulk
-    /// change.
+    /// Gives tasks another priority or NUM: at once if they are named by ids, by a bulk change if
+    /// by a filter.
     pub async fn update_tasks(
         &self,
         caller: &Caller,
@@ -52,8 +52,8 @@ impl Api {
             .await
     }
 
-    /// Offers tasks anew, their leases and backoffs end: those of ids at once, those of a filter by
-    /// a bulk change.
+    /// Requeues tasks, which ends their leases and backoffs: at once if they are named by ids, by a
+    /// bulk change if by a filter.
     pub async fn requeue_tasks(
         &self,
         caller: &Caller,
@@ -105,7 +105,7 @@ impl Api {
         ids: Vec<String>,
         change: &Change,
     ) -> Result<Vec<ItemAnswer>, Error> {
-        // The body may have taken long.
+        // The token may have been revoked while the body was read.
         self.authentication.still_valid(caller)?;
         let named = Named::new(ids)?;
         let changed = self.change(caller, &named.tasks(), change).await?;
@@ -155,7 +155,7 @@ impl Api {
         Ok(changed)
     }
 
-    /// Whether no task of the queue may have so many replicas.
+    /// True if tasks of the queue may not have this many replicas.
     pub(super) fn exceeds(&self, change: &Change, queue: &QueueName) -> Result<bool, Error> {
         let Change::Update(Update {
             replicas: Some(replicas),

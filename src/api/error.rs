@@ -12,7 +12,7 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The reason why an operation has no answer.
+/// Why an operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("this process does not run the pipeline {0}")]
@@ -71,19 +71,19 @@ pub enum Error {
     Coordination(#[from] coordination::Error),
 }
 
-/// The kind of an error: the caller's next step.
+/// The kind of an error, by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
-    /// The task has come to an end.
+    /// The task has ended.
     Final,
     /// The call has no token, or one that is not valid.
     Unauthenticated,
     /// The token does not allow it.
     Forbidden,
-    /// taskd has no room now: try again later.
+    /// taskd is at a limit now: try again later.
     Busy,
     /// A server does not answer now: try again later.
     Unavailable,
@@ -91,7 +91,7 @@ pub enum Kind {
     NotRunHere,
 }
 
-/// A call is refused: metrics count it here, whatever refused it.
+/// A refused call. Metrics count it here, whatever refused it.
 impl From<Denied> for Error {
     fn from(denied: Denied) -> Self {
         metrics::denied_call(denied.as_str());

@@ -1,5 +1,5 @@
 //! Explains where a task is and why a worker does not get it, in words for people who do not know
-//! taskd's inside.
+//! taskd's internals.
 
 use std::time::Duration;
 
@@ -19,14 +19,14 @@ use crate::{
 };
 
 impl Reader {
-    /// `None`: no such task.
+    /// Returns `None` if there is no such task.
     pub(super) async fn explain(
         &self,
         id: TaskId,
         worker: Option<&WorkerName>,
     ) -> Result<Option<Explanation>, Error> {
         let mut facts = self.facts(id, worker).await?;
-        // A task that went back from the bus to SQL meanwhile was met nowhere.
+        // A task that went back from the bus to SQL while we asked was found nowhere. Ask again.
         if facts
             .as_ref()
             .is_some_and(|facts| facts.place() == TaskPlace::Lost)
@@ -127,7 +127,7 @@ impl Facts {
         }
     }
 
-    /// "worker w holds it", or how many do.
+    /// Says "worker w holds it", or how many workers do.
     fn holders(&self) -> String {
         match self.record().map_or(&[][..], |record| &record.held) {
             [one] => format!("worker {} holds it", one.worker),
@@ -149,7 +149,7 @@ impl Facts {
         let has_failed = record.is_some_and(|record| record.failures > 0);
         match place {
             TaskPlace::Finished => Some(self.detail.updated_unix_ms),
-            // A task that came back to SQL did so later, and nothing says when.
+            // A task that came back to SQL did so after its insert, and nothing records when.
             TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled => {
                 let came_back = matches!(
                     self.place_in_sql,
@@ -161,7 +161,7 @@ impl Facts {
                 (!came_back).then_some(inserted)
             }
             TaskPlace::Bus => self.on_bus.as_ref().and_then(|on_bus| on_bus.since_unix_ms),
-            // The first of its workers.
+            // Since the first of the leases.
             TaskPlace::Leased => {
                 let since: Option<Vec<i64>> = record
                     .and_then(|record| record.held.iter().map(|held| held.since_unix_ms).collect());
@@ -175,10 +175,10 @@ impl Facts {
         }
     }
 
-    /// The next event, and its time.
+    /// Returns what happens to the task next, and when, if that is known.
     fn next(&self, place: TaskPlace) -> (String, Option<i64>) {
         let due = match self.place_in_sql {
-            // A task that is sent again is due at 0: at once.
+            // A task that is sent again is due at 0, that is, at once. There is no time to show.
             Some(Place::Off { due_unix_ms, .. }) => due_unix_ms.filter(|due| *due > 0),
             _ => None,
         };
@@ -361,7 +361,8 @@ impl Facts {
         self.shard.as_ref()?.pause(is_full)
     }
 
-    /// Why this worker gets the task or not: by `bar` of `lua/lib/record.lua`, as a claim decides.
+    /// Says whether this worker gets the task, and if not, why: by `bar` of `lua/lib/record.lua`,
+    /// which decides claims as well.
     #[allow(clippy::too_many_lines, reason = "a branch for each reason")]
     fn worker(&self, worker: &WorkerName, place: TaskPlace) -> WorkerView {
         let view = |reason, says: String, until_unix_ms| WorkerView {
@@ -490,7 +491,7 @@ fn lease(held: &queue::TaskLease) -> LeaseView {
     }
 }
 
-/// How many tasks of its lane go before it, if that is known.
+/// Says how many tasks of its lane go before it, if that is known.
 fn ahead(before: Option<u64>) -> String {
     match before {
         None => String::new(),

@@ -1,4 +1,4 @@
-//! The handle of all operations.
+//! The handle for all operations.
 
 use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
@@ -16,7 +16,7 @@ use crate::{
     pipelines::{changing::Changing, discovery, tasks},
 };
 
-/// The operations of this process. A handle is `None` where the process does not run the pipeline.
+/// The operations of this process. A handle is `None` if the process does not run its pipeline.
 pub struct Api {
     pub discovery: Option<discovery::Handle>,
     pub tasks: Option<tasks::Handle>,
@@ -30,7 +30,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Admits a call with this `Authorization`, if it may do what needs the role.
+    /// Admits a call with this `Authorization` header if its token has the role.
     pub async fn authenticate(
         &self,
         authorization: Option<&str>,
@@ -42,13 +42,13 @@ impl Api {
             .await?)
     }
 
-    /// Counts a call that waits. Its drop says that the wait is over.
+    /// Counts a call that waits, until the returned value is dropped.
     pub fn wait(&self, caller: &Caller) -> Result<Wait, Error> {
         self.waits.call(&caller.access)
     }
 
-    /// Waits until the token of a caller is no longer valid, and says why. Without a token it waits
-    /// for ever.
+    /// Waits until the token of a caller is no longer valid, and returns the reason. Without a
+    /// token, waits for ever.
     pub fn revoked(&self, caller: &Caller) -> BoxFuture<'static, Error> {
         let revoked = self.authentication.revoked(&caller.access);
         Box::pin(async { Error::from(revoked.await) })

@@ -33,7 +33,7 @@ const SHARE: u32 = 9;
 const SHARE_IN_DOUBT: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// The last books of this process. Callers at about the same time share one snapshot.
+/// The last books of this process. Calls at about the same time share one snapshot.
 pub struct Ledger {
     sources: Sources,
     seen: Mutex<LastSeen>,
@@ -79,7 +79,7 @@ impl Ledger {
         }
     }
 
-    /// The books of a queue that has no open shard and had no unfinished task.
+    /// Returns the books of a queue that had no open shard and no unfinished task in the snapshot.
     pub(super) async fn of_idle(&self, queue: &QueueName) -> Result<QueueBooks, Error> {
         let queues = std::slice::from_ref(queue);
         let counts = self.sources.store.counts(Some(queues)).await?;
@@ -90,7 +90,7 @@ impl Ledger {
             .for_each(|count| set_stored(&mut books, count));
         set_refused(&mut books, &away);
         if books.held.total > 0 {
-            // They came after the snapshot.
+            // They were inserted after the snapshot.
             books.held.between = i64::try_from(books.held.total).unwrap_or(i64::MAX);
             books.state = BooksState::Moving;
         }
@@ -175,7 +175,7 @@ impl TakeSnapshot for SnapshotReader<'_> {
         let settle = |mut of: QueueBooks| {
             set_refused(&mut of, &away);
             set_off_bus(&mut of, &off_bus.counts);
-            // The numbers of a queue with an unreadable shard are wrong, and are not answered.
+            // The numbers of a queue with an unreadable shard are wrong, and are not shown.
             of.state = match unread.iter().any(|unread| unread.shard.queue == of.queue) {
                 true => BooksState::Moving,
                 false => state(&of.held, flows, is_recent),
@@ -292,7 +292,7 @@ fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
         held.lost_shards += 1;
         return;
     };
-    // `delayed` counts replicas. They belong to as many tasks at most.
+    // `delayed` counts replicas, which belong to at most that many tasks.
     let nothing_left = live.saturating_sub(open);
     let delayed = delayed.min(nothing_left);
     held.waiting += live - nothing_left;
@@ -332,13 +332,13 @@ fn is_unsure(held: &UnfinishedTasks, is_recent: bool) -> bool {
     !is_recent && held.between == 0 && held.off_bus() > 0
 }
 
-/// The state of a queue by one snapshot; a second one must confirm `Unbalanced`. `flows` says that
-/// something is on the bus, `is_recent` that the outbox was counted with the rest, so that its
-/// numbers can explain a difference.
+/// Returns the state of a queue according to one snapshot; `Unbalanced` must be confirmed by a
+/// second one. `flows` means that something is on the bus, `is_recent` that the outbox was counted
+/// for this snapshot, so that its numbers can explain a difference.
 fn state(held: &UnfinishedTasks, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;
-    // A task that was parked by a fanout which then died may be enqueued, too. Its parked copy goes
-    // when there is room.
+    // A task that was parked by a fanout that died right after may be enqueued as well. Its parked
+    // copy is removed when there is room.
     let is_parked_twice = held.parked > 0 && held.between < 0;
     match held.between {
         0 if is_unsure(held, is_recent) => BooksState::Moving,
@@ -407,8 +407,8 @@ mod tests {
             (twice.held.between, state(&twice.held, false, true)),
             (-1, BooksState::Moving)
         );
-        // An older count may have a task that has left the outbox since, and that makes up for one
-        // that is missing.
+        // An older count may include a task that has left the outbox since, which hides one that is
+        // missing.
         let made_up = books(11, &[(Unpublished::Fresh, 1)], ten);
         assert_eq!(
             (made_up.held.between, state(&made_up.held, false, true)),
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!(state(&made_up.held, false, false), BooksState::Moving);
         let all_live = books(10, &[], ten);
         assert_eq!(state(&all_live.held, false, false), BooksState::Balanced);
-        // Numbers of an older count explain nothing.
+        // The numbers of an older count cannot explain a difference.
         assert_eq!(
             [
                 state(&fresh.held, false, false),

@@ -1,5 +1,5 @@
-//! The operations, one function each. Every protocol calls them; spans and metrics are applied
-//! here, once.
+//! The operations, one function each. Every protocol calls them; spans and metrics are added here,
+//! once.
 
 mod access;
 mod books;

@@ -1,5 +1,5 @@
-//! The fate of a task, and the state of the queues. SQL knows what is final, Redis what happens
-//! meanwhile.
+//! Reads what became of tasks, and the state of the queues. SQL knows what is final, Redis what
+//! happens until then.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -45,7 +45,7 @@ impl Reader {
         self.clock.now_unix_ms()
     }
 
-    /// The queue of a task. Only a caller that reaches it may know that the task is there.
+    /// Returns the queue of a task. Only a caller that reaches it may know that the task exists.
     pub(super) async fn queue_of(&self, caller: &Caller, id: TaskId) -> Result<QueueName, Error> {
         let queue = self
             .store
@@ -62,7 +62,7 @@ impl Reader {
         Ok(self.store.acts(before, limit).await?)
     }
 
-    /// The bytes that [`Self::results`] would have.
+    /// The size of what [`Self::results`] would return, in bytes.
     pub(super) async fn results_bytes(&self, id: TaskId) -> Result<usize, Error> {
         Ok(self
             .store
@@ -73,7 +73,7 @@ impl Reader {
             .sum())
     }
 
-    /// `None`: no such task.
+    /// Returns `None` if there is no such task.
     pub(super) async fn results(&self, id: TaskId) -> Result<Option<Vec<TaskResult>>, Error> {
         let results = self.store.results(id).await?;
         if results.is_empty() && self.store.task(id).await?.is_none() {
@@ -136,7 +136,7 @@ impl Reader {
         for (stats, shard) in self.queue.stats_of(shards).await.into_iter().zip(shards) {
             let stats = match stats {
                 Err(queue::Error::NoGeneration) => continue,
-                // Its tasks stay in `pending`.
+                // Its tasks remain in `pending`.
                 Err(error) if error.is_of_shard() => {
                     entry_of(&mut queues, &shard.queue).unread_shards += 1;
                     continue;
@@ -186,11 +186,11 @@ fn entry_of<'a>(
     })
 }
 
-/// A task as its reader sees it, by SQL and its record in Redis.
+/// A task as callers see it, from SQL and its record in Redis.
 pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64) -> TaskView {
     TaskView {
         status: status(task.status, task.not_before_unix_ms, record, now_unix_ms),
-        // By this, the time in their ids, tasks are listed and chosen.
+        // The time in the id, since lists and filters go by that.
         created_unix_ms: task.id.created_unix_ms(),
         id: task.id,
         queue: task.shard.queue,
@@ -208,10 +208,10 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
     }
 }
 
-/// The status of a task from that of SQL and its record in Redis.
+/// The status of a task according to SQL and its record in Redis.
 ///
 /// A task is final when SQL has its end, and with it the results, the letter and the reason. Until
-/// then one whose record is final counts as assigned, as watchers are told.
+/// then a task whose record is final counts as assigned, which is also what watchers are told.
 fn status(
     stored: StoredStatus,
     not_before_unix_ms: i64,

@@ -1,4 +1,4 @@
-//! Sessions without streams: any process serves each call.
+//! Sessions without streams: any process can serve any of their calls.
 
 use tracing::Instrument as _;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Api {
-    /// Opens a session, or goes on with one.
+    /// Opens a session, or resumes one.
     pub async fn open_session(
         &self,
         caller: &Caller,
@@ -43,7 +43,7 @@ impl Api {
             .await?)
     }
 
-    /// Adds to the demand of a session, and waits for its tasks. `room` finds room for so many
+    /// Adds to the demand of a session, and waits for tasks. `room` reserves memory for that many
     /// bytes of tasks.
     pub async fn want_tasks<R>(
         &self,
@@ -58,15 +58,15 @@ impl Api {
             wait,
         } = want.map_err(Error::Invalid)?;
         self.authorize_call(caller, &mut call).await?;
-        // Before the session wants anything.
+        // Counted before the session wants anything, because this may be refused.
         let _wait = (!wait.is_zero())
             .then(|| self.waits.call(&caller.access))
             .transpose()?;
         let shared = tasks.want_shared(&call, want).await?;
-        // The session may have other queues than a moment ago.
+        // The queues of the session may have changed a moment ago.
         access::reaches_session(caller, shared.queues())?;
         let (granted, pending) = shared.granted();
-        // Tasks that do not reach the worker must not be in its book.
+        // Tasks that cannot be sent to the worker must not get into its session book.
         let room = |bytes| {
             let valid = self
                 .authentication
@@ -76,8 +76,8 @@ impl Api {
         };
         let next = tasks.next_shared(shared, wait, room);
         let next = counted(Method::Get, next, |(next, _)| next.leases.tasks.is_empty());
-        // A stop ends the wait, and so does the end of the token: the dropped call gives back what
-        // it leased.
+        // The stop ends the wait, and so does a revoked token: the dropped call gives back what it
+        // leased.
         let next = tokio::select! {
             biased;
             () = self.stop.cancelled() => None,
@@ -98,7 +98,7 @@ impl Api {
         })?)
     }
 
-    /// Sets the demand of a session to 0; answers what it was, and the tasks in hand.
+    /// Sets the demand of a session to 0. Returns what it was, and the number of tasks in hand.
     pub async fn surrender_tasks(
         &self,
         caller: &Caller,
@@ -108,7 +108,7 @@ impl Api {
         Ok(self.tasks()?.surrender_shared(&call).await?)
     }
 
-    /// The tasks that a session wants and has.
+    /// Returns how many tasks a session wants, and how many it has.
     pub async fn pending_count(
         &self,
         caller: &Caller,
@@ -128,7 +128,8 @@ impl Api {
         Ok(self.tasks()?.close_shared(&call).await?)
     }
 
-    /// Reports tasks of a session. A repeat of a report whose answer was lost counts nothing.
+    /// Reports tasks of a session. If the answer was lost, the report may be repeated: it counts
+    /// only once.
     pub async fn report_tasks(
         &self,
         caller: &Caller,

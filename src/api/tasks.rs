@@ -28,13 +28,13 @@ use crate::{
     telemetry::metrics::{self, CallResult, Method},
 };
 
-/// How long answers to reports wait for the tasks that the worker wants beside them, and these for
-/// the answers.
+/// How long the answers to reports wait for the tasks that the worker asked for in the same call,
+/// and these for the answers.
 const NEXT_WITHIN: Duration = Duration::from_secs(1);
 
 impl Api {
-    /// Leases tasks to a worker, and waits only when there is none. A wrong request (`Err`) is
-    /// counted as one.
+    /// Leases tasks to a worker. Waits only if there are none. An invalid request (`Err`) is
+    /// counted as such.
     pub async fn get(
         &self,
         caller: &Caller,
@@ -57,8 +57,8 @@ impl Api {
         let call = counted(Method::Get, leases, |leases: &Leases| {
             leases.tasks.is_empty()
         });
-        // A stop ends the wait, and so does the end of the token: the dropped call gives back what
-        // it leased.
+        // The stop ends the wait, and so does a revoked token: the dropped call gives back what it
+        // leased.
         let leases = tokio::select! {
             biased;
             () = self.stop.cancelled() => Leases::default(),
@@ -81,10 +81,11 @@ impl Api {
         self.report(Method::Complete, caller, batch, call).await
     }
 
-    /// Reports tasks as [`Self::complete`] does, and leases the worker tasks that are there.
+    /// Reports tasks as [`Self::complete`] does, and leases the worker tasks that are available
+    /// now.
     ///
-    /// Both go to Redis at once, so that they share one sync of its disk. A wrong request reports
-    /// nothing. Leases that are not delivered go back, also where the reports fail.
+    /// Both go to Redis at the same time, so that they share one sync of its disk. An invalid
+    /// request reports nothing. Leases that are not delivered go back, even if the reports fail.
     pub async fn complete_and_get(
         &self,
         caller: &Caller,
@@ -120,11 +121,11 @@ impl Api {
             }
         };
         self.authentication.still_valid(caller)?;
-        // A queue that cannot be asked, or not soon, has no tasks.
+        // If the queues cannot be asked, or not soon, the answer has no tasks.
         Ok((answers, leases.and_then(Result::ok).unwrap_or_default()))
     }
 
-    /// Gives tasks back: to be tried again, or never.
+    /// Gives tasks back, to be tried again or never.
     pub async fn reject(
         &self,
         caller: &Caller,
@@ -134,7 +135,7 @@ impl Api {
         self.report(Method::Reject, caller, batch, call).await
     }
 
-    /// Makes leases last longer.
+    /// Extends leases.
     pub async fn extend(
         &self,
         caller: &Caller,
@@ -144,7 +145,7 @@ impl Api {
         self.report(Method::Extend, caller, batch, call).await
     }
 
-    /// Answers a batch item by item, in order.
+    /// Makes a call with the readable items of a batch. Returns an answer for each item, in order.
     async fn report<T>(
         &self,
         method: Method,
@@ -152,11 +153,11 @@ impl Api {
         mut batch: Batch<T>,
         call: impl AsyncFnOnce(&Handle, &str, Vec<Item<T>>) -> Result<Vec<ItemAnswer>, tasks::Error>,
     ) -> Result<Vec<ItemAnswer>, Error> {
-        // The body may have taken long.
+        // The token may have been revoked while the body was read.
         self.authentication.still_valid(caller)?;
         access::authorize_reports(caller, &mut batch)?;
         let (items, known) = split(batch.items);
-        // Every item has its answer: nothing is left to ask.
+        // Every item has its answer already.
         if items.is_empty() && !known.is_empty() {
             WorkerName::new(&batch.worker)
                 .map_err(|error| tasks::Error::Invalid(error.to_string()))?;

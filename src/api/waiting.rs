@@ -1,4 +1,4 @@
-//! Inserts that wait for the ends of their tasks.
+//! Inserts that wait until their tasks end.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -23,19 +23,19 @@ use crate::{
     queue::{Interest, Watch, WatcherNews},
 };
 
-/// The tasks of one insert that waits.
+/// The most tasks of an insert that waits.
 const MOST: usize = 1000;
 /// The most bytes of results in an answer.
 const MOST_BYTES: usize = 32 << 20;
-/// The tasks whose results are read at a time.
+/// How many tasks have their results read at the same time.
 const AT_ONCE: usize = 16;
 
 type Results = HashMap<TaskId, Vec<TaskResult>>;
 
 impl Api {
-    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, at
-    /// most for `wait`. The answers have up to `max_bytes` of results, and at most 32 MiB. `room`
-    /// gives the room for them; without it, the answers have none.
+    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, but
+    /// no longer than `wait`. The answers contain up to `max_bytes` of results, and at most 32 MiB.
+    /// `room` reserves memory for these; if it cannot, the answers have none.
     pub async fn insert_and_wait<R>(
         &self,
         caller: &Caller,
@@ -56,8 +56,8 @@ impl Api {
         let deadline = Instant::now() + wait.min(query.settings.limits.max_wait);
         let counted = self.waits.of_tasks(&caller.access, tasks.len())?;
         let queues: Vec<Option<QueueName>> = tasks.iter().map(queue_of).collect();
-        // The processes hear of the interest while SQL stores the tasks; not of a queue that the
-        // insert may not make.
+        // Lets the other processes know of the interest while SQL stores the tasks, but not in
+        // queues that the insert may not be allowed to make.
         let is_known = |queue: &&QueueName| {
             caller.access.reaches(queue.as_str()) && !query.queue.shards_of(queue).is_empty()
         };
@@ -66,12 +66,12 @@ impl Api {
             early.map(|queue| (queue.clone(), Vec::new())).collect();
         let early = query.watch_ends(early)?;
         let answers = self.insert(caller, tasks).await?;
-        // The caller hears what was stored, even if all else fails from here on.
+        // The caller will be told what was stored, even if all else fails from here on.
         stored();
         let mut of: BTreeMap<QueueName, Vec<TaskId>> = BTreeMap::new();
         let mut ids = HashSet::new();
         for (queue, answer) in queues.into_iter().zip(&answers) {
-            // Two tasks of an insert may have one key.
+            // Two tasks of an insert may have the same key.
             if let (Some(queue), Some(id)) = (queue, answer.id)
                 && ids.insert(id)
             {
@@ -79,7 +79,7 @@ impl Api {
             }
         }
         let ids: Vec<TaskId> = ids.into_iter().collect();
-        // Frees the place of the early watch for the next one. The queues stay watched for a while.
+        // Makes room for the next watch. The queues stay watched for a while.
         drop(early);
         let watch = query.watch_ends(of).ok();
         let revoked = self.authentication.revoked(&caller.access);
@@ -99,7 +99,7 @@ impl Api {
     }
 }
 
-/// The answer has results, which only readers may see.
+/// The answer contains results, which only readers may see.
 fn may_read(caller: &Caller) -> Result<(), Denied> {
     let token = caller
         .access
@@ -128,8 +128,8 @@ impl Reader {
             .watch(of.into_iter().collect(), Interest::Ends)?)
     }
 
-    /// The statuses of tasks when all are final, or at the deadline, or at the stop. Without a
-    /// watch: now.
+    /// Returns the statuses of tasks when all of them are final, or at the deadline, or at the
+    /// stop. Without a watch, returns them at once.
     async fn ends(
         &self,
         watch: Option<&Watch>,
@@ -140,7 +140,7 @@ impl Reader {
         let mut statuses = HashMap::new();
         let is_read = self.read_open(ids, &mut statuses).await;
         let Some(watch) = watch else { return statuses };
-        // A task that SQL does not have was removed.
+        // A task that SQL does not have has been removed.
         let ids: Vec<TaskId> = ids
             .iter()
             .copied()
@@ -170,8 +170,8 @@ impl Reader {
         statuses
     }
 
-    /// Reads the statuses of those that are not known to be final. Those that it cannot read
-    /// (`false`) stay as they are.
+    /// Reads the statuses of the tasks that are not known to be final. Returns false if it could
+    /// not read all; the others stay as they are.
     async fn read_open(&self, ids: &[TaskId], statuses: &mut HashMap<TaskId, TaskStatus>) -> bool {
         let open: Vec<TaskId> = ids
             .iter()
@@ -200,7 +200,8 @@ impl Reader {
         }
     }
 
-    /// The first answer of a completed task has its results, if they can be read now.
+    /// Adds the results of completed tasks to the answers, if they can be read now. If a task has
+    /// several answers, the first one gets them.
     async fn awaited<R>(
         &self,
         answers: Vec<InsertAnswer>,
@@ -237,8 +238,8 @@ impl Reader {
         (answers.into_iter().map(awaited).collect(), room)
     }
 
-    /// The results of tasks, in order, as long as they have `max_bytes` together; none without
-    /// room.
+    /// Reads the results of tasks, in order, as long as they fit into `max_bytes` together. Reads
+    /// none if there is no room.
     async fn results_within<R>(
         &self,
         completed: Vec<TaskId>,

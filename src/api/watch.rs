@@ -27,19 +27,20 @@ use crate::{
     telemetry::metrics::{self, WatchOver},
 };
 
-/// How long news of a task wait, at least, for earlier news of other steps and of other processes,
-/// which have ticks of their own. Those of a queue wait in `queue/announce/ring.rs`.
+/// How long, at least, an event of a task is held back for earlier events of other steps and of
+/// other processes, which have ticks of their own. Events of a queue are held back in
+/// `queue/announce/ring.rs`.
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
-/// How long a task may be on its way into the queue.
+/// How long a task may take to get into the queue.
 const LONGEST_STEP_MS: i64 = 1_000;
-/// The silence after which a watcher is told that taskd is there.
+/// After this long without an event, a watcher is sent a sign of life.
 const BEAT_EVERY: Duration = Duration::from_secs(15);
-/// How long a watch of a queue waits until this process hears the queue.
+/// How long a watch of a queue waits until this process receives the events of the queue.
 const BEGIN_WITHIN: Duration = Duration::from_secs(2);
-/// The parts that a watch gives before it lets other calls go first. Thousands of watches may have
-/// as much to give.
+/// How many parts a watch returns before it yields to other calls, because thousands of watches may
+/// have as many.
 const GIVE_AT_ONCE: u32 = 16;
 /// The tasks whose keys are read at once.
 const KEYS_AT_ONCE: usize = 500;
@@ -47,7 +48,7 @@ const KEYS_AT_ONCE: usize = 500;
 const CHECK_EVERY: Duration = Duration::from_millis(250);
 
 impl Api {
-    /// Watches a task until it is final. `last`: the last event that the caller has seen.
+    /// Watches a task until it is final. `last` is the last event that the caller has seen.
     pub async fn watch_task(
         &self,
         caller: &Caller,
@@ -62,7 +63,7 @@ impl Api {
             let queue = query.queue_of(caller, id).await?;
             let announcer = query.queue.announcer();
             let watch = announcer.watch(vec![(queue, vec![id])], Interest::All)?;
-            // Behind the watch: what happens from here on is heard.
+            // Read after the watch has begun, so that nothing is missed in between.
             let Statuses { mut looks, failed } = query.statuses(&[id]).await?;
             let now = looks
                 .pop()
@@ -77,10 +78,10 @@ impl Api {
             },
         ) = begin.instrument(span("watch_task", caller)).await?;
         let seen = last.filter(|last| last.task == id && (last.status == now.status || is_ending));
-        // A watcher that is told nothing stays with the event that it has seen.
+        // If there is nothing to tell, the watch continues from the event that the caller has seen.
         let begun = match &seen {
-            // The end of an earlier life is not the end that comes, and the time is the caller's
-            // word.
+            // A final status is not taken over, because it is that of an earlier life of the task.
+            // The time is only what the caller says.
             Some(seen) if is_ending && !seen.status.is_final() => TaskEvent {
                 status: seen.status,
                 at_unix_ms: seen.at_unix_ms.min(now.at_unix_ms),
@@ -106,7 +107,7 @@ impl Api {
         Ok(watching)
     }
 
-    /// Watches all tasks of a queue, from now on or behind the event `last`.
+    /// Watches all tasks of a queue, from now on or from after the event `last`.
     pub async fn watch_queue(
         &self,
         caller: &Caller,
@@ -127,8 +128,8 @@ impl Api {
         let mut watch = query.queue.announcer().watch_queue(queue)?;
         let has_resumed = last.is_some_and(|last| watch.resume(&last));
         if !has_resumed {
-            // The caller takes the answer for the beginning. If it comes before the queue is heard,
-            // a gap follows.
+            // The caller takes our answer as the beginning of the watch. If it is sent before this
+            // process receives the events of the queue, a gap follows.
             let begin = timeout(BEGIN_WITHIN, watch.begin());
             _ = self.stop.run_until_cancelled(begin).await;
         }
@@ -179,15 +180,16 @@ struct Life {
 }
 
 impl Life {
-    /// True for what is new, and not older than what was seen.
+    /// True if the event is new, and not older than what the watcher has seen.
     fn is_news(&self, event: &TaskEvent, is_truth: bool) -> bool {
         let Some(last) = &self.last else { return true };
         if event.id != self.id || event.status == last.status {
             return false;
         }
         if is_truth && !event.status.is_final() {
-            // The truth was read before what was heard since. A step that takes its time before it
-            // begins may be carried out behind the read.
+            // What was read may be older than events that have arrived since. And a step takes its
+            // time stamp before it is carried out, so a task may have been read as pending after
+            // that time and before the step.
             let margin = if event.status == TaskStatus::Pending {
                 LONGEST_STEP_MS
             } else {
@@ -205,14 +207,15 @@ impl Life {
 struct OfTask {
     watch: Watch,
     life: Life,
-    /// News that wait for earlier ones; true for what was read.
+    /// Events that are held back for earlier ones; true if the event was read, false if it came as
+    /// a hint.
     held: Vec<(TaskEvent, bool)>,
-    /// When they have waited, while there are any.
+    /// When the held events are due, if there are any.
     hear_at: Instant,
 }
 
 impl OfTask {
-    /// The next events, perhaps none. It may be dropped at any time.
+    /// Returns the next events, perhaps none. Cancel safe.
     async fn next(&mut self) -> Vec<TaskEvent> {
         if self.held.is_empty() {
             let (told, has_overflowed) = self.watch.told().await;
@@ -222,10 +225,10 @@ impl OfTask {
         self.hear()
     }
 
-    /// Holds what came.
+    /// Holds back what has arrived.
     fn hold(&mut self, told: Vec<WatcherNews>, has_overflowed: bool) {
         if has_overflowed {
-            // The task is read anew.
+            // Hints were lost, so the task is read again.
             self.watch.ask(&[self.life.id]);
         }
         self.hear_at = Instant::now() + HOLD;
@@ -235,8 +238,8 @@ impl OfTask {
         }));
     }
 
-    /// Takes what was held, in order, with what has come since and belongs before it. The rest is
-    /// held in its turn.
+    /// Takes the held events, in order, and with them those that have arrived since and belong
+    /// before the last of them. The rest is held back in turn.
     fn hear(&mut self) -> Vec<TaskEvent> {
         let upto = self.held.iter().map(|(event, _)| event.order()).max();
         if let Some((more, has_overflowed)) = self.watch.told().now_or_never() {
@@ -257,14 +260,14 @@ impl OfTask {
     }
 }
 
-/// The source of the events.
+/// Where the events come from.
 enum Source {
     Task(OfTask),
     Queue(QueueWatch),
 }
 
 impl Source {
-    /// The next parts, perhaps none. It may be dropped at any time.
+    /// Returns the next parts, perhaps none. Cancel safe.
     async fn next(&mut self) -> Result<Vec<Watched>, TooSlow> {
         match self {
             Self::Task(of_task) => Ok(of_task
@@ -282,7 +285,7 @@ impl Source {
     }
 }
 
-/// A watch that goes on. Its events come from [`Self::next`].
+/// A running watch. [`Self::next`] returns its events.
 pub struct Watching {
     authentication: Authentication,
     caller: Caller,
@@ -294,9 +297,9 @@ pub struct Watching {
     keys: BTreeMap<TaskId, Option<Bytes>>,
     /// The key of the last event that it gave.
     key: Option<Bytes>,
-    /// The parts that it gave since it let others go first.
+    /// How many parts it has returned since it yielded.
     given: u32,
-    /// Nothing comes behind what is ready.
+    /// Set if nothing follows what is ready.
     over: Option<WatchOver>,
     beat_at: Instant,
     check_at: Instant,
@@ -304,12 +307,12 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// True when nothing comes any more: the caller has seen the end.
+    /// True if nothing follows: the caller has seen the end.
     pub fn is_over(&self) -> bool {
         self.over.is_some() && self.ready.is_empty()
     }
 
-    /// The next part; `None` behind the last.
+    /// Returns the next part, or `None` after the last one.
     pub async fn next(&mut self) -> Option<Watched> {
         loop {
             if self.given >= GIVE_AT_ONCE {
@@ -384,7 +387,7 @@ impl Watching {
             .collect();
     }
 
-    /// Takes parts up to the end of the task.
+    /// Adds parts, up to the end of the task.
     fn take(&mut self, parts: Vec<Watched>) {
         for part in parts {
             let is_end = self.source.is_end(&part);

@@ -1,7 +1,7 @@
-//! The facts behind watches: what SQL and Redis say, read for all watchers of a process together.
+//! Reads what SQL and Redis say about watched tasks, for all watchers of a process together.
 //!
-//! Announcements are hints. Watched tasks are read once a second, so that a lost hint delays an
-//! event by as much. A task of which a hint names no status is read at the next tick.
+//! Notifications are hints. Watched tasks are read once a second, so that a lost hint delays an
+//! event by at most that. A task whose hint has no status is read at the next tick.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use crate::{
 
 /// How often all watched tasks are read.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The tasks that are read at once.
+/// How many tasks are read at a time.
 const AT_ONCE: usize = 500;
 /// How long events wait for the keys of their tasks.
 const KEYS_WITHIN: Duration = Duration::from_secs(1);
@@ -33,20 +33,20 @@ const KEYS_WITHIN: Duration = Duration::from_secs(1);
 /// A task, as SQL and Redis have it now.
 pub(super) struct WatchedTask {
     pub(super) event: TaskEvent,
-    /// Its end is on the way to SQL. The event says `ASSIGNED` then, even if no worker has had the
-    /// task.
+    /// Its end is on the way to SQL. Until then the event says `ASSIGNED`, even if no worker has
+    /// had the task.
     pub(super) is_ending: bool,
 }
 
 /// The tasks that SQL has. Unfinished ones of shards that do not answer are left out.
 pub(super) struct Statuses {
     pub(super) looks: Vec<WatchedTask>,
-    /// The reason why some are left out.
+    /// Why some are left out.
     pub(super) failed: Option<queue::Error>,
 }
 
 impl Reader {
-    /// Reads for the watchers of this process, until the stop.
+    /// Reads watched tasks for the watchers of this process, until the stop.
     pub fn inform_watchers(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("watchers", self.clone(), |reader, cx| async move {
             reader.inform(&cx).await
@@ -68,7 +68,7 @@ impl Reader {
             }
             for ids in announcer.take_asked(all).chunks(AT_ONCE) {
                 let failed = match self.statuses(ids).await {
-                    // Of a task that ends, the end itself is the next news.
+                    // If a task is ending, its next event is the end itself.
                     Ok(Statuses { looks, failed }) => {
                         let stay = looks.into_iter().filter(|look| !look.is_ending);
                         announcer.tell(stay.map(|look| look.event).collect());
@@ -76,7 +76,7 @@ impl Reader {
                     }
                     Err(error) => Some(error),
                 };
-                // They are read again at the next look.
+                // They are read again the next time.
                 if let Some(error) = failed {
                     tracing::debug!(
                         "cannot read all of {} tasks that are watched: {error}",

@@ -12,7 +12,7 @@ use crate::config::{Auth, Settings};
 /// The address at which commands look for a taskd by default.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7600";
 
-/// Logs that the process is up. A terminal gets more.
+/// Logs that the process is up. Prints more if stdout is a terminal.
 pub(super) fn greet(settings: &Settings, http: SocketAddr, grpc: SocketAddr) {
     let pipelines: Vec<_> = settings
         .pipelines
@@ -84,7 +84,7 @@ fn command() -> String {
     if found.and_then(|file| file.canonicalize().ok()).as_ref() == Some(&own) {
         return name.to_owned();
     }
-    // Between quotes, in case the path has a blank.
+    // In quotes, in case the path contains a blank.
     let text = own.display().to_string();
     if text.contains(|c: char| !c.is_ascii_alphanumeric() && !"/._-+".contains(c)) {
         format!("'{text}'")

@@ -1,6 +1,6 @@
 //! The composition root: the only module that names backends.
 //!
-//! `connect` opens servers, and `round` starts and stops everything once.
+//! `connect` connects to the servers; `round` starts and stops everything else once.
 
 mod connect;
 mod greeting;
@@ -54,7 +54,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     let settings = Arc::new(settings);
     let stop = CancellationToken::new();
     let own_redis = Arc::new(OnceLock::new());
-    // Everything that uses Redis stops before Redis does, and signals count until the end.
+    // Everything that uses Redis stops before Redis does, and signals are handled until the end.
     let signals = Supervisor::new();
     let base = Supervisor::new();
     signals::watch(
@@ -72,7 +72,7 @@ pub async fn run(settings: Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Applies the migrations of the store. Answers what it found.
+/// Applies the migrations of the store. Returns a line about its state.
 pub async fn migrate(settings: Settings) -> anyhow::Result<String> {
     let _lock = match settings.database_url {
         None => Some(DataDir::lock(&settings.data_dir)?),
@@ -86,11 +86,13 @@ pub async fn migrate(settings: Settings) -> anyhow::Result<String> {
     Ok(answer)
 }
 
-/// Opens the store for a command beside running processes. The embedded one may be in use.
+/// Opens the store for a command that runs next to taskd processes. The embedded store may be in
+/// use by one.
 pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     let _lock = match &settings.database_url {
         Some(_) => None,
-        // The folder is made where it is missing. SQLite itself keeps two processes apart.
+        // Creates the folder if it is missing. If a process uses it, SQLite itself keeps the two
+        // apart.
         None => match DataDir::lock(&settings.data_dir) {
             Err(embedded::Error::InUse { .. }) => None,
             locked => Some(locked?),
@@ -99,14 +101,15 @@ pub async fn open_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     Ok(connect::store(settings).await?)
 }
 
-/// Opens the store if it exists. A folder that is not the running taskd's has none, nor has a
-/// relative path elsewhere.
+/// Opens the store if it exists. It does not if the settings name another folder than that of the
+/// running taskd, or a relative path and the command runs in another directory.
 pub async fn open_present_store(settings: &Settings) -> anyhow::Result<Arc<dyn Store>> {
     must_have_run(settings)?;
     open_store(settings).await
 }
 
-/// The database is not that of a running taskd: a mistake in the settings of a command.
+/// There is no database where a command expects one: its settings are probably not those of the
+/// running taskd.
 #[derive(Debug, thiserror::Error)]
 pub enum NeverRan {
     #[error("no taskd has run in {}; --data-dir or --config names that of the running one", .0.display())]
@@ -115,14 +118,14 @@ pub enum NeverRan {
     File(PathBuf),
 }
 
-/// `Err`: the database is a file that is not there yet. Nobody knows it of a server.
+/// Fails if the database is a file that does not exist yet. A database server is not checked.
 pub fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
     let missing = |path: &Path| !path.exists();
     match &settings.database_url {
         None if missing(&connect::sqlite_file(settings)) => {
             Err(NeverRan::Folder(settings.data_dir.clone()))
         }
-        // A relative path means another file in each folder.
+        // Absolute, since a relative path means another file in each folder.
         Some(DatabaseUrl::Sqlite(path)) if missing(path) => Err(NeverRan::File(
             std::path::absolute(path).unwrap_or_else(|_| path.clone()),
         )),
@@ -130,7 +133,8 @@ pub fn must_have_run(settings: &Settings) -> Result<(), NeverRan> {
     }
 }
 
-/// Connects, and runs the pipelines until the stop, in one round unless Redis loses everything.
+/// Connects, and runs the pipelines until the stop: in one round, unless Redis or the bus loses
+/// everything.
 async fn serve(
     settings: &Arc<Settings>,
     own_redis: &OnceLock<Arc<RedisServer>>,
@@ -139,7 +143,7 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let metrics = metrics::install(settings.watchdog.forget_queues_after)?;
     let exporter = traces::install(&settings.traces)?;
-    // Ports and the folder first: a mistake there shows before anything starts.
+    // Ports and the folder first, so that a mistake there shows before anything starts.
     let listeners = Listeners::bind(settings).await?;
     let is_embedded = settings.redis_url.is_none() || settings.database_url.is_none();
     let data_dir = if is_embedded {
@@ -162,7 +166,7 @@ async fn serve(
     };
     let redis_url = match (&settings.redis_url, &data_dir) {
         (None, Some(data_dir)) => {
-            // A server with much data loads it for long.
+            // A server with much data takes long to load it.
             let starts = RedisServer::start_with(data_dir, settings.redis.max_memory);
             let Some(server) = wait.stop.run_until_cancelled(starts).await else {
                 return Ok(());
@@ -207,7 +211,8 @@ async fn serve(
             .map_or_else(|| ALONE.to_owned(), |_| Uuid::new_v4().to_string()),
         clock: Clock::of_this_machine(),
         since_unix_ms: now_unix_ms(),
-        // The lock on the file keeps a second Redis of a taskd from the embedded store.
+        // The embedded store needs none: the lock on its file keeps a taskd with another Redis
+        // away.
         holder: settings.database_url.is_some().then(Holder::default),
     };
     run_rounds(&backends, listeners, wait).await?;
@@ -238,7 +243,7 @@ async fn run_rounds(
             stop,
         };
         is_first = false;
-        // At the stop the next round ends as soon as it has begun.
+        // If the stop comes here, the next round ends as soon as it has begun.
         stop.run_until_cancelled(tokio::time::sleep(ROUND.saturating_sub(began.elapsed())))
             .await;
     }

@@ -1,9 +1,10 @@
-//! One round: opens the bus, starts the pipelines and the ways in, and ends them in order.
+//! One round: opens the bus, starts the pipelines and the HTTP and gRPC servers, and stops them in
+//! order.
 //!
-//! A round ends at the stop, or when Redis or the bus has lost everything. The next round finds the
-//! bus empty in a new generation, and shards without one, which the watchdog brings back from SQL.
-//! Records that were published into the emptied Redis before a process noticed are not marked as
-//! published, or the watchdog finds their tasks missing.
+//! A round ends at the stop, or when Redis or the bus has lost everything. The next round finds an
+//! empty bus of a new generation, and shards without a generation, which the watchdog rebuilds from
+//! SQL. Tasks that were published into the emptied Redis before a process noticed are either not
+//! marked as published, or found missing by the watchdog.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -47,33 +48,33 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The backends that stay from round to round.
+/// The backends that are kept from round to round.
 pub(super) struct Backends {
     pub(super) settings: Arc<Settings>,
     pub(super) redis: Redis,
     pub(super) store: Arc<dyn Store>,
     pub(super) metrics: metrics::Handle,
     pub(super) tls: Option<Tls>,
-    /// Callers of an earlier round may still hold some of it.
+    /// Shared by all rounds, since callers of an earlier one may still hold a part of it.
     pub(super) budget: Budget,
-    /// The name of this process. A process that starts again under its name keeps what it had.
+    /// The name of this process. A process that starts again under its name keeps what it owned.
     pub(super) process: String,
     pub(super) clock: Clock,
     /// When this process began, by its machine's clock.
     pub(super) since_unix_ms: i64,
-    /// `None` for a database that no other process can open.
+    /// `None` if no other process can open the database.
     pub(super) holder: Option<Holder>,
 }
 
 /// How a round ended.
 pub(super) enum RoundEnd {
     Stopped,
-    /// Redis or the bus has lost everything. The next round keeps the ports; callers are told to
-    /// try later meanwhile.
+    /// Redis or the bus has lost everything. The next round keeps the ports; until it serves them,
+    /// callers are told to try again later.
     Lost(Listeners),
 }
 
-/// The bound ports. A round listens on copies, so the process keeps them between two rounds.
+/// The bound ports. A round listens on duplicates, so that the ports stay bound between rounds.
 pub(super) struct Listeners {
     http: std::net::TcpListener,
     grpc: std::net::TcpListener,
@@ -174,12 +175,12 @@ struct Opened {
     cx: Context,
     store_id: String,
     queues: QueueSync,
-    /// `None`: everybody may call.
+    /// `None` if everybody may call.
     tokens: Option<TokenSync>,
 }
 
-/// Opens the bus and checks the boundaries. Each may go away again at any moment, also at this one.
-/// `None` at the stop.
+/// Opens the bus and checks the backends. Each step retries, because any server may be away again.
+/// Returns `None` at the stop.
 async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Opened>> {
     let Backends {
         settings,
@@ -294,7 +295,8 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     }))
 }
 
-/// The way past the bus, where discovery and the fanout run in this process.
+/// Returns the shortcut past the bus, if discovery and the fanout both run in this process and no
+/// other program reads the bus.
 fn shortcut(
     settings: &Arc<Settings>,
     bus: &dyn Bus,
@@ -307,7 +309,7 @@ fn shortcut(
     (is_whole && !bus.has_other_readers()).then(shortcut)
 }
 
-/// The queue, told what to report for histories of tasks.
+/// Makes the queue, with the settings for histories and events.
 fn queue(backends: &Backends) -> Queue {
     let Backends {
         settings,
@@ -375,8 +377,7 @@ impl Opened {
     }
 }
 
-/// Starts the pipelines that the settings name. Answers the handles through which the ways in reach
-/// them.
+/// Starts the pipelines that the settings name. Returns the handles of those that callers use.
 fn start(
     cx: &Context,
     supervisor: &Supervisor,
@@ -397,7 +398,7 @@ fn start(
     (discovery, tasks)
 }
 
-/// Starts the pipelines, and answers what the ways in need.
+/// Starts the pipelines, and returns what the HTTP and gRPC servers need.
 fn state(
     backends: &Backends,
     cx: &Context,
@@ -480,12 +481,12 @@ fn presence(backends: &Backends, http: SocketAddr, grpc: SocketAddr) -> Presence
     }
 }
 
-/// The least time that a round gets to end which lost Redis or the bus. Nobody waits for this
-/// process to end, and a record on its way to Kafka takes up to half a minute to fail.
+/// The least time for ending a round that has lost Redis or the bus. Nobody waits for this process
+/// to exit, and a record on its way to Kafka takes up to half a minute to fail.
 const END_OF_LOST: Duration = Duration::from_secs(60);
 
-/// Ends a round within the grace period: the ways in while the pipelines still answer, then the
-/// pipelines and the bus.
+/// Ends a round within the grace period: first the HTTP and gRPC servers, while the pipelines still
+/// answer, then the pipelines and the bus.
 async fn drain(
     cx: &Context,
     supervisor: &Supervisor,
@@ -498,7 +499,7 @@ async fn drain(
     };
     let deadline = Instant::now() + period;
     let grace = humantime::format_duration(period);
-    // The pipelines keep a quarter of the period.
+    // A quarter of the period is left for the pipelines.
     let served = timeout_at(deadline - period / 4, served).await;
     supervisor.stop();
     let drained = async {
@@ -525,11 +526,12 @@ async fn drain(
     }
     match (served, end) {
         (Ok(served), _) => served.context("a listener panicked")??,
-        // These callers do not read their answers, which promise them nothing: the stop went well.
+        // These callers do not read their answers. An answer that nobody got promises nothing, so
+        // the stop went well.
         (Err(_), RoundEnd::Stopped) => {
             tracing::warn!("some callers did not end within the grace period ({grace})")
         }
-        // These callers are told to try again, whenever they end.
+        // These callers get an answer that tells them to try again, whenever they end.
         (Err(_), RoundEnd::Lost(_)) => tracing::warn!("some callers of before are still there"),
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! The bus: topics with partitions, which keep records in order until their readers have read them.
+//! The bus: partitioned topics, which keep records in order until their readers have read them.
 //!
-//! At least once: after an error or a crash a record may be there twice. Readers must tolerate
-//! that.
+//! Delivery is at least once: after an error or a crash a record may appear twice, and readers must
+//! tolerate that.
 
 mod error;
 pub mod kafka;
@@ -39,7 +39,7 @@ pub struct Message {
     pub value: Bytes,
 }
 
-/// The records that a trim keeps: the last `records` of each partition that are not older than
+/// What a trim keeps: of each partition the last `records` records, unless they are older than
 /// `age`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keep {
@@ -50,11 +50,11 @@ pub struct Keep {
 /// A way to read a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// Each partition in order, from behind the committed offset, with one reader at a time per
-    /// partition.
+    /// Each partition is read in order, starting after the committed offset, by one reader at a
+    /// time.
     Ordered,
-    /// Any reader of the group that is free. Uncommitted records of a dead reader come again, out
-    /// of order.
+    /// Each record goes to any free reader of the group. Uncommitted records of a dead reader are
+    /// delivered again, out of order.
     Shared,
 }
 
@@ -62,32 +62,33 @@ pub enum Reading {
 /// both.
 #[async_trait]
 pub trait Bus: Send + Sync {
-    /// The topics' generation: offsets of another one mean nothing.
+    /// The generation of the topics. Offsets from another generation are meaningless.
     fn generation(&self) -> &str;
 
     /// The actual number of partitions of `topic`, whatever is configured.
     fn partitions(&self, topic: Topic) -> u32;
 
-    /// True if programs other than taskd may read the topics. Then no record may be left out.
+    /// True if programs other than taskd may read the topics. In that case every record must be
+    /// published, even if taskd itself could do without it.
     fn has_other_readers(&self) -> bool {
         true
     }
 
-    /// Makes sure that a topic is there which the opening leaves out unless the settings need it:
-    /// `events`.
+    /// Makes sure that a topic exists. Opening the bus creates all topics except `events`, which it
+    /// creates only if the settings need it.
     async fn ensure(&self, _topic: Topic) -> Result<()> {
         Ok(())
     }
 
-    /// Appends all records, in order within a partition. Answers one offset per record, in the
+    /// Appends all records, in order within a partition. Returns one offset per record, in the
     /// given order.
     ///
-    /// After the answer the records are as durable as the bus makes them. On `Err` any of them may
-    /// be there or not: publish all again.
+    /// Once this returns `Ok`, the records are as durable as the bus makes them. After an `Err`,
+    /// any of them may or may not have been written: publish all of them again.
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>>;
 
-    /// Publishes as [`Self::publish`] does, with the traceparents of some records, by their places.
-    /// Kafka writes them into headers for its tools. taskd reads those in the records.
+    /// Like [`Self::publish`], with the traceparents of some records by index. Kafka writes them
+    /// into headers for its tools; taskd reads the traceparents inside the records instead.
     async fn publish_traced(
         &self,
         topic: Topic,
@@ -97,8 +98,8 @@ pub trait Bus: Send + Sync {
         self.publish(topic, records).await
     }
 
-    /// Publishes as [`Self::publish`] does; record n has the key n. A bus whose records have no
-    /// keys leaves them out.
+    /// Like [`Self::publish`], with a key for each record, in the same order. A bus whose records
+    /// have no keys ignores them.
     async fn publish_keyed(
         &self,
         topic: Topic,
@@ -108,7 +109,7 @@ pub trait Bus: Send + Sync {
         self.publish(topic, records).await
     }
 
-    /// A reader in the group that all taskd processes share for this topic.
+    /// Opens a reader in the consumer group that all taskd processes share for this topic.
     async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>>;
 
     /// A reader that is in no group and commits nothing. It begins in each partition behind this
@@ -118,23 +119,23 @@ pub trait Bus: Send + Sync {
     /// The offset of the first record that is still there by partition; `None`: there is none.
     async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// The offset of the last record by partition; `None`: the partition is empty.
+    /// Returns the offset of the last record of each partition; `None`: the partition is empty.
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// When the record at this offset was published, by the bus's clock; `None`: its offsets do not
-    /// say.
+    /// When the record at this offset was published, by the bus's clock, in unix ms. `None` if the
+    /// offsets of this bus contain no time.
     fn published_at(&self, _offset: Offset) -> Option<i64> {
         None
     }
 
-    /// The offset that the group has committed, by partition.
+    /// Returns the offset that the group has committed in each partition.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
 
-    /// True if a partition that once held this offset ends before it now, so that the bus assigns
-    /// offsets again.
+    /// True if a partition that once held this offset now ends before it, because the topic was
+    /// recreated or the partition has lost its last records. The bus then assigns old offsets
+    /// again.
     ///
-    /// The topic was made anew, or the partition has lost its last records. Always false on a bus
-    /// that never assigns an offset twice.
+    /// Always false on a bus that never assigns an offset twice.
     async fn lies_beyond(&self, _topic: Topic, _partition: u32, _offset: Offset) -> Result<bool> {
         Ok(false)
     }
@@ -142,24 +143,25 @@ pub trait Bus: Send + Sync {
     /// Roughly how many records of a topic that taskd reads are not processed yet.
     async fn backlog(&self, topic: Topic) -> Result<u64>;
 
-    /// Deletes the records that `keep` does not cover. Answers roughly how many.
+    /// Deletes the records that `keep` does not cover. Returns roughly how many.
     ///
-    /// If taskd reads the topic, the group's uncommitted records stay. A bus that others use, too,
-    /// deletes nothing of `events`, a name that others may have chosen: it bounds the topic when it
-    /// makes it.
+    /// If taskd reads the topic, the group's uncommitted records stay. On a bus that other programs
+    /// use, too, nothing of `events` is deleted, because the topic may be somebody else's: its
+    /// retention is set when taskd creates it.
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64>;
 
-    /// Raises the partitions of a topic that taskd reads to `count`. Only a new opening of the bus
-    /// reaches the new ones.
+    /// Raises the number of partitions of a topic that taskd reads to `count`. The new ones are
+    /// used only after the bus is opened again.
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
 
-    /// Looks for changes of topics since this opening.
+    /// Checks whether the topics have changed since the bus was opened.
     ///
-    /// [`Error::Resized`]: a topic has more partitions now, or fewer. [`Error::Gone`]: a topic does not exist any more.
+    /// Returns [`Error::Resized`] if a topic has more or fewer partitions now, and [`Error::Gone`]
+    /// if it no longer exists.
     async fn check_partitions(&self) -> Result<()>;
 
-    /// Asks the bus whether it answers, and waits some seconds at most. `None`: it is no server of
-    /// its own.
+    /// Checks that the bus responds; waits a few seconds at most. `None` if the bus has no server
+    /// of its own.
     async fn ping(&self) -> Option<Result<()>> {
         None
     }
@@ -176,31 +178,31 @@ pub trait Apart: Send {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
 }
 
-/// A reader of one topic. Drop it after an error: the next one begins behind the committed offsets.
+/// A reader of one topic. Drop it after an error; a new one starts after the committed offsets.
 #[async_trait]
 pub trait Subscription: Send {
-    /// The available records, at most `max`. Waits while there are none.
+    /// Returns the available records, at most `max`. Waits while there are none.
     ///
-    /// Cancel safe: if the future is dropped before it answers, no record is lost.
+    /// Cancel safe: if the future is dropped before it completes, no record is lost.
     async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
 
-    /// `Ordered` only: keeps the reader's place in the group for up to a second, and takes no
-    /// records.
+    /// `Ordered` only: keeps the reader in its group for up to a second without taking records.
     ///
-    /// For a reader that has no room: the group would give its partitions to others, or wait for
-    /// it. Cancel safe.
+    /// A reader calls this while it cannot take more records. Otherwise the group would give its
+    /// partitions to other readers, or wait for it. Cancel safe.
     async fn stay(&mut self) -> Result<()>;
 
     /// Commits processed messages. `Ordered`: also all messages before them in their partitions.
     async fn commit(&mut self, messages: &[Message]) -> Result<()>;
 
-    /// `Ordered` only: a number that grows each time that this reader gets the partition; 0: never
-    /// yet.
+    /// `Ordered` only: a number that grows each time this reader is assigned the partition; 0: it
+    /// never was.
     ///
-    /// In between other readers may have read it.
+    /// If the number has grown, other readers may have read the partition in between.
     fn tenure(&self, partition: u32) -> u64;
 
-    /// `Ordered` only: continues `partition` behind `after` (`None`: at its beginning).
+    /// `Ordered` only: continues reading `partition` after the offset `after`, or from the
+    /// beginning if that is `None`.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()>;
 }
 

@@ -109,7 +109,8 @@ impl HttpPort {
         let (_, headers, body) = match timeout(LOOK_TIMEOUT, self.answer("/")).await {
             Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
             Ok(answer) => answer?,
-            Err(_) => return Ok(None),
+            // It may answer later, and then names its ports.
+            Err(_) => return Err(Unreachable::at(&self.url, "no answer").into()),
         };
         if let Some(ports) = Ports::of(&headers) {
             return Ok(Some(ports));

@@ -17,7 +17,7 @@ impl Checker<'_> {
         queue: &QueueSettings,
         settings: &Settings,
     ) -> Result<(), Error> {
-        // An inherited value is at fault where it was set.
+        // An error in an inherited value is reported where the value was set.
         let key = |key: &str| {
             let own = format!("queues.{name}.{key}");
             let inherited = format!("queues.default.{key}");
@@ -106,7 +106,7 @@ impl Checker<'_> {
     }
 
     fn enrichment(&self, key: impl Fn(&str) -> String, queue: &QueueSettings) -> Result<(), Error> {
-        // Far below the time after which a loop that waits for an endpoint seems to hang.
+        // Far below the time after which a loop that waits for an endpoint counts as stalled.
         let timeout = Duration::from_millis(10)..=Duration::from_secs(5);
         self.time(&key("enrich_timeout"), queue.enrich_timeout, timeout)?;
         self.time(

@@ -1,7 +1,7 @@
-//! The settings by their names: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
+//! The names of the settings: `--some-thing` = `TASKD_SOME_THING` = `some_thing = …` in the file.
 //!
-//! To add a setting: a field in `settings.rs`, a row here, a paragraph in `taskd.toml`, and a bound
-//! in `check.rs`.
+//! To add a setting, add a field in `settings.rs`, a row here, a paragraph in `taskd.toml`, and its
+//! valid range in `check.rs`.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -20,8 +20,8 @@ use super::{
 };
 use crate::model::{AtATime, LimitBy, LimitFrom, MaybePace};
 
-/// The options under their headings in `--help`: name, written form, name of the value, place in
-/// [`Settings`].
+/// The options by their headings in `--help`. Each row has the name, the type of the written form,
+/// the placeholder of the value, and the field in [`Settings`].
 macro_rules! options {
     ($($heading:literal {
         $($(#[$meta:meta])* $name:ident: $form:ty, $value:literal $(=> $($place:ident).+)?;)*
@@ -67,8 +67,8 @@ macro_rules! options {
                 settings.kafka.extend(self.kafka);
             }
 
-            /// The options that result in `settings`, all of them set. Without the passwords of
-            /// URLs.
+            /// The options that produce `settings`, with all of them set. Passwords in URLs are
+            /// hidden.
             pub(super) fn of(settings: &Settings) -> Self {
                 let mut options = Self::default();
                 $($($(options.$name = text(&settings.$($place).+);)?)*)*
@@ -271,10 +271,10 @@ options! {
     }
 }
 
-/// The options of a queue, under the names of its settings.
+/// The options of a queue, named like its settings.
 macro_rules! queue_options {
     ($($name:ident: $form:ty,)*) => {
-        /// `[queues.NAME]`. A setting that is absent comes from `[queues.default]`, or else from
+        /// `[queues.NAME]`. An absent setting is taken from `[queues.default]`, or else from
         /// taskd's defaults.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[serde(deny_unknown_fields, expecting = "a section [queues.NAME]")]
@@ -339,7 +339,7 @@ mod tests {
         for arg in Options::augment_args(Command::new("taskd")).get_arguments() {
             let key = arg.get_id().as_str();
             let help = arg.get_help().unwrap().to_string();
-            // Neither has a default, and an empty URL has a text of its own.
+            // These two have no default, and the help describes an empty URL in words.
             if ["pipelines", "config"].contains(&key) || key.ends_with("_url") {
                 continue;
             }

@@ -16,7 +16,7 @@ use crate::model::{
     TaskRules,
 };
 
-/// A struct whose fields have defaults.
+/// Defines a struct whose fields have defaults.
 macro_rules! settings {
     ($(#[$meta:meta])* pub struct $name:ident { $($(#[$doc:meta])* pub $field:ident: $type:ty = $default:expr,)* }) => {
         $(#[$meta])*
@@ -30,7 +30,7 @@ macro_rules! settings {
     };
 }
 
-/// A pipeline, as `--pipelines` names it.
+/// A pipeline, under its name in `--pipelines`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pipeline {
     Discovery,
@@ -75,7 +75,7 @@ impl FromStr for Pipeline {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(
     Clone,
     Copy,
@@ -96,18 +96,18 @@ pub enum LogFormat {
     Json,
 }
 
-/// The form of a queue's filter.
+/// The data structure of a queue's filter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dedup {
-    /// About 100 bytes for a key of any kind.
+    /// About 100 bytes per key, for any kind of key.
     #[default]
     Hash,
-    /// A bit for a key that is a number.
+    /// One bit per key, for keys that are numbers.
     Bitmap,
 }
 
-/// The rule for callers.
+/// Who may call taskd.
 #[derive(
     Clone,
     Copy,
@@ -121,60 +121,62 @@ pub enum Dedup {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Auth {
-    /// Everybody who reaches the ports.
+    /// Everybody who can reach the ports.
     #[default]
     None,
-    /// The owners of tokens, according to their roles.
+    /// Callers with a token, according to its roles.
     Tokens,
 }
 
 settings! {
-    /// Everything a process needs to know before it starts.
+    /// All settings that a process needs to start.
     #[derive(Clone, PartialEq)]
     pub struct Settings {
-        /// Empty: the user named none, and taskd does not run.
+        /// Empty if the user named none. taskd does not run then.
         pub pipelines: Vec<Pipeline> = Vec::new(),
         pub data_dir: PathBuf = "./taskd-data".into(),
-        /// `None`: an embedded redis-server in the data folder.
+        /// `None` for an embedded redis-server in the data folder.
         pub redis_url: Option<RedisUrl> = None,
         pub redis: RedisAccess = RedisAccess::default(),
-        /// `None`: SQLite in the data folder.
+        /// `None` for SQLite in the data folder.
         pub database_url: Option<DatabaseUrl> = None,
-        /// The most connections to a database server.
+        /// The maximum number of connections to a database server.
         pub database_pool: u32 = 16,
-        /// `None`: Redis Streams in that Redis.
+        /// `None` for Redis Streams in the same Redis.
         pub bus_url: Option<BusUrl> = None,
-        /// The user's properties of Kafka clients.
+        /// The user's librdkafka properties for Kafka clients.
         pub kafka: Properties = Properties::default(),
         pub http_listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7600)),
         pub grpc_listen: SocketAddr = SocketAddr::from(([127, 0, 0, 1], 7601)),
-        /// The host names of this taskd for HTTP, besides IP addresses and localhost.
-        /// `.example.org` includes all below it, `*` any.
+        /// The host names under which HTTP clients may reach this taskd, in addition to IP
+        /// addresses and localhost. `.example.org` includes all names below it, and `*` allows any.
         pub allowed_hosts: Vec<String> = Vec::new(),
         pub tls: TlsFiles = TlsFiles::default(),
         pub auth: Auth = Auth::None,
-        /// True: the ports may be open to the network without tokens.
+        /// Whether the ports may be open to the network without tokens.
         pub open_without_tokens: bool = false,
         /// The prefix of every Redis key.
         pub redis_prefix: String = "taskd".into(),
         /// The prefix of every topic.
         pub topic_prefix: String = String::new(),
-        /// Partitions of `pipeline` and `task-results`, and so shards of each queue.
+        /// The number of partitions of `pipeline` and `task-results`, and so of shards of each
+        /// queue.
         pub partitions: u32 = 1,
-        /// How long read records and reports stay on the bus, …
+        /// How long records that were read, and reports, stay on the bus.
         pub topic_retention: Duration = Duration::from_secs(7 * 24 * 3600),
-        /// … if they are among this many last ones of their partition.
+        /// How many of these records stay in each partition, even if they are younger than
+        /// `topic_retention`.
         pub topic_retention_records: u64 = 10_000_000,
         /// How long a stop may take.
         ///
-        /// Orchestrators usually kill after 30 s.
+        /// Orchestrators usually kill a process after 30 s.
         pub grace_period: Duration = Duration::from_secs(25),
-        /// False: this process writes no failed attempts into histories of tasks.
+        /// Whether this process records failed attempts in the histories of tasks.
         pub history: bool = true,
-        /// A loop without progress for this long makes the process not ready.
+        /// If a loop makes no progress for this long, the process is not ready.
         pub stall_after: Duration = Duration::from_secs(30),
         pub log_format: LogFormat = LogFormat::Auto,
-        /// A filter as tracing's `EnvFilter` reads it: `info`, `warn,taskd=debug`.
+        /// A filter in the syntax of tracing's `EnvFilter`: `info`, `warn,taskd=debug`.
         pub log: String = "info".into(),
         pub traces: Traces = Traces::default(),
         pub limits: Limits = Limits::default(),
@@ -186,33 +188,34 @@ settings! {
 }
 
 settings! {
-    /// TLS on both ports, in PEM. `None`: no TLS.
+    /// PEM files for TLS on both ports. Without a certificate there is no TLS.
     #[derive(Clone, Debug, PartialEq)]
     pub struct TlsFiles {
-        /// The certificate, and those between it and its authority.
+        /// The certificate and its intermediate certificates.
         pub cert_file: Option<PathBuf> = None,
         pub key_file: Option<PathBuf> = None,
-        /// The authority of clients' certificates; `None`: clients need none.
+        /// The authority of client certificates, or `None` if clients need no certificate.
         pub client_ca_file: Option<PathBuf> = None,
     }
 }
 
 settings! {
-    /// Access to Redis, and what a completion waits for there.
+    /// How to access Redis, and what a completion waits for there.
     #[derive(Clone, Debug, PartialEq)]
     pub struct RedisAccess {
-        /// PEM; `None`: the certificate authorities of the system.
+        /// A PEM file, or `None` for the certificate authorities of the system.
         pub ca_file: Option<PathBuf> = None,
-        /// PEM; both or none.
+        /// PEM files. Either both are set or neither.
         pub cert_file: Option<PathBuf> = None,
         pub key_file: Option<PathBuf> = None,
-        /// The replicas that must have a completion before its answer.
+        /// How many replicas must have a completion before taskd confirms it.
         pub wait_replicas: u32 = 0,
-        /// True: the append-only files of the master and of those replicas must have it, too.
+        /// Whether the completion must also be in the append-only files of the master and those
+        /// replicas.
         pub wait_aof: bool = false,
         pub wait_timeout: Duration = Duration::from_secs(1),
-        /// The bytes that a server may use; 0: its `maxmemory`, for the embedded one half of the
-        /// machine's memory.
+        /// How many bytes a server may use. 0 means its `maxmemory`, or half of the machine's
+        /// memory for the embedded one.
         pub max_memory: u64 = 0,
     }
 }
@@ -226,21 +229,25 @@ settings! {
         pub max_result_bytes: usize = 1 << 20,
         pub max_replicas: u32 = 100,
         pub max_lease: Duration = Duration::from_secs(12 * 3600),
-        /// The limit of one gRPC message, HTTP body that is not NDJSON, or line of NDJSON.
+        /// The maximum size of a gRPC message, an HTTP body that is not NDJSON, or a line of
+        /// NDJSON.
         pub max_request_bytes: usize = 32 << 20,
-        /// The limit of all HTTP bodies and gRPC messages in hand, with their decoded forms.
+        /// The maximum total size of all HTTP bodies and gRPC messages being processed, including
+        /// their decoded forms.
         pub request_budget: usize = 256 << 20,
-        /// The most connections of each listener, if there are enough descriptors.
+        /// The maximum number of connections of each listener. Lower if there are not enough file
+        /// descriptors.
         pub max_connections: usize = 10_000,
-        /// The most items of one complete, reject, extend or get call.
+        /// The maximum number of items in one complete, reject, extend or get call.
         pub max_items: usize = 1000,
         pub max_wait: Duration = Duration::from_secs(60),
-        /// The most sessions of workers in this process, and the most shared sessions in each slot.
+        /// The maximum number of worker sessions in this process, and of shared sessions in each
+        /// slot.
         pub max_sessions: usize = 10_000,
-        /// The most tasks that a session may have in hand and on demand.
+        /// The maximum number of tasks that a session may hold and demand, together.
         pub max_session_tasks: u32 = 1000,
-        /// The most tasks that all sessions of a worker may have in hand and on demand, in all
-        /// processes.
+        /// The maximum number of tasks that all sessions of a worker, in all processes, may hold
+        /// and demand together.
         pub max_worker_tasks: usize = 10_000,
     }
 }
@@ -248,14 +255,16 @@ settings! {
 settings! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Discovery {
-        /// The number of tasks at which a batch is stored (four times as many while callers pile
-        /// up) …
+        /// The number of tasks at which a batch is stored. Four times as many while callers pile
+        /// up.
         pub batch_max: usize = 1000,
-        /// … or the time since its first task. 0: as soon as the batch before it is stored.
+        /// How long the first task of a batch waits for others. 0 means until the previous batch is
+        /// stored.
         pub batch_delay: Duration = Duration::ZERO,
-        /// The most tasks that wait to be stored. Beyond it taskd tells callers to try later.
+        /// The maximum number of tasks waiting to be stored. When it is reached, taskd tells
+        /// callers to retry later.
         pub buffer: usize = 20_000,
-        /// The most queues: names with unfinished tasks or an open shard.
+        /// The maximum number of queues that have unfinished tasks or an open shard.
         pub max_queues: usize = 1000,
     }
 }
@@ -263,7 +272,7 @@ settings! {
 settings! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Fanout {
-        /// The most records that the fanout reads and enqueues at once.
+        /// The maximum number of records that the fanout reads and enqueues at once.
         pub batch_max: usize = 1000,
     }
 }
@@ -271,28 +280,29 @@ settings! {
 settings! {
     #[derive(Clone, Debug, PartialEq)]
     pub struct Watchdog {
-        /// The longest time between two looks at leases and delays.
+        /// The maximum time between two checks for expired leases and due delays.
         pub interval: Duration = Duration::from_millis(250),
         /// The age at which the watchdog publishes a stored task that is not on the bus.
         pub republish_after: Duration = Duration::from_secs(5),
-        /// How long a final record stays in Redis after SQL has it. The fanout looks older bus
-        /// records up in SQL.
+        /// How long a final record stays in Redis after SQL has it. For bus records older than
+        /// this, the fanout asks SQL.
         pub grace: Duration = Duration::from_secs(60),
-        /// A task that is due later than this stays in SQL.
+        /// A task that becomes due later than this from now stays in SQL.
         pub horizon: Duration = Duration::from_secs(600),
         /// How often the watchdog compares a page of unfinished tasks with Redis.
         pub reconcile_every: Duration = Duration::from_secs(1),
-        /// Whether the watchdog mends what its checks find.
+        /// Whether the watchdog repairs what its checks find.
         pub repair: bool = false,
-        /// How long SQL keeps a finished task; then only its key stays. 0: for ever.
+        /// How long SQL keeps a finished task. After that only its key stays. 0 means forever.
         pub retention: Duration = Duration::from_secs(30 * 24 * 3600),
-        /// How long SQL keeps a dead letter that is not about a stored task. 0: for ever.
+        /// How long SQL keeps a dead letter that does not refer to a stored task. 0 means forever.
         pub letter_retention: Duration = Duration::from_secs(30 * 24 * 3600),
-        /// How long SQL keeps the failed attempts of a task. 0: as long as the task.
+        /// How long SQL keeps the failed attempts of a task. 0 means as long as the task.
         pub history_retention: Duration = Duration::from_secs(7 * 24 * 3600),
-        /// How long a shard must be empty before the watchdog closes it. 0: for ever.
+        /// How long a shard must be empty before the watchdog closes it. 0 means that it is never
+        /// closed.
         pub forget_queues_after: Duration = Duration::from_secs(24 * 3600),
-        /// The most expired leases, due delays or repairs in one step.
+        /// The maximum number of expired leases, due delays or repairs in one step.
         pub batch_max: usize = 1000,
     }
 }
@@ -305,26 +315,26 @@ settings! {
         pub priority: Priority = Priority::Medium,
         pub lease: Duration = Duration::from_secs(30),
         pub max_attempts: u32 = 5,
-        /// The waits before the second, third, … attempt; the last one repeats. Each has a jitter
-        /// of up to a fifth.
+        /// The waits before the second, third, … attempt. The last one is used for all later
+        /// attempts. Each varies randomly by up to a fifth.
         pub backoff: Vec<Duration> = [1, 5, 15, 30, 60].map(Duration::from_secs).to_vec(),
-        /// How long an insert that is sent again with its idempotency key is answered as the first
-        /// time.
+        /// How long a repeated insert with the same idempotency key gets the original answer.
         pub idempotency_window: Duration = Duration::from_secs(24 * 3600),
-        /// The tasks in Redis, per shard, ahead of the foremost worker, beyond which new ones stay
-        /// in SQL …
+        /// The number of tasks in Redis, per shard and ahead of the foremost worker, above which
+        /// new tasks stay in SQL.
         pub high_water_tasks: u64 = 1_000_000,
-        /// … or their bytes.
+        /// The same limit in bytes.
         pub high_water_bytes: u64 = 256 << 20,
-        /// The unfinished tasks in SQL beyond which taskd tells inserts to try later.
+        /// The number of unfinished tasks in SQL above which taskd tells inserts to retry later.
         pub max_unfinished: u64 = 10_000_000,
-        /// The keys in the filter. The oldest go first, and SQL decides then.
+        /// The maximum number of keys in the filter. The oldest are evicted first; SQL decides
+        /// about evicted keys.
         pub filter_keys: u64 = 1_000_000,
-        /// The form of the filter.
+        /// The data structure of the filter.
         pub dedup: Dedup = Dedup::Hash,
-        /// True: a task that an insert does not accept becomes a dead letter.
+        /// Whether a task that an insert does not accept becomes a dead letter.
         pub keep_refused: bool = false,
-        /// True: events of its tasks go to topic `events` and to its channel.
+        /// Whether events of the queue's tasks go to topic `events` and to the queue's channel.
         pub events: bool = false,
         /// What the limit keys of tasks are; the limits below hold for each of them.
         pub limit_by: LimitBy = LimitBy::Nothing,
@@ -338,30 +348,30 @@ settings! {
         pub limit_jitter: f64 = 0.0,
         /// … and from when it counts.
         pub limit_from: LimitFrom = LimitFrom::Start,
-        /// The schema that every payload must fit.
+        /// The schema that every payload must match.
         pub payload_schema: NamedSchema = NamedSchema::default(),
-        /// The endpoint that sees new tasks before they are stored, …
+        /// The endpoint that enriches new tasks before they are stored.
         pub enrich_url: EnrichUrl = EnrichUrl::default(),
-        /// … a header with a secret for it, …
+        /// A header with a secret for the endpoint.
         pub enrich_header: SecretHeader = SecretHeader::default(),
-        /// … the time for a call, …
+        /// The time limit of a call to the endpoint.
         pub enrich_timeout: Duration = Duration::from_secs(1),
-        /// … the tasks of a call and their bytes, …
+        /// The maximum number of tasks in a call. The next field limits their bytes.
         pub enrich_batch_tasks: usize = 100,
         pub enrich_batch_bytes: usize = 1 << 20,
-        /// … the bytes of an answer, …
+        /// The maximum size of an answer, in bytes.
         pub enrich_answer_bytes: usize = 4 << 20,
-        /// … the calls at a time, …
+        /// The maximum number of concurrent calls.
         pub enrich_concurrency: usize = 4,
-        /// … the failures in a row after which taskd asks no more, …
+        /// The number of failures in a row after which taskd pauses its calls.
         pub enrich_failures: u32 = 5,
-        /// … and for how long.
+        /// How long that pause lasts.
         pub enrich_pause: Duration = Duration::from_secs(10),
     }
 }
 
 impl QueueSettings {
-    /// `None`: the queue has no endpoint.
+    /// The queue's endpoint, or `None` if it has none.
     pub fn enrich(&self) -> Option<Enrich> {
         Some(Enrich {
             url: self.enrich_url.0.clone()?,
@@ -387,8 +397,8 @@ impl QueueSettings {
         }
     }
 
-    /// The live tasks at which a shard is full, whatever they wait for: a worker, a due time, a
-    /// backoff.
+    /// The number of live tasks at which a shard is full, no matter what they wait for: a worker, a
+    /// due time, or a backoff.
     pub fn live_tasks_max(&self) -> u64 {
         self.high_water_tasks.saturating_mul(10)
     }
@@ -412,19 +422,19 @@ impl Queues {
         all.any(|queue| queue.limit_by != LimitBy::Nothing)
     }
 
-    /// The settings of a queue by a text that may be no queue name.
+    /// The settings of a queue whose name may be invalid.
     fn of_name(&self, queue: &str) -> &QueueSettings {
         self.named.get(queue).unwrap_or(&self.default)
     }
 }
 
 impl Settings {
-    /// True if taskd keeps tasks of `queue` that an insert does not accept as dead letters.
+    /// Whether taskd keeps tasks of `queue` that an insert does not accept as dead letters.
     pub fn keeps_refused(&self, queue: &str) -> bool {
         self.queues.of_name(queue).keep_refused
     }
 
-    /// The schema that payloads of `queue` must fit.
+    /// The schema that payloads of `queue` must match.
     pub fn payload_schema(&self, queue: &str) -> Option<&PayloadSchema> {
         self.queues.of_name(queue).payload_schema.schema.as_ref()
     }

@@ -1,9 +1,9 @@
-//! Agreement between processes: whose tasks Redis holds, who does a shared work, who owns a
-//! partition, what time it is.
+//! Agreement between processes: whose tasks Redis holds, which process does shared work, which owns
+//! a partition, and what time it is.
 //!
-//! Every fact is a key beside those of the shards (`lua/README.md`). A lost key is safe: the
-//! ownership key starts the process over, a lease saves work only, and an epoch that fell back is
-//! raised again.
+//! Each of these is a key in Redis, next to those of the shards (`lua/README.md`). Losing one is
+//! safe: without the ownership key the process starts over, a lease only avoids double work, and an
+//! epoch that fell back is raised again.
 
 mod presence;
 mod watch;
@@ -47,7 +47,7 @@ impl LoopError for Error {
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// One process among the others. Clones are the same process.
+/// The coordination as one process takes part in it. Clones are the same process.
 #[derive(Clone)]
 pub struct Coordination {
     redis: Redis,
@@ -65,10 +65,10 @@ impl Coordination {
         }
     }
 
-    /// Claims Redis for the database `store_id`, if no database has it. Fails when it holds the
-    /// tasks of another.
+    /// Claims Redis for the database `store_id` if no database has it. Fails if it holds the tasks
+    /// of another one.
     pub async fn own(&self, store_id: &str) -> Result<()> {
-        // A full Redis refuses the write, so only a missing key is written.
+        // A full Redis refuses writes, so write only if the key is missing.
         let owner = match self.owner().await? {
             Some(owner) => owner,
             None => {
@@ -88,7 +88,7 @@ impl Coordination {
         Ok(())
     }
 
-    /// The random name of this Redis. One that has lost its data gets another.
+    /// The random name of this Redis. A Redis that has lost its data gets another one.
     pub async fn redis_name(&self) -> Result<String> {
         let mut call = scripts::NAME.call(&[format!("{}:redis-name", self.redis.prefix())]);
         call.arg(Uuid::new_v4().simple().to_string());
@@ -98,7 +98,7 @@ impl Coordination {
         )
     }
 
-    /// The database whose tasks this Redis holds; `None` when the key is gone.
+    /// The database whose tasks this Redis holds; `None` if the key is gone.
     async fn owner(&self) -> Result<Option<String>> {
         Ok(redis::cmd("GET")
             .arg(self.owner_key())
@@ -106,7 +106,7 @@ impl Coordination {
             .await?)
     }
 
-    /// Takes or keeps the lease on a work that one process at a time does. Answers whether this
+    /// Takes or keeps the lease on work that one process at a time does. Returns whether this
     /// process has it.
     pub async fn lease(&self, work: &str, lease: Duration) -> Result<bool> {
         let key = format!("{}:lease:{work}", self.redis.prefix());
@@ -121,24 +121,26 @@ impl Coordination {
         Ok(())
     }
 
-    /// A new owner's epoch of a partition of `pipeline`. An enqueue with a lower epoch is refused
-    /// from the next on.
+    /// Takes the epoch of a new owner of a partition of `pipeline`. Once a shard has had an enqueue
+    /// with this epoch, it refuses those with a lower one.
     pub async fn take_epoch(&self, partition: u32) -> Result<u64> {
         self.raise_epoch(partition, 1).await
     }
 
-    /// Raises a partition's epoch to `known`: a Redis that fell back may hand out a lower one.
+    /// Raises a partition's epoch to at least `known`, because a Redis that was set back may hand
+    /// out a lower one.
     pub async fn epoch_is_at_least(&self, partition: u32, known: u64) -> Result<()> {
         let now = self.raise_epoch(partition, 0).await?;
         if now < known {
-            // Two callers at once raise it too far, which does no harm.
+            // If two callers do this at the same time, the epoch is raised too far, which does no
+            // harm.
             self.raise_epoch(partition, known - now).await?;
         }
         Ok(())
     }
 
-    /// The present epoch of a partition, by a write that changes nothing: it fails where Redis
-    /// takes none.
+    /// Returns the present epoch of a partition, by a write that changes nothing, so that it fails
+    /// if Redis accepts no writes.
     pub async fn present_epoch(&self, partition: u32) -> Result<u64> {
         self.raise_epoch(partition, 0).await
     }
@@ -149,7 +151,7 @@ impl Coordination {
         Ok(self.run(call).await?.unsigned_abs())
     }
 
-    /// Redis's time, in unix ms. In a cluster one node answers, the same each time.
+    /// The time of Redis, in milliseconds since 1970. In a cluster the same node answers each time.
     async fn time(&self) -> Result<i64> {
         self.run(scripts::TIME.call(&[self.owner_key()]).now(None))
             .await

@@ -1,4 +1,4 @@
-//! The data folder, which one taskd at a time uses.
+//! The data folder, which only one taskd at a time uses.
 
 use std::{
     env,
@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// The longest path of a unix socket that the kernel takes (`sun_path` without its final NUL).
+/// The longest path of a unix socket that the kernel accepts (`sun_path` without its final NUL).
 const MAX_SOCKET_PATH: usize = 107;
 
 /// The data folder, locked while a clone of this lives.
@@ -29,8 +29,8 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Creates the folder if it is missing, and locks it. The kernel unlocks it when this process
-    /// ends in any way.
+    /// Creates the folder if it is missing, and locks it. The kernel unlocks it however this
+    /// process ends.
     pub fn lock(path: impl AsRef<Path>) -> Result<Self, Error> {
         let folder = path.as_ref();
         let fail = |cause| Error::Folder {
@@ -38,8 +38,8 @@ impl DataDir {
             cause,
         };
         create_private(folder, true).map_err(fail)?;
-        // The path is absolute: redis-server works in another folder, and a link that changes later
-        // must not move it.
+        // Absolute, because redis-server works in another folder, and resolved, so that a link that
+        // changes later does not move it.
         let path = folder.canonicalize().map_err(fail)?;
         let not_safe = |why| Error::Unsafe {
             folder: folder.to_owned(),
@@ -69,7 +69,7 @@ impl DataDir {
         })
     }
 
-    /// The folder, absolute.
+    /// The absolute path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -145,8 +145,8 @@ fn create_private(folder: &Path, parents: bool) -> io::Result<()> {
         .create(folder)
 }
 
-/// The reason why a folder is unsafe: other users could put links into it that lead to files of
-/// this user.
+/// Returns why a folder is unsafe, if it is: other users could put links into it that lead to files
+/// of this user.
 fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     let found = folder.metadata()?;
     if found.uid() != geteuid().as_raw() && found.uid() != 0 {
@@ -170,8 +170,8 @@ fn open_to_others(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// The reason why the folder is unsafe: a link in it, or in the folders of redis-server in it,
-/// would open another file.
+/// Returns why the folder is unsafe, if it is: a link in it, or in the folders of redis-server in
+/// it, would make taskd open another file.
 fn link_in(folder: &Path) -> io::Result<Option<String>> {
     let append_only: PathBuf = ["redis", "appendonlydir"].iter().collect();
     for part in [Path::new(""), Path::new("redis"), &append_only] {
@@ -189,7 +189,8 @@ fn link_in(folder: &Path) -> io::Result<Option<String>> {
         };
         for entry in entries {
             let entry = entry?;
-            // Another taskd may have the folder, and its redis-server removes files.
+            // The entry may be gone: another taskd may use the folder, and its redis-server removes
+            // files.
             let Ok(kind) = entry.file_type() else {
                 continue;
             };
@@ -209,8 +210,8 @@ fn link_in(folder: &Path) -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// Creates a folder under the temp dir, where every user may. One that exists must be private to
-/// this user.
+/// Creates a folder in the temp dir, where every user may create one. If it exists already, it must
+/// be private to this user.
 fn own_folder(folder: &Path) -> io::Result<()> {
     match create_private(folder, false) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -233,7 +234,7 @@ fn own_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn open_lock(folder: &Path) -> io::Result<File> {
-    // Not truncated: before this process has the lock, the file has the pid of its holder.
+    // Not truncated: until this process has the lock, the file contains the pid of its holder.
     let mut options = OpenOptions::new();
     options
         .read(true)
@@ -378,7 +379,7 @@ mod tests {
                 "{error}"
             );
             assert_eq!(fs::read_to_string(&victim).expect("the file"), "precious");
-            // Nothing waits for the file that a dangling link would make.
+            // A dangling link is refused as well, and the file that it names is not created.
             fs::remove_file(&victim).expect("removed");
             DataDir::lock(root.path().join("data"))
                 .map(drop)

@@ -22,9 +22,9 @@ use super::{
     orphan::Traces,
 };
 
-/// The longest that a server without data may take to answer.
+/// How long a server without data may take to answer.
 const START: Duration = Duration::from_secs(30);
-/// How many bytes of the append-only file a poor disk loads in a second.
+/// How many bytes of the append-only file a slow disk loads in a second.
 const LOADED_PER_SECOND: u64 = 5 << 20;
 const LARGEST_LOG: u64 = 8 << 20;
 
@@ -36,14 +36,14 @@ pub(super) struct Launch {
     socket: PathBuf,
     pid_file: PathBuf,
     log: PathBuf,
-    /// The bytes that the log had before the last start.
+    /// The size of the log before the last start, in bytes.
     log_begin: AtomicU64,
     redis: PathBuf,
-    /// 0: without a limit.
+    /// 0 for no limit.
     max_memory: u64,
     /// The pid of the running server; 0 while none runs.
     pub(super) pid: AtomicI32,
-    /// Keeps the folder locked while the server runs in it.
+    /// Keeps the folder locked as long as the server may run in it.
     _data: DataDir,
 }
 
@@ -104,7 +104,8 @@ impl Launch {
         let log = self.open_log()?;
         let copy = log.try_clone().map_err(|cause| self.cannot_run(cause))?;
         let mut command = Command::new(&self.binary);
-        // The server complains about its arguments before it opens its log.
+        // The log gets these as well: the server complains about its arguments before it opens the
+        // log.
         command
             .stdin(Stdio::null())
             .stdout(log)
@@ -113,7 +114,7 @@ impl Launch {
         // With a process group of its own, Ctrl-C on the terminal does not end Redis before taskd
         // has drained.
         command.process_group(0);
-        // A user who wants to begin anew may have removed it.
+        // A user who wants to start from scratch may have removed the folder.
         fs::create_dir_all(&self.redis).map_err(|cause| Error::Folder {
             folder: self.redis.clone(),
             cause,
@@ -145,15 +146,15 @@ impl Launch {
             "--save",
             "",
         ]);
-        // A file of that size is loaded in two or three seconds. With less, Redis would write it
-        // anew again and again while many tasks come and go.
+        // A file of this size is loaded in two or three seconds. With a lower limit, Redis would
+        // rewrite it again and again while many tasks come and go.
         command.args([
             "--auto-aof-rewrite-min-size",
             "256mb",
             "--auto-aof-rewrite-percentage",
             "100",
         ]);
-        // A crash may cut the last write short. Redis never answered that write.
+        // A crash may cut the last write short. Redis has not acknowledged that write.
         command.args(["--aof-load-truncated", "yes", "--lua-time-limit", "5000"]);
         command.args([
             "--maxmemory",
@@ -161,8 +162,8 @@ impl Launch {
             "--maxmemory-policy",
             "noeviction",
         ]);
-        // Of a larger list Redis looks at each entry to find one. That costs more than the memory
-        // that it saves.
+        // To find an entry in a listpack, Redis scans it. In a larger one this costs more than the
+        // memory that it saves.
         command.args([
             "--hash-max-listpack-entries",
             "64",
@@ -204,7 +205,7 @@ impl Launch {
         }
     }
 
-    /// Asks the server to end, and kills it if it does not.
+    /// Asks the server to exit, and kills it if it does not.
     pub(super) async fn stop(&self, mut child: Child) {
         let ended = ask::ask_to_end(&self.url).await && timeout(STOP, child.wait()).await.is_ok();
         if ended {
@@ -217,7 +218,7 @@ impl Launch {
         }
     }
 
-    /// Opens the log, a new one if the old one is large.
+    /// Opens the log. Begins a new one if it is large.
     fn open_log(&self) -> Result<File, Error> {
         if self.log.metadata().is_ok_and(|log| log.len() > LARGEST_LOG) {
             fs::rename(&self.log, self.log.with_extension("log.old")).ok();
@@ -326,7 +327,7 @@ fn bytes_in(folder: &Path) -> u64 {
     sizes.sum()
 }
 
-/// The last lines of the log behind the first `begin` bytes.
+/// The last lines of the log after its first `begin` bytes.
 fn tail(log: &Path, begin: u64) -> String {
     const BYTES: u64 = 4096;
     const LINES: usize = 8;

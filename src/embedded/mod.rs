@@ -10,8 +10,8 @@
 //! ```
 //!
 //! This Redis writes to disk before it answers (`appendfsync always`), so a kill at any moment
-//! loses no answered write. A killed taskd leaves its redis-server behind. The next taskd ends it
-//! before it starts its own.
+//! loses no acknowledged write. A killed taskd leaves its redis-server running. The next taskd ends
+//! it before it starts its own.
 
 mod ask;
 mod data_dir;
@@ -26,7 +26,7 @@ pub use data_dir::DataDir;
 pub use launch::url_of_running;
 pub use server::RedisServer;
 
-/// The reason why there is no embedded Redis. Each says what the user can do.
+/// Why the embedded Redis cannot run. Each message says what the user can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(

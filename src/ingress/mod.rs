@@ -1,8 +1,7 @@
-//! The ways in: HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and
-//! writes the answer.
+//! HTTP and gRPC. A handler reads its protocol, calls an operation of `api`, and writes the answer.
 //!
-//! `net` is the network below them, and `operations` lists what they serve. `authenticate` asks a
-//! caller for its token, `tally` limits the parts of a request.
+//! `net` is the network layer, and `operations` lists what is served. `authenticate` checks the
+//! token of a caller, `tally` limits the parts of a request.
 
 mod authenticate;
 #[cfg(test)]
@@ -48,13 +47,13 @@ pub struct State {
     pub settings: Arc<Settings>,
     pub metrics: metrics::Handle,
     pub ports: http::Ports,
-    /// `None`: both ports speak plain text.
+    /// `None` if both ports speak plain text.
     pub tls: Option<Tls>,
     /// The budget of both listeners' requests.
     pub budget: Budget,
-    /// Ends endless requests, so that a stop need not wait for them.
+    /// Ends requests that would otherwise last for ever, so that a stop does not wait for them.
     pub stop: CancellationToken,
 }
 
-/// The bytes of a message about a request.
+/// The most bytes of a message about a request.
 const MESSAGE: usize = 500;

@@ -1,5 +1,5 @@
-//! What an operation of taskd is: a name, a role, a route of HTTP, a method of gRPC, and the types
-//! and words that `/openapi.json` has of it. [`super::operations`] lists them all.
+//! Describes an operation of taskd: its name, role, HTTP route and gRPC method, and the types and
+//! texts for `/openapi.json`. [`super::operations`] lists them all.
 
 use axum::{
     handler::Handler,
@@ -16,9 +16,9 @@ use crate::model::Role;
 pub struct Operation {
     /// The name in `/openapi.json`.
     pub name: &'static str,
-    /// The role that a caller needs; `None`: it takes no token.
+    /// The role that a caller needs; `None` if no token is needed.
     pub role: Option<Role>,
-    /// It is about all queues, and refuses a token that reaches only some.
+    /// True if it is about all queues. It then refuses a token that reaches only some.
     pub needs_all_queues: bool,
     pub summary: &'static str,
     pub http: Option<Route>,
@@ -27,29 +27,29 @@ pub struct Operation {
     pub(super) group: &'static str,
     pub(super) note: &'static str,
     pub(super) query: Vec<Parameter>,
-    /// The query may have parameters that name headers of tasks. `/openapi.json` has no form for
-    /// them.
+    /// True if the query may have parameters that name headers of tasks. `/openapi.json` cannot
+    /// describe them.
     pub(super) task_headers: bool,
     pub(super) headers: Vec<Parameter>,
     pub(super) body: Option<SchemaOf>,
-    /// The body and the answer may also be lines.
+    /// True if the body and the answer may also be lines.
     pub(super) lines: bool,
     pub(super) success: Success,
     pub(super) others: Vec<OtherAnswer>,
 }
 
-/// The place of an operation in HTTP.
+/// The HTTP route of an operation.
 pub struct Route {
     pub method: Method,
-    /// `/v1/bulk/{id}:stop`: a parameter may have a verb behind it.
+    /// A path like `/v1/bulk/{id}:stop`, in which a verb may follow a parameter.
     pub path: &'static str,
-    /// `None`: a route of its own serves it, outside those that ask for tokens.
+    /// `None` if a separate route serves it, outside those that require tokens.
     pub(super) handler: Option<MethodRouter<State>>,
 }
 
 impl Route {
-    /// The path that the router knows. It knows no verb behind a parameter: operations that differ
-    /// in that only have one handler, which reads it.
+    /// The path that the router matches. The router cannot match a verb after a parameter, so
+    /// operations that differ only in the verb share a handler, which reads it.
     pub(super) fn matched_path(&self) -> &'static str {
         match self.path.rsplit_once("}:") {
             Some((route, _)) => &self.path[..=route.len()],
@@ -74,7 +74,7 @@ pub(super) enum Success {
     Object,
     Json(Content),
     Text,
-    /// Server-Sent Events; the type of their data.
+    /// Server-Sent Events whose data has this type.
     Events(SchemaOf),
 }
 
@@ -85,7 +85,7 @@ pub(super) enum Content {
     List(&'static str, SchemaOf),
 }
 
-/// An answer with a status of its own.
+/// An answer with another status.
 pub(super) struct OtherAnswer {
     pub(super) status: u16,
     pub(super) description: &'static str,
@@ -152,7 +152,7 @@ impl Operation {
         self.at(Method::DELETE, path, Some(routing::delete(handler)))
     }
 
-    /// A path that a route of its own serves.
+    /// Sets a path that a separate route serves.
     pub(super) fn served_at(self, path: &'static str) -> Self {
         self.at(Method::GET, path, None)
     }
@@ -171,7 +171,7 @@ impl Operation {
         self
     }
 
-    /// Names the method of gRPC, with its service.
+    /// Sets the gRPC method, with its service.
     pub(super) fn grpc(mut self, method: &'static str) -> Self {
         self.grpc = Some(method);
         self
@@ -182,7 +182,7 @@ impl Operation {
         self
     }
 
-    /// Adds what neither parameters nor schemas say.
+    /// Adds a note about what neither parameters nor schemas say.
     pub(super) fn says(mut self, note: &'static str) -> Self {
         self.note = note;
         self
@@ -202,7 +202,7 @@ impl Operation {
         self
     }
 
-    /// Adds the parameter for the length of an answer.
+    /// Adds the parameter that limits the length of an answer.
     pub(super) fn limit(mut self, least: u32, description: &'static str) -> Self {
         self.query.push(Parameter {
             name: "limit",
@@ -212,7 +212,7 @@ impl Operation {
         self
     }
 
-    /// The query may also name headers of tasks.
+    /// Lets the query also name headers of tasks.
     pub(super) fn query_of_task_headers(mut self) -> Self {
         self.task_headers = true;
         self
@@ -228,13 +228,13 @@ impl Operation {
         self
     }
 
-    /// The type of the body.
+    /// Sets the type of the body.
     pub(super) fn takes<T: JsonSchema>(mut self) -> Self {
         self.body = Some(schema::<T>);
         self
     }
 
-    /// The body and the answer may also be NDJSON.
+    /// Lets the body and the answer also be NDJSON.
     pub(super) fn or_lines(mut self) -> Self {
         self.lines = true;
         self
@@ -245,7 +245,7 @@ impl Operation {
         self
     }
 
-    /// The answer is an object with this list.
+    /// Sets the answer to an object with this list.
     pub(super) fn lists<T: JsonSchema>(mut self, name: &'static str) -> Self {
         self.success = Success::Json(Content::List(name, schema::<T>));
         self
@@ -256,24 +256,24 @@ impl Operation {
         self
     }
 
-    /// The answer is a stream of Server-Sent Events with such data.
+    /// Sets the answer to a stream of Server-Sent Events whose data has this type.
     pub(super) fn answers_events<T: JsonSchema>(mut self) -> Self {
         self.success = Success::Events(schema::<T>);
         self
     }
 
-    /// Another answer, without content.
+    /// Adds another answer, without content.
     pub(super) fn or_nothing(self, status: u16, description: &'static str) -> Self {
         self.or_answer(status, description, OtherKind::Empty)
     }
 
-    /// Another answer, with a type of its own.
+    /// Adds another answer, with a type of its own.
     pub(super) fn or<T: JsonSchema>(self, status: u16, description: &'static str) -> Self {
         let content = Content::One(schema::<T>);
         self.or_answer(status, description, OtherKind::Json(content))
     }
 
-    /// Another answer, an object with this list.
+    /// Adds another answer, an object with this list.
     pub(super) fn or_list<T: JsonSchema>(
         self,
         status: u16,
@@ -284,7 +284,7 @@ impl Operation {
         self.or_answer(status, description, OtherKind::Json(content))
     }
 
-    /// Another problem.
+    /// Adds another problem as an answer.
     pub(super) fn or_problem(self, status: u16, description: &'static str) -> Self {
         self.or_answer(status, description, OtherKind::Problem)
     }
@@ -298,8 +298,8 @@ impl Operation {
         self
     }
 
-    /// The names of the parameters that the query may have: those that `/openapi.json` has, and no
-    /// others.
+    /// Returns the names of the parameters that the query may have, which are exactly those in
+    /// `/openapi.json`.
     pub(super) fn known_parameters(&self) -> Vec<&'static str> {
         let mut known: Vec<_> = self.query.iter().map(|parameter| parameter.name).collect();
         if self.task_headers {

@@ -1,5 +1,5 @@
 //! All operations of taskd. The router, the index at `/`, `/openapi.json`, the roles of gRPC, the
-//! tests of access and the table of docs/api.md come from this list.
+//! tests of access and the table of docs/api.md are made from this list.
 
 use uuid::Uuid;
 
@@ -298,7 +298,7 @@ pub fn all() -> Vec<Operation> {
 mod tests {
     use super::*;
 
-    /// The router asks for one role, and takes one list of parameters.
+    /// The router checks one role and one list of parameters per route.
     #[test]
     fn verbs_of_one_route_share_role_and_parameters() {
         let all = all();

@@ -1,4 +1,4 @@
-//! The books: what came in, what went out, and where the rest is held.
+//! The books: what came in, what went out, and where the rest is.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use serde::Serialize;
 
 use super::QueueName;
 
-/// Whether the books of a queue agree.
+/// Whether the books of a queue balance.
 #[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum BooksState {
     /// Each unfinished task is in SQL's outbox or live in Redis.
     Balanced,
-    /// Some are on their way between the two, so the places do not add up at this moment.
+    /// Some tasks are between the two, so the counts do not add up at this moment.
     Moving,
-    /// The places do not add up, and nothing moves.
+    /// The counts do not add up, and no task is in transit.
     Unbalanced,
 }
 
@@ -23,20 +23,21 @@ pub enum BooksState {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Books {
     pub at_unix_ms: i64,
-    /// What waits on the bus, of all queues. `None`: the caller does not reach all queues.
+    /// The records waiting on the bus, for all queues. `None` if the caller may not access all
+    /// queues.
     pub bus: Option<BusBacklog>,
-    /// Rejected tasks whose queue is not known here.
+    /// Rejected tasks whose queue this process does not know.
     pub rejected_elsewhere: u64,
     /// By name.
     pub queues: Vec<QueueBooks>,
 }
 
-/// Records on the bus that are not dealt with.
+/// Records on the bus that have not been processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BusBacklog {
-    /// Of `pipeline`: no fanout has dealt with them.
+    /// Records of `pipeline` that no fanout has processed.
     pub pipeline: u64,
-    /// Of `task-results`: they are not settled.
+    /// Records of `task-results` that have not been settled.
     pub task_results: u64,
 }
 
@@ -45,14 +46,14 @@ pub struct BusBacklog {
 pub struct QueueBooks {
     pub queue: QueueName,
     pub state: BooksState,
-    /// Tasks that came in and were not stored.
+    /// Inserted or discovered tasks that were not stored.
     pub duplicates: u64,
     pub rejected: u64,
-    /// Tasks that ended, also if they were removed since.
+    /// Finished tasks, including those that have since been removed.
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
-    /// Tasks that are stored and have not ended.
+    /// Tasks that are stored and unfinished.
     pub held: UnfinishedTasks,
 }
 
@@ -60,37 +61,38 @@ pub struct QueueBooks {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfinishedTasks {
     pub total: u64,
-    /// In SQL's outbox, or in a batch that is not published.
+    /// In SQL's outbox, or in a batch that has not been published.
     pub fresh: u64,
     pub parked: u64,
     pub scheduled: u64,
     pub missing: u64,
-    /// Live in Redis: with a replica to claim, with all replicas leased, with nothing due.
+    /// Live in Redis: with a replica to claim, with all remaining replicas leased, or with no
+    /// replica due yet.
     pub waiting: u64,
     pub assigned: u64,
     pub delayed: u64,
-    /// The rest: on the bus, or the report of their end is on its way. Below zero: some are in two
-    /// places.
+    /// The remaining tasks: on the bus, or finished with a report that has not reached SQL.
+    /// Negative if some tasks are counted in two places.
     pub between: i64,
-    /// Leases; a task may have several.
+    /// The number of leases. A task may have several.
     pub leases: u64,
-    /// Entries of the shards' outboxes. An entry has all reports of a call.
+    /// The number of entries in the shards' outboxes. An entry holds all reports of one call.
     pub reports: u64,
-    /// Elements by lane; spent ones count.
+    /// The number of elements in each lane, including spent ones.
     pub lanes: BTreeMap<&'static str, u64>,
     /// Shards that Redis has lost.
     pub lost_shards: u64,
 }
 
 impl QueueBooks {
-    /// All tasks that were ever stored.
+    /// All tasks ever stored.
     pub fn stored(&self) -> u64 {
         self.held.total + self.completed + self.dead + self.cancelled
     }
 }
 
 impl UnfinishedTasks {
-    /// Unfinished tasks that Redis has.
+    /// The number of unfinished tasks in Redis.
     pub fn live(&self) -> u64 {
         self.waiting + self.assigned + self.delayed
     }

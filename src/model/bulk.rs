@@ -1,4 +1,4 @@
-//! Bulk changes: a change of all tasks of a filter, which the watchdog makes page by page.
+//! Bulk changes: a change of all tasks that match a filter, applied page by page by the watchdog.
 
 use std::{fmt, str::FromStr};
 
@@ -11,21 +11,21 @@ use super::{
     TaskStatus, Update, WorkerName, rfc_3339,
 };
 
-/// The change that a bulk change makes to each of its tasks. SQL keeps the text.
+/// What a bulk change does to each of its tasks. SQL stores its text form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkAction {
     /// Send dead and cancelled tasks again.
     Retry,
-    /// No worker does unfinished tasks any more.
+    /// No worker is to do these unfinished tasks any more.
     Cancel,
-    /// Give unfinished tasks another priority or NUM; reopen completed ones.
+    /// Give unfinished tasks another priority or NUM. A higher NUM reopens completed ones.
     Update(Update),
-    /// Offer unfinished tasks anew.
+    /// Offer unfinished tasks again.
     Requeue(Requeue),
 }
 
 impl BulkAction {
-    /// The change of live work, if it is one.
+    /// The change of live work, unless it is a retry.
     pub fn live(&self) -> Option<Change> {
         match self {
             Self::Retry => None,
@@ -35,7 +35,7 @@ impl BulkAction {
         }
     }
 
-    /// The statuses of the tasks that it changes where the filter names none.
+    /// The default statuses if the filter names none.
     pub fn statuses(&self) -> &'static [TaskStatus] {
         match self {
             Self::Retry => &[TaskStatus::Dead, TaskStatus::Cancelled],
@@ -43,7 +43,7 @@ impl BulkAction {
         }
     }
 
-    /// The statuses of the tasks that it can change.
+    /// All statuses of tasks that the change can apply to.
     pub fn may_change(&self) -> Vec<TaskStatus> {
         let reopened = matches!(
             self,
@@ -56,13 +56,13 @@ impl BulkAction {
         self.statuses().iter().copied().chain(reopened).collect()
     }
 
-    /// The words of the act about a task.
+    /// The text of the act on a task.
     pub fn act(&self) -> String {
         self.live()
             .map_or_else(|| "retry task".to_owned(), |change| change.act())
     }
 
-    /// The words about many tasks.
+    /// The text of the act on many tasks.
     pub fn of_tasks(&self) -> String {
         self.act().replacen(" task", " tasks", 1)
     }
@@ -77,8 +77,8 @@ impl BulkAction {
         }
     }
 
-    /// The filter of a bulk change: of all tasks that the change can be for. An error where there
-    /// are none.
+    /// The filter of the bulk change. If it names no status, it gets the default statuses. Returns
+    /// an error if the change cannot apply to the tasks of the filter.
     pub fn filter(&self, filter: TaskFilter) -> Result<TaskFilter, String> {
         filter.check()?;
         let verb = self.verb();
@@ -112,7 +112,7 @@ impl BulkAction {
     }
 }
 
-/// The names of workers stand at the end: they may have spaces.
+/// Names of workers come last, because they may contain spaces.
 impl fmt::Display for BulkAction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.verb())?;
@@ -136,7 +136,7 @@ impl fmt::Display for BulkAction {
     }
 }
 
-/// As [`fmt::Display`] writes it.
+/// Serialized as [`fmt::Display`] writes it.
 impl Serialize for BulkAction {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
@@ -198,7 +198,7 @@ fn requeue(text: &str) -> Option<Requeue> {
     })
 }
 
-/// A change of all tasks of a filter, with its progress.
+/// A change of all tasks that match a filter, with its progress.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
 pub struct BulkChange {
     // A UUIDv7, so that bulk changes sort by their time.
@@ -208,7 +208,7 @@ pub struct BulkChange {
     #[schemars(with = "String")]
     pub change: BulkAction,
     pub state: BulkState,
-    // Its times end at the bulk change's creation.
+    // Its time range ends when the bulk change was created.
     pub filter: TaskFilter,
     /// The token of its creator.
     pub who: String,
@@ -220,34 +220,34 @@ pub struct BulkChange {
     #[serde(rename = "updated_at", serialize_with = "rfc_3339")]
     #[schemars(with = "Rfc3339")]
     pub updated_unix_ms: i64,
-    /// The queues that its creator reached.
+    /// The queues that its creator may access.
     #[serde(skip)]
     pub scope: Scope,
-    /// The token that started it; `None`: calls needed none. The bulk change stops when the token
-    /// is no longer valid.
+    /// The token that started the bulk change, or `None` if calls needed no token. The bulk change
+    /// stops when the token is no longer valid.
     #[serde(skip)]
     pub token: Option<SecretHash>,
 }
 
-/// How far a bulk change has come. A bulk change that was killed may have changed more tasks than
-/// it counts.
+/// The progress of a bulk change. If a process was killed, more tasks may have been changed than
+/// are counted.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Eq, Serialize)]
 pub struct BulkProgress {
-    /// The last task that it looked at.
+    /// The last task that the bulk change looked at.
     #[serde(skip)]
     pub cursor: Option<TaskCursor>,
     pub looked_at: u64,
-    /// Tasks of the filter so far.
+    /// The number of tasks so far that match the filter.
     pub matched: u64,
     pub changed: u64,
-    /// Tasks that could not be changed; `last_error` is about the last of them.
+    /// Tasks that could not be changed. `last_error` is about the last of them.
     pub failed: u64,
-    // Why the last of these, or the bulk change itself, failed.
+    // Why the last of these tasks failed, or why the bulk change itself failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub last_error: String,
 }
 
-/// The state of a bulk change. SQL keeps the discriminants.
+/// The state of a bulk change. SQL stores the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BulkState {
@@ -255,7 +255,7 @@ pub enum BulkState {
     Done = 1,
     /// An operator stopped the bulk change.
     Stopped = 2,
-    /// The bulk change cannot go on.
+    /// The bulk change cannot continue.
     Failed = 3,
 }
 
@@ -283,7 +283,7 @@ impl Serialize for BulkState {
 }
 
 impl BulkChange {
-    /// The longest error that a bulk change keeps, in characters.
+    /// The maximum length of an error that a bulk change keeps, in characters.
     const LONGEST_ERROR: usize = 1000;
 
     pub fn set_error(&mut self, error: &str) {
@@ -291,10 +291,10 @@ impl BulkChange {
     }
 }
 
-/// The tasks that a call changes.
+/// The tasks that a call is to change.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChosenTasks {
-    /// As the caller sent them.
+    /// The ids as the caller sent them.
     Ids(Vec<String>),
     Filter(Box<TaskFilter>),
 }
@@ -303,14 +303,14 @@ pub enum ChosenTasks {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChangeTasks {
     pub chosen: ChosenTasks,
-    /// Only count.
+    /// Only count the tasks.
     pub dry_run: bool,
-    /// The caller is sure, which a filter needs.
+    /// The caller confirms the change, which is required for a filter.
     pub yes: bool,
 }
 
 impl ChangeTasks {
-    /// The tasks of these ids, or those of a filter.
+    /// Chooses tasks by ids or by a filter. Returns an error if both or neither are given.
     pub fn new(
         ids: Vec<String>,
         filter: Option<TaskFilter>,
@@ -336,19 +336,19 @@ impl ChangeTasks {
 /// The answer to a request to change tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TasksChanged {
-    /// The tasks of ids, each in order.
+    /// One answer for each id, in order.
     Items(Vec<ItemAnswer>),
     Counted(TaskCount),
-    /// A bulk change changes the tasks of a filter.
+    /// A bulk change of the tasks of the filter was started.
     Started(Box<BulkChange>),
 }
 
-/// The number of tasks that a request names.
+/// The number of tasks that match a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskCount {
     pub matched: u64,
     pub looked_at: u64,
-    /// There may be more: the count ended at its bound.
+    /// There may be more tasks, because the count stopped at its limit.
     pub at_least: bool,
 }
 
@@ -387,7 +387,7 @@ mod tests {
         };
         assert_eq!(cancel("").unwrap().statuses, TaskStatus::UNFINISHED);
         assert!(cancel("queued").unwrap_err().contains("write UNFINISHED"));
-        // Only a higher NUM is for completed tasks.
+        // Only a change of NUM can apply to completed tasks.
         let change = |update: Update, statuses: &str| {
             let statuses = TaskStatus::list(statuses).unwrap();
             let filter = TaskFilter {

@@ -1,4 +1,4 @@
-//! Requests and answers of the operations, in the words of no protocol.
+//! Requests and answers of the operations as plain types that no protocol shapes.
 
 use std::{borrow::Cow, collections::HashMap, fmt, net::SocketAddr, time::Duration};
 
@@ -16,11 +16,11 @@ use super::{
 #[derive(Clone, Copy, Debug)]
 pub struct Client {
     pub protocol: Protocol,
-    /// `None`: the system did not say.
+    /// `None` if the operating system did not provide it.
     pub peer: Option<SocketAddr>,
 }
 
-/// The client behind an authenticated call, and its access.
+/// The client that makes an authenticated call, and its access.
 #[derive(Clone, Debug)]
 pub struct Caller {
     pub client: Client,
@@ -45,37 +45,37 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A task to insert, not checked yet.
+/// A task to insert, not validated yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTask {
     pub queue: String,
-    /// Empty: the hash of the payload becomes the key.
+    /// If empty, the hash of the payload becomes the key.
     pub key: Bytes,
     pub payload: Bytes,
     pub payload_encoding: Encoding,
-    /// `None` here and below: the queue's setting.
+    /// `None` in this and the following fields means the queue's setting.
     pub replicas: Option<u32>,
     pub priority: Option<Priority>,
-    /// The wait before the first claim. At most one of this and `not_before_unix_ms` is set.
+    /// How long to wait before the first claim. At most one of this and `not_before_unix_ms` is
+    /// set.
     pub delay: Option<Duration>,
     pub not_before_unix_ms: Option<i64>,
-    /// The time until which it must have its NUM completions. At most one of this and
-    /// `finish_within` is set.
+    /// When the task must have its NUM completions. At most one of this and `finish_within` is set.
     pub deadline_unix_ms: Option<i64>,
     pub finish_within: Option<Duration>,
     pub lease_duration: Option<Duration>,
     pub max_attempts: Option<u32>,
     pub backoff: Option<NewBackoff>,
     pub headers: HashMap<String, String>,
-    /// Empty: taskd makes one.
+    /// If empty, taskd creates one.
     pub traceparent: String,
-    /// Empty: none. An insert that is sent again with the same one is answered as the first time.
+    /// Empty for none. If an insert is repeated with the same key, it gets the original answer.
     pub idempotency_key: String,
     /// What the task shares its limits with. Empty: as the queue's `limit_by` says.
     pub limit_key: String,
 }
 
-/// A stored task as an insert takes it, with every default filled in.
+/// Converts a stored task to the form that an insert takes, with all defaults filled in.
 impl From<&TaskRow> for NewTask {
     fn from(row: &TaskRow) -> Self {
         Self {
@@ -94,7 +94,8 @@ impl From<&TaskRow> for NewTask {
             backoff: row.backoff.map(NewBackoff::from),
             headers: row.headers.iter().cloned().collect(),
             traceparent: row.context().into_owned(),
-            // The window of the key began with the insert, and the row has only a hash of the key.
+            // The window of the idempotency key began with the insert, and the row only has a hash
+            // of the key.
             idempotency_key: String::new(),
             limit_key: row.limit_key.clone(),
         }
@@ -107,7 +108,7 @@ impl From<&TaskRow> for NewTask {
 pub enum InsertStatus {
     Created,
     Duplicate,
-    /// The task is wrong, and would be rejected again.
+    /// The task is invalid, and would be rejected again.
     Rejected,
     /// The task was not stored, and may be sent again.
     TryLater,
@@ -120,8 +121,7 @@ pub struct InsertAnswer {
     /// The id of the new task, or of the task that has the key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub id: Option<TaskId>,
-    /// The reason why taskd did not store the task. For a duplicate of a DEAD or CANCELLED task,
-    /// that it is one.
+    /// Why taskd did not store the task. For a duplicate of a DEAD or CANCELLED task, it says so.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
     /// Of a duplicate: the status of the task that has the key, if that has ended.
@@ -156,11 +156,11 @@ pub struct GetTasks {
     pub queues: Vec<String>,
     /// 0 means 1.
     pub max_tasks: u32,
-    /// The wait for a task when there is none.
+    /// How long to wait for a task if there is none.
     pub wait: Duration,
-    /// Overrides the tasks' own.
+    /// Overrides the lease durations of the tasks.
     pub lease_duration: Option<Duration>,
-    /// About so many bytes of tasks; 0: the default.
+    /// Approximate maximum size of the tasks, in bytes. 0 means the default.
     pub max_bytes: u64,
 }
 
@@ -178,19 +178,19 @@ pub struct TaskBody {
     pub limit_key: String,
 }
 
-/// A task on its way to a worker. Its token names its queue and its attempt.
+/// A task to be delivered to a worker. The token contains its queue and its attempt.
 #[derive(Clone, Debug)]
 pub struct LeasedTask {
     pub id: TaskId,
     pub token: LeaseToken,
     pub expires_unix_ms: i64,
-    /// How long the lease is.
+    /// The duration of the lease.
     pub lease: Duration,
     pub body: TaskBody,
 }
 
 impl LeasedTask {
-    /// The bytes of the task in an answer, about.
+    /// The approximate size of the task in an answer, in bytes.
     pub fn weight(&self) -> usize {
         let headers = self
             .body
@@ -206,7 +206,8 @@ impl LeasedTask {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch<T> {
     pub worker: String,
-    /// `Err`: the answer to an item of which not even the id and the token are sure.
+    /// An item is `Err` if not even its id and token could be read. It then holds the answer to the
+    /// item.
     pub items: Vec<Result<Item<T>, ItemAnswer>>,
 }
 
@@ -215,7 +216,7 @@ pub struct Batch<T> {
 pub struct Item<T> {
     pub id: String,
     pub lease_token: String,
-    /// `Err`: the mistake in it.
+    /// `Err` says what is wrong with the report.
     pub report: Result<T, String>,
 }
 
@@ -224,16 +225,16 @@ pub struct Item<T> {
 pub struct Completion {
     pub result: Bytes,
     pub result_encoding: Encoding,
-    /// The tasks that the worker found on the way.
+    /// The tasks that the worker discovered.
     pub discovered: Vec<NewTask>,
     /// Discovered tasks with values that this version cannot read. They become dead letters.
     pub unreadable: Vec<Box<UnreadableTask>>,
-    /// What is wrong with single discovered tasks, for the answer.
+    /// What is wrong with individual discovered tasks, to be put into the answer.
     pub not_stored: NotStored,
     pub limit: LimitReport,
 }
 
-/// A task with a value that this version does not know: a later version wrote it.
+/// A task with a value that this version does not know, because a later version wrote it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UnreadableTask {
     /// The task without these values.
@@ -242,7 +243,7 @@ pub struct UnreadableTask {
     pub reason: String,
 }
 
-/// The values of a task that may be unreadable, as its record has them.
+/// Those values of a task that may be unreadable, as they are in its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordedValues {
     pub payload_encoding: i32,
@@ -258,8 +259,8 @@ pub struct RecordedDuration {
     pub nanos: i32,
 }
 
-/// The discovered tasks of a completion that are not stored, because each of them is wrong. The
-/// completion counts nevertheless: the work is done.
+/// The discovered tasks of a completion that are not stored because they are invalid. The
+/// completion counts nevertheless, because the work is done.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NotStored {
     count: usize,
@@ -267,8 +268,8 @@ pub struct NotStored {
 }
 
 impl NotStored {
-    /// Counts a task. Only the first reason is kept: a completion may have thousands of wrong
-    /// tasks.
+    /// Counts a task. Only the first reason is kept, because a completion may have thousands of
+    /// invalid tasks.
     pub fn add(&mut self, why: impl FnOnce() -> String) {
         if self.count == 0 {
             self.first = why();
@@ -276,7 +277,7 @@ impl NotStored {
         self.count += 1;
     }
 
-    /// The error of an answer that is OK otherwise; empty if all tasks are stored.
+    /// The error message of an answer that is otherwise OK. Empty if all tasks are stored.
     pub fn note(&self) -> String {
         match self.count {
             0 => String::new(),
@@ -293,12 +294,12 @@ impl NotStored {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejection {
     pub reason: String,
-    /// False: never again.
+    /// False if the worker must not get the task again.
     pub retry: bool,
-    /// Replaces the backoff.
+    /// Overrides the backoff.
     pub delay: Option<Duration>,
-    /// The worker has not started the task: no failure counts, and the task is offered again at
-    /// once.
+    /// The worker has not started the task: the attempt does not count as a failure, and the task
+    /// is offered again immediately.
     pub not_started: bool,
     pub limit: LimitReport,
 }
@@ -314,15 +315,15 @@ pub struct Extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ItemStatus {
     Ok,
-    /// The worker does not hold this lease, or not any more.
+    /// The worker does not hold this lease, or no longer holds it.
     LeaseLost,
-    /// Others finished the task.
+    /// Other workers have completed the task.
     AlreadyCompleted,
     UnknownTask,
     Cancelled,
-    /// The item is wrong.
+    /// The item is invalid.
     Invalid,
-    /// The queue did not answer, and the item may be sent again.
+    /// The queue did not respond. The item may be sent again.
     TryLater,
 }
 
@@ -351,7 +352,7 @@ impl ItemStatus {
     }
 }
 
-/// The answer to an item, in the order of the request.
+/// The answer to one item. Answers are in the order of the request.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
 pub struct ItemAnswer {
     // As the worker sent it.
@@ -359,7 +360,7 @@ pub struct ItemAnswer {
     pub status: ItemStatus,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
-    /// After an extension.
+    /// Only set after an extension.
     #[serde(
         rename = "lease_expires_at",
         serialize_with = "some_rfc_3339",
@@ -387,11 +388,11 @@ impl ItemAnswer {
     }
 }
 
-/// The place of a task in its life, as far as SQL and Redis know it together.
+/// The status of a task, combined from SQL and Redis.
 #[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskStatus {
-    /// In SQL alone.
+    /// Only in SQL.
     Pending,
     Queued,
     /// At least one worker holds it.
@@ -414,9 +415,9 @@ pub struct TaskView {
     pub key: Bytes,
     pub status: TaskStatus,
     pub replicas: u32,
-    // The workers that have completed it.
+    // The number of workers that have completed it.
     pub completed: u32,
-    // The workers that hold it.
+    // The number of workers that hold it.
     pub leased: u32,
     // Rejections and expired leases.
     pub attempts: u32,
@@ -434,7 +435,7 @@ pub struct TaskView {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub not_before_unix_ms: Option<i64>,
-    // `None`: it has none, or an operator has lifted it by sending the task again.
+    // `None` if it has no deadline, or if an operator has removed it by sending the task again.
     #[serde(
         rename = "deadline",
         serialize_with = "some_rfc_3339",
@@ -442,16 +443,16 @@ pub struct TaskView {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub deadline_unix_ms: Option<i64>,
-    // The reason of its death.
+    // Why the task died.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// A key as text, and also as bytes where it is not UTF-8.
+/// A key as text, and also as bytes if it is not UTF-8.
 #[derive(JsonSchema, Serialize)]
 pub struct Key<'a> {
     key: Cow<'a, str>,
-    /// Only of a key that is not UTF-8: `key` has marks in place of its other bytes.
+    /// Only set if the key is not UTF-8: `key` then has replacement characters for invalid bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("contentEncoding" = "base64"))]
     key_base64: Option<String>,
@@ -471,7 +472,7 @@ fn key<S: Serializer>(key: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
     Key::from(key).serialize(serializer)
 }
 
-/// A worker's result of a task.
+/// The result that a worker reported for a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskResult {
     pub worker: String,
@@ -479,7 +480,7 @@ pub struct TaskResult {
     pub encoding: Encoding,
     pub attempt: u32,
     pub completed_unix_ms: i64,
-    /// The task had all its replicas before.
+    /// The task had already ended when the worker completed it.
     pub surplus: bool,
 }
 
@@ -494,33 +495,33 @@ pub struct OneQueue {
     pub drained: Option<bool>,
 }
 
-/// A queue in tasks. Each unfinished task is in one of the first four counts.
+/// The task counts of a queue. Each unfinished task is in exactly one of the first four.
 #[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct QueueView {
     pub queue: QueueName,
-    /// In SQL alone: just stored, parked, or not due for long.
+    /// Only in SQL: just stored, parked, or not due for a long time.
     pub pending: u64,
-    /// With something left to hand out.
+    /// At least one replica can be claimed.
     pub waiting: u64,
-    /// Workers hold all that is left of them.
+    /// Workers hold all remaining replicas.
     pub assigned: u64,
-    /// Nothing that is left of them is due yet.
+    /// No remaining replica is due yet.
     pub delayed: u64,
-    /// The leases of all workers; a task may have as many as replicas.
+    /// The leases of all workers. A task may have as many as it has replicas.
     pub leases: u64,
     pub completed: u64,
     pub dead: u64,
     pub cancelled: u64,
-    /// The age of the oldest waiting task, in Redis or in SQL; `None` when none waits.
+    /// The age of the oldest waiting task, in Redis or in SQL. `None` if no task is waiting.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub oldest_waiting_ms: Option<u64>,
-    /// No worker gets anything of it.
+    /// Workers get no tasks of the queue.
     pub paused: bool,
-    /// Shards that Redis cannot read. Their unfinished tasks count as pending.
+    /// Shards that cannot be read from Redis. Their unfinished tasks count as pending.
     pub unread_shards: u64,
 }
 
-/// As the APIs write it.
+/// The format used by the APIs.
 impl Serialize for TaskId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

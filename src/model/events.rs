@@ -30,16 +30,16 @@ impl TaskEvent {
         }
     }
 
-    /// The order of events: by time, and within a moment as a life goes.
+    /// The sort key of events: by time, and within one millisecond in the order of a task's life.
     pub fn order(&self) -> (i64, u8) {
         (self.at_unix_ms, self.status.rank())
     }
 }
 
-/// The most events that SQL keeps in one row.
+/// The maximum number of events in one row of SQL.
 pub const MOST_KEPT_TOGETHER: usize = 1_000;
 
-/// An event on its way to topic `events`: SQL has the status.
+/// An event to be published to topic `events`. SQL has already stored the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventRecord {
     pub id: TaskId,
@@ -48,7 +48,7 @@ pub struct EventRecord {
     pub status: TaskStatus,
     pub at_unix_ms: i64,
     pub epoch: u32,
-    /// The worker of the last completion, and its attempt.
+    /// The worker of the last completion, and the number of its attempt.
     pub worker: String,
     pub attempt: u32,
     /// Failures that SQL knows of.
@@ -77,8 +77,8 @@ impl EventRecord {
         }
     }
 
-    /// The number of the event at `place` of row `kept`. Of a task, a later event has a greater
-    /// one.
+    /// The number of the event at index `place` of row `kept`. It increases with each event of a
+    /// task.
     pub fn number(kept: i64, place: usize) -> u64 {
         kept.unsigned_abs() * MOST_KEPT_TOGETHER as u64 + place as u64
     }
@@ -89,7 +89,7 @@ impl TaskStatus {
         self.stored() != StoredStatus::Unfinished
     }
 
-    /// The final status that SQL keeps.
+    /// The final status for a status stored in SQL, or `None` if the task is unfinished.
     pub fn of_end(stored: StoredStatus) -> Option<Self> {
         match stored {
             StoredStatus::Unfinished => None,
@@ -99,7 +99,7 @@ impl TaskStatus {
         }
     }
 
-    /// The place of a status in the usual life of a task.
+    /// The position of a status in the usual life of a task.
     pub fn rank(self) -> u8 {
         match self {
             Self::Pending => 0,
@@ -111,8 +111,8 @@ impl TaskStatus {
     }
 }
 
-/// The name of an event: `<unix ms>-<status>-<task id>`. A watcher that comes again names the last
-/// one that it saw.
+/// The id of an event: `<unix ms>-<status>-<task id>`. A watcher that reconnects sends the id of
+/// the last event that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventId {
     pub at_unix_ms: i64,
@@ -152,26 +152,28 @@ impl FromStr for EventId {
     }
 }
 
-/// A part of what a watcher gets.
+/// What a watcher receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watched {
     Event(TaskEvent),
-    /// Events before this point may be missing: they happened while the watcher was away.
+    /// Events before this point may be missing, because they happened while the watcher was
+    /// disconnected.
     Gap,
     /// Nothing happened for a while.
     Beat,
-    /// The last part, unless an event with a final status was.
+    /// The watch ends. Always the last part, except that an event with a final status also ends the
+    /// watch.
     End(WatchEnd),
 }
 
 /// Why a watch ends before its task does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchEnd {
-    /// This process stops.
+    /// This process is stopping.
     Stopping,
     /// The token was revoked, or has expired.
     Unauthenticated,
-    /// The watcher does not read as fast as events come.
+    /// The watcher reads more slowly than events arrive.
     TooSlow,
 }
 
@@ -195,13 +197,13 @@ impl WatchEnd {
     }
 }
 
-/// The answer to an inserted task whose end the caller waited for.
+/// The answer to an inserted task after its caller has waited for the task to finish.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AwaitedTask {
     pub answer: InsertAnswer,
-    /// `None`: the task was not stored, or was removed meanwhile.
+    /// `None` if the task was not stored, or was removed in the meantime.
     pub status: Option<TaskStatus>,
-    /// Of a completed task.
+    /// Only of a completed task.
     pub results: Vec<TaskResult>,
 }
 

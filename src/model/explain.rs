@@ -6,27 +6,28 @@ use serde::{Serialize, Serializer};
 
 use super::{Failure, Rfc3339, TaskView, rfc_3339, some_rfc_3339};
 
-/// A question about one task. It names the task by `id`, or by `queue` and `key`; empty: not given.
+/// A question about one task, which is identified by `id`, or by `queue` and `key`. Empty fields
+/// were not given.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExplainTask {
     pub id: String,
     pub queue: String,
     pub key: Bytes,
-    /// The worker that may or may not get it; empty: none.
+    /// The worker to explain the task for, or empty.
     pub worker: String,
 }
 
-/// The place of a task on its way from the insert to its end.
+/// Where a task is on its way from the insert to its end.
 #[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum TaskPlace {
     /// Completed, dead or cancelled.
     Finished,
-    /// Stored in SQL, and about to go to the bus.
+    /// Stored in SQL, and about to be published to the bus.
     Outbox,
     /// In SQL, because its queue or Redis is full.
     Parked,
-    /// In SQL until its time is near.
+    /// In SQL until shortly before it is due.
     Scheduled,
     /// On the bus, before the fanout.
     Bus,
@@ -34,23 +35,23 @@ pub enum TaskPlace {
     Waiting,
     /// A worker holds it.
     Leased,
-    /// In the queue, before its time or in backoff.
+    /// In the queue, not due yet or in backoff.
     Delayed,
-    /// Its end is decided, and the report is on its way to SQL.
+    /// Its end is decided, and the report has not reached SQL yet.
     Reported,
-    /// Redis or the bus lost it, and taskd brings it back.
+    /// Redis or the bus lost it, and taskd restores it.
     Lost,
 }
 
-/// Where a task is, what happens to it next, and what keeps it from a worker.
+/// Where a task is, what happens to it next, and why a worker may not get it.
 #[derive(Clone, Debug, JsonSchema, Serialize)]
 pub struct Explanation {
     pub task: TaskView,
     pub place: TaskPlace,
     // The place in words.
     pub says: String,
-    // Since when it is there, as far as taskd remembers. A task that waits counts from its insert,
-    // or from its time.
+    // Since when it is there, as far as taskd knows. For a waiting task, this is when it was
+    // inserted or became due.
     #[serde(
         rename = "since",
         serialize_with = "some_rfc_3339",
@@ -58,9 +59,9 @@ pub struct Explanation {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub since_unix_ms: Option<i64>,
-    // The next event in words …
+    // The next event, in words.
     pub next: String,
-    // … and its time, if it has one.
+    // The time of the next event, if it has one.
     #[serde(
         rename = "next_at",
         serialize_with = "some_rfc_3339",
@@ -71,13 +72,13 @@ pub struct Explanation {
     pub leases: Vec<LeaseView>,
     // The workers with a credit.
     pub completed_by: Vec<String>,
-    // The last failures, the earliest first, while the task is in the queue.
+    // The most recent failures, oldest first, while the task is in the queue.
     pub failures: Vec<Failure>,
-    // Conditions that hold the task up, whoever asks for it.
+    // Conditions that delay the task for every worker.
     pub notes: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub worker: Option<WorkerView>,
-    // The time of the answer, by Redis's clock.
+    // The time of this answer, by the clock of Redis.
     #[serde(rename = "now", serialize_with = "rfc_3339")]
     #[schemars(with = "Rfc3339")]
     pub now_unix_ms: i64,
@@ -95,12 +96,12 @@ pub struct LeaseView {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub expires_unix_ms: Option<i64>,
-    // taskd knows that the answer reached the worker.
+    // taskd knows that the answer with the task reached the worker.
     #[serde(rename = "delivered")]
     pub is_delivered: bool,
 }
 
-/// A worker's chance of the task.
+/// Whether a worker may get the task, and why.
 #[derive(Clone, Debug, JsonSchema, PartialEq, Eq, Serialize)]
 #[schemars(rename = "WorkerChance")]
 pub struct WorkerView {
@@ -110,7 +111,7 @@ pub struct WorkerView {
     pub reason: WorkerReason,
     // The reason in words.
     pub says: String,
-    // When that may change by itself.
+    // When the reason may change by itself.
     #[serde(
         rename = "until",
         serialize_with = "some_rfc_3339",
@@ -144,21 +145,21 @@ pub enum WorkerReason {
     CompletedIt,
     /// The worker holds a replica.
     HoldsIt,
-    /// The worker has failed it as often as it may, or an operator took the task from it.
+    /// The worker has failed it as often as allowed, or an operator took it away from the worker.
     RefusedIt,
     /// It is reserved for another worker.
     ReservedForAnother,
-    /// The time of the task has not come.
+    /// The task is not due yet.
     NotDue,
-    /// All replicas that are left wait for their backoff.
+    /// All remaining replicas wait for their backoff.
     InBackoff,
-    /// Other workers hold all replicas that are left.
+    /// Other workers hold all remaining replicas.
     LeasedByOthers,
     /// The task is finished.
     Finished,
-    /// The task is not in the queue yet, or not any more.
+    /// The task is not in the queue yet, or no longer.
     NotInQueue,
-    /// Its shard gives no worker anything now.
+    /// Its shard currently hands out no tasks.
     ClaimsPaused,
     /// Its limit key lets nothing more start now.
     LimitReached,

@@ -1,4 +1,4 @@
-//! Tasks, calls and reports, in the words of no protocol. No I/O.
+//! Tasks, calls and reports as plain types that no wire protocol shapes. No I/O.
 
 mod access;
 mod backoff;
@@ -93,8 +93,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use uuid::{Timestamp, Uuid};
 
-/// The most bytes of a task or a report. Kafka's records, MariaDB's packets and a MEDIUMBLOB end at
-/// 16 MiB, together with all that surrounds the task.
+/// The maximum size of a task or a report, in bytes. Kafka records, MariaDB packets and MEDIUMBLOB
+/// columns are limited to 16 MiB, including everything that is stored around the task.
 pub const MAX_RECORD_BYTES: usize = 8 << 20;
 
 /// The highest value of `max_replicas`.
@@ -104,11 +104,11 @@ pub const MAX_REPLICAS: u32 = 10_000;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskId(pub Uuid);
 
-/// The bits of a UUIDv7 right behind its time.
+/// The number of bits that directly follow the timestamp in a UUIDv7.
 const PLACE_BITS: u8 = 12;
 
 impl TaskId {
-    /// Before and behind all tasks.
+    /// Sorts before all tasks. [`Self::LAST`] sorts after them.
     pub const FIRST: Self = Self(Uuid::nil());
     pub const LAST: Self = Self(Uuid::max());
 
@@ -117,7 +117,7 @@ impl TaskId {
         Self(Uuid::now_v7())
     }
 
-    /// A new id of that time. `place` orders the ids of one millisecond.
+    /// A new id with this timestamp. `place` orders the ids of one millisecond.
     pub fn at(unix_ms: i64, place: usize) -> Self {
         let ms = unix_ms.max(0).unsigned_abs();
         let nanos = u32::try_from(ms % 1000).unwrap_or(0) * 1_000_000;
@@ -130,7 +130,7 @@ impl TaskId {
         )))
     }
 
-    /// The least id of that millisecond.
+    /// The smallest id with this timestamp.
     pub fn first_of(unix_ms: i64) -> Self {
         Self(
             uuid::Builder::from_unix_timestamp_millis(unix_ms.max(0).unsigned_abs(), &[0; 10])
@@ -138,10 +138,10 @@ impl TaskId {
         )
     }
 
-    /// The id of the task that `worker` discovered, at place `index` of its report on `parent`.
+    /// The id of the task that `worker` discovered, at position `index` in its report on `parent`.
     ///
-    /// A report that is read twice gives the same ids, so a redelivery creates nothing twice. The
-    /// id has the form of a UUIDv7: time first, then bits of a hash in place of the random ones.
+    /// A redelivered report yields the same ids, so it creates no task twice. The id has the form
+    /// of a UUIDv7: a timestamp, followed by bits of a hash instead of random ones.
     pub fn derived(parent: TaskId, worker: &str, index: u32, at_unix_ms: i64) -> Self {
         let hash = Sha256::new()
             .chain_update(parent.0.as_bytes())
@@ -156,18 +156,18 @@ impl TaskId {
         )
     }
 
-    /// The time in the id, which is the task's creation.
+    /// The task's creation time, as encoded in its id.
     pub fn created_unix_ms(&self) -> i64 {
         let [a, b, c, d, e, f, ..] = *self.as_bytes();
         i64::from_be_bytes([0, 0, a, b, c, d, e, f])
     }
 
-    /// The id of the 16 bytes that Redis, SQL and the bus keep.
+    /// Reads an id from the 16 bytes that Redis, SQL and the bus store.
     pub fn from_slice(bytes: &[u8]) -> Option<Self> {
         Uuid::from_slice(bytes).ok().map(Self)
     }
 
-    /// The 16 bytes.
+    /// The 16 bytes that [`Self::from_slice`] reads.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
     }
@@ -198,7 +198,7 @@ impl FromStr for TaskId {
     }
 }
 
-/// The lane of a waiting task. SQL and Redis keep the discriminants.
+/// The priority of a task. SQL and Redis store the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Priority {
@@ -221,7 +221,7 @@ impl Priority {
         }
     }
 
-    /// The priority of a number in SQL or Redis. An unknown number counts as medium.
+    /// Converts a number stored in SQL or Redis. An unknown number counts as medium.
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::High,
@@ -231,11 +231,11 @@ impl Priority {
     }
 }
 
-/// The kind of a payload or of a result. SQL keeps the discriminants.
+/// The encoding of a payload or a result. SQL stores the discriminants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Encoding {
-    /// Nobody said it.
+    /// The sender did not specify it.
     #[default]
     Unknown = 0,
     Bytes = 1,
@@ -244,7 +244,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// The encoding of a number in SQL or protobuf.
+    /// Converts a number from SQL or protobuf. An unknown number becomes [`Self::Unknown`].
     pub fn from_number(number: i64) -> Self {
         match number {
             1 => Self::Bytes,
@@ -255,12 +255,12 @@ impl Encoding {
     }
 }
 
-/// A task as SQL keeps it, validated and complete: every default is filled in.
+/// A task as SQL stores it: validated, with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskRow {
     pub id: TaskId,
     pub queue: QueueName,
-    /// The partition of `pipeline`, and so the shard of the queue.
+    /// The partition of topic `pipeline`, which is also the number of the queue's shard.
     pub partition: u32,
     pub key: Bytes,
     /// SHA-256 of queue and key. SQL keeps it unique.
@@ -271,24 +271,24 @@ pub struct TaskRow {
     pub priority: Priority,
     pub max_attempts: u32,
     pub lease_ms: u32,
-    /// 0: at once.
+    /// The earliest time at which it may be claimed; 0: at once.
     pub not_before_unix_ms: i64,
     pub headers: Vec<(String, String)>,
-    /// Empty: [`TraceContext::of_id`].
+    /// If empty, [`TraceContext::of_id`] derives it from the id.
     pub traceparent: String,
     pub created_unix_ms: i64,
-    /// `None`: that of its queue.
+    /// `None`: the backoff of its queue applies.
     pub backoff: Option<Backoff>,
-    /// The time until which it must have its NUM completions; 0: none.
+    /// When the task must have its NUM completions; 0: it has no deadline.
     pub deadline_unix_ms: i64,
     /// What it shares its limits with; empty: it has no limits.
     pub limit_key: String,
-    /// Only of a task that an insert brings.
+    /// Set only on a task that comes from an insert.
     pub idempotency: Option<Box<Idempotency>>,
 }
 
 impl TaskRow {
-    /// The text of the task's trace context.
+    /// The task's `traceparent`; derived from its id if none was given.
     pub fn context(&self) -> Cow<'_, str> {
         match self.traceparent.as_str() {
             "" => TraceContext::of_id(self.id.as_bytes()).to_string().into(),
@@ -296,7 +296,7 @@ impl TaskRow {
         }
     }
 
-    /// The bytes of the row in a buffer, about.
+    /// The approximate size of the row in a buffer, in bytes.
     pub fn weight(&self) -> usize {
         let headers = self
             .headers
@@ -307,7 +307,7 @@ impl TaskRow {
     }
 }
 
-/// The bytes of a task in a buffer, about.
+/// The approximate size of a task in a buffer, in bytes.
 fn weight(key: usize, payload: usize, headers: usize) -> usize {
     key + payload + headers + 256
 }
@@ -317,7 +317,7 @@ fn weight(key: usize, payload: usize, headers: usize) -> usize {
 pub struct KeyHash(pub [u8; 32]);
 
 impl KeyHash {
-    /// Hashes queue and key with a NUL between them, which no queue's name has.
+    /// Hashes queue and key, separated by a NUL byte, which no queue name contains.
     pub fn new(queue: &QueueName, key: &[u8]) -> Self {
         Self(
             Sha256::new()
@@ -329,7 +329,7 @@ impl KeyHash {
         )
     }
 
-    /// The partition of the key. Equal keys meet in one.
+    /// The partition of the key. Equal keys always go to the same one.
     pub fn partition(&self, partitions: u32) -> u32 {
         let first = u32::from_be_bytes([self.0[0], self.0[1], self.0[2], self.0[3]]);
         first % partitions.max(1)
@@ -342,8 +342,8 @@ impl fmt::Debug for KeyHash {
     }
 }
 
-/// A place on a bus partition. Redis Streams have pairs (milliseconds, sequence), Kafka has
-/// (offset, 0). Both compare as pairs.
+/// A position in a partition of the bus: (milliseconds, sequence) for Redis Streams, (offset, 0)
+/// for Kafka. Offsets compare as pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Offset {
     pub major: u64,

@@ -1,4 +1,4 @@
-//! A search for tasks: the filter, the page that a caller asks for, and the page that it gets.
+//! Search for tasks: the filter, the page that a caller asks for, and the page that it gets.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -10,7 +10,8 @@ use super::{
     QueueName, Rfc3339, StoredStatus, TaskId, TaskStatus, TaskView, WorkerName, some_rfc_3339,
 };
 
-// Which tasks. Empty parts choose all. The answers about a bulk change show it:
+// Which tasks to choose. Empty fields match all. The doc comment is for the API, where answers
+// about a bulk change show the filter:
 /// The tasks of a bulk change.
 #[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
 #[schemars(rename = "BulkFilter")]
@@ -18,7 +19,7 @@ pub struct TaskFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub queue: Option<QueueName>,
-    // Any of these.
+    // Any of these statuses.
     #[serde(
         rename = "status",
         serialize_with = "comma_list",
@@ -30,19 +31,19 @@ pub struct TaskFilter {
     #[serde(serialize_with = "some_text", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub key: Option<Bytes>,
-    // The beginning of the key.
+    // The prefix of the key.
     #[serde(serialize_with = "text", skip_serializing_if = "Bytes::is_empty")]
     #[schemars(with = "String")]
     pub key_prefix: Bytes,
-    // Headers that the task has, all of them.
+    // Headers that the task must have, all of them.
     #[serde(serialize_with = "map", skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "BTreeMap<String, String>")]
     pub headers: Vec<(String, String)>,
-    // A worker with a result of the task.
+    // A worker that has a result of the task.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub worker: Option<WorkerName>,
-    // Inserted at this time or later, …
+    // Inserted at this time or later.
     #[serde(
         rename = "since",
         serialize_with = "some_rfc_3339",
@@ -50,7 +51,7 @@ pub struct TaskFilter {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub since_unix_ms: Option<i64>,
-    // … and before this one.
+    // Inserted before this time.
     #[serde(
         rename = "until",
         serialize_with = "some_rfc_3339",
@@ -80,14 +81,14 @@ fn map<S: Serializer>(entries: &[(String, String)], serializer: S) -> Result<S::
     sorted.serialize(serializer)
 }
 
-/// The longest key of a task.
+/// The maximum length of a task's key.
 const LONGEST_KEY: usize = 4096;
 
 impl TaskFilter {
-    /// The most headers of a filter.
+    /// The maximum number of headers in a filter.
     pub const MOST_HEADERS: usize = 16;
 
-    /// The reason why no index can serve the filter, or why it can choose nothing.
+    /// Returns an error if no index can serve the filter, or if its parts contradict each other.
     pub fn check(&self) -> Result<(), String> {
         let of_queue = [
             (!self.statuses.is_empty(), "status"),
@@ -121,7 +122,7 @@ impl TaskFilter {
         }
     }
 
-    /// The statuses that SQL keeps, each once; empty: all.
+    /// The corresponding statuses in SQL, without repetition. Empty means all.
     pub fn stored_statuses(&self) -> Vec<StoredStatus> {
         let of = |stored: &StoredStatus| {
             self.statuses
@@ -131,7 +132,7 @@ impl TaskFilter {
         StoredStatus::ALL.into_iter().filter(of).collect()
     }
 
-    /// True if only Redis knows which unfinished tasks are meant.
+    /// True if only Redis knows which unfinished tasks match.
     pub fn asks_redis(&self) -> bool {
         let unfinished = self
             .statuses
@@ -150,7 +151,7 @@ impl TaskFilter {
         self.asks_redis() || !self.key_prefix.is_empty() || !self.headers.is_empty() || by_worker
     }
 
-    /// The ids of the times: from the first one on, and below the second.
+    /// The range of ids for the time range: from the first id inclusive to the second id exclusive.
     pub fn ids(&self) -> (TaskId, TaskId) {
         let since = self.since_unix_ms;
         let until = self.until_unix_ms;
@@ -172,7 +173,7 @@ impl TaskStatus {
         Self::Cancelled,
     ];
 
-    /// The statuses that are one status in SQL.
+    /// The statuses that are a single status in SQL.
     pub const UNFINISHED: [Self; 4] = [Self::Pending, Self::Queued, Self::Assigned, Self::Delayed];
 
     pub fn as_str(self) -> &'static str {
@@ -187,7 +188,7 @@ impl TaskStatus {
         }
     }
 
-    /// The status that SQL keeps of such a task.
+    /// The status that SQL stores for such a task.
     pub fn stored(self) -> StoredStatus {
         match self {
             Self::Pending | Self::Queued | Self::Assigned | Self::Delayed => {
@@ -199,14 +200,15 @@ impl TaskStatus {
         }
     }
 
-    /// Adds the status to a list that has each one once.
+    /// Adds the status to the list unless it is already there.
     pub fn add_to(self, list: &mut Vec<Self>) {
         if !list.contains(&self) {
             list.push(self);
         }
     }
 
-    /// Reads a comma list, each status once. UNFINISHED means the first four.
+    /// Parses a comma-separated list and drops repetitions. UNFINISHED stands for the four
+    /// unfinished statuses.
     pub fn list(text: &str) -> Result<Vec<Self>, String> {
         let mut list = Vec::new();
         for name in text
@@ -237,7 +239,8 @@ impl TaskStatus {
     }
 }
 
-/// A place in the order of tasks, the newest first: the last task that a page has looked at.
+/// A position in the list of tasks, which is sorted newest first: the last task that a page has
+/// looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskCursor(pub TaskId);
 
@@ -263,23 +266,23 @@ impl FromStr for TaskCursor {
     }
 }
 
-/// A part of the tasks of a filter.
+/// A page of the tasks that match a filter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TaskPages {
     pub filter: TaskFilter,
-    /// The most tasks; 0: the operation's default.
+    /// The maximum number of tasks. 0 means the operation's default.
     pub limit: u32,
-    /// Where the page begins; `None`: at the newest task.
+    /// Where the page begins, or `None` for the newest task.
     pub after: Option<TaskCursor>,
 }
 
-/// Tasks, the newest first.
+/// Tasks, newest first.
 #[derive(Clone, Debug, Default, JsonSchema, Serialize)]
 pub struct TaskList {
     pub tasks: Vec<TaskView>,
-    /// How many tasks taskd looked at; a filter may choose few of them.
+    /// How many tasks taskd looked at. Few of them may match the filter.
     pub looked_at: u64,
-    /// Asks for the next page; absent on the last.
+    /// The cursor of the next page. Absent on the last page.
     #[serde(rename = "cursor", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub next: Option<TaskCursor>,

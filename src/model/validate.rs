@@ -1,4 +1,4 @@
-//! From a [`NewTask`] to a [`TaskRow`], or one line with the mistake.
+//! Turns a [`NewTask`] into a [`TaskRow`], or returns one line with the error.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -12,20 +12,21 @@ use super::{
     times::Times,
 };
 
-/// The longest key. InnoDB cannot index a longer one; more data belongs in the payload.
+/// The maximum length of a key. InnoDB cannot index a longer one; more data belongs in the payload.
 pub const MAX_KEY_BYTES: usize = 4096;
 
-/// The longest traceparent: W3C sets no bound for versions above 00.
+/// The maximum length of a traceparent. W3C sets no limit for versions above 00.
 pub const MAX_TRACEPARENT_BYTES: usize = 256;
 
-/// The most headers of a task, beside the limit of their bytes: each costs more than its bytes.
+/// The maximum number of headers of a task, in addition to the limit of their bytes, because a
+/// header costs more than its bytes.
 pub const MAX_HEADERS: usize = 1000;
 
-/// The header of a task that goes on without the enrichment of its queue, and its value. It counts
-/// in no bound of headers, so that a task always has room for it.
+/// The header and value that mark a task that was stored without its queue's enrichment. It is
+/// exempt from the limits of headers, so that every task can have it.
 pub const NOT_ENRICHED: (&str, &str) = ("taskd-enrichment", "skipped");
 
-/// The characters of a SHA-256 in hex.
+/// The number of characters of a SHA-256 in hex.
 const HASH_CHARACTERS: usize = 64;
 
 /// The limits of a task, and the defaults of its queue.
@@ -41,12 +42,12 @@ pub struct TaskRules {
     pub max_attempts: u32,
     pub idempotency_window: Duration,
     pub limit_by: LimitBy,
-    /// Somebody was told that the task is valid: its deadline may have passed since.
+    /// Somebody was already told that the task is valid, so its deadline may have passed since.
     pub is_accepted: bool,
 }
 
 impl TaskRules {
-    /// The rules for a task that a worker reported: its completion was answered.
+    /// The rules for a task that a worker discovered, whose completion has been confirmed.
     #[must_use]
     pub fn for_accepted(self) -> Self {
         Self {
@@ -70,7 +71,7 @@ impl From<u32> for Partitions {
     }
 }
 
-/// The outcome of a check: the parts of the row that it computed.
+/// The result of validating a task: the computed parts of its row.
 pub struct Checked {
     queue: QueueName,
     payload_encoding: Encoding,
@@ -85,7 +86,7 @@ pub struct Checked {
     limit_key: String,
 }
 
-/// Turns `task` into a row with the id `id`.
+/// Validates `task` and turns it into a row with id `id`.
 pub fn task_row(
     task: NewTask,
     id: TaskId,
@@ -101,11 +102,11 @@ impl Checked {
         &self.queue
     }
 
-    /// Turns the checked task into a row with the id `id`.
+    /// Turns the validated task into a row with id `id`.
     pub fn row(self, task: NewTask, id: TaskId, partitions: impl Into<Partitions>) -> TaskRow {
         let partitions = partitions.into();
-        // Key and payload may be slices of a body of megabytes. The row outlives the request, and
-        // must not keep it.
+        // Key and payload may be slices of a request body of several megabytes. The row outlives
+        // the request, so it must not keep the body alive.
         let key = if task.key.is_empty() {
             payload_key(&task.payload)
         } else {
@@ -152,7 +153,7 @@ impl Checked {
     }
 }
 
-/// Checks a task without taking it.
+/// Validates a task without consuming it.
 pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
     if task.key.len() > MAX_KEY_BYTES {
@@ -212,7 +213,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     })
 }
 
-/// The [`TaskRow::weight`] of the task's row.
+/// The [`TaskRow::weight`] that the task's row will have.
 fn weight(task: &NewTask) -> usize {
     let key = if task.key.is_empty() {
         HASH_CHARACTERS
@@ -222,7 +223,7 @@ fn weight(task: &NewTask) -> usize {
     super::weight(key, task.payload.len(), header_bytes(&task.headers).0)
 }
 
-/// The bytes and the number of the headers, without [`NOT_ENRICHED`].
+/// The total size and the number of headers, not counting [`NOT_ENRICHED`].
 fn header_bytes(headers: &HashMap<String, String>) -> (usize, usize) {
     let mut bytes = 0;
     let mut count = 0;
@@ -235,7 +236,7 @@ fn header_bytes(headers: &HashMap<String, String>) -> (usize, usize) {
     (bytes, count)
 }
 
-/// Checks the duration of a lease, of the field `what`.
+/// Validates a lease duration that was given in field `what`.
 pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), String> {
     if lease < Duration::from_millis(100) || lease > max {
         let lease = humantime::format_duration(lease);
@@ -245,8 +246,8 @@ pub fn lease_duration(what: &str, lease: Duration, max: Duration) -> Result<(), 
     Ok(())
 }
 
-/// Checks that a payload or a result (`what`) is of the kind that its sender says. An empty one may
-/// be of any kind.
+/// Checks that a payload or a result (`what`) has the encoding that its sender declares. An empty
+/// one may have any encoding.
 pub fn encoding(what: &str, said: Encoding, bytes: &[u8]) -> Result<Encoding, String> {
     let utf8 = || {
         std::str::from_utf8(bytes)
@@ -272,7 +273,7 @@ pub fn encoding(what: &str, said: Encoding, bytes: &[u8]) -> Result<Encoding, St
     }
 }
 
-/// The text of a payload or a result that is nested too deep.
+/// The error message for a payload or a result that is nested too deeply.
 pub(super) fn too_deep(what: &str) -> String {
     format!(
         "{what} has arrays and objects more than {} deep in each other",
@@ -280,7 +281,8 @@ pub(super) fn too_deep(what: &str) -> String {
     )
 }
 
-/// Checks headers. Workers pass them on to places where line ends and names have a meaning.
+/// Validates headers. Workers may pass them on to places where line breaks and names are
+/// significant.
 fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), String> {
     let (bytes, count) = header_bytes(headers);
     if bytes > rules.max_headers_bytes {
@@ -304,7 +306,7 @@ fn headers(headers: &HashMap<String, String>, rules: &TaskRules) -> Result<(), S
     Ok(())
 }
 
-/// Checks a given traceparent.
+/// Validates a traceparent that a caller gave.
 fn traceparent(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Ok(());

@@ -18,7 +18,8 @@ use crate::{
     store::Store,
 };
 
-/// The boundaries of a round, open and checked, and what the pipelines share. Cheap to clone.
+/// What the pipelines share in a round: the store, the bus and the queue, opened and checked, and
+/// common state. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
     pub settings: Arc<Settings>,

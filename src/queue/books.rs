@@ -15,7 +15,7 @@ use crate::{
     redis_pool::{Batch, Call, Connection, scripts},
 };
 
-/// Shards of a cluster that are asked at once.
+/// How many shards of a cluster are asked concurrently.
 const OF_A_CLUSTER: usize = 64;
 
 /// The counts of a shard.
@@ -37,8 +37,9 @@ pub struct Holding {
 }
 
 impl Shards {
-    /// The counts of these shards, in order; `None`: Redis has no generation for it. One exchange
-    /// where that is possible. An error that is not of one shard ends the call.
+    /// Returns the counts of these shards, in order; `None` for a shard without a generation in
+    /// Redis. Uses one exchange if possible. An error that concerns more than one shard ends the
+    /// call.
     pub async fn holdings(&self, shards: &[ShardId]) -> Result<Vec<Result<Option<Holding>>>> {
         let call = |shard: &ShardId| self.reach(shard).call(&scripts::BOOKS);
         let answers = self.ask_all(shards, call).await?;

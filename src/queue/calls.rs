@@ -1,4 +1,4 @@
-//! The calls that callers share: each takes what the combiner has gathered.
+//! The calls that combine callers: each takes what the combiner has gathered.
 
 use std::{
     fmt::Write as _,
@@ -30,24 +30,24 @@ use crate::{
     wire::{self, frame_report},
 };
 
-/// Elements that one claim looks at, at most, before it answers `more`.
+/// The most elements that one claim checks before it returns `more`.
 const SCAN_BUDGET: usize = 2000;
-/// Tasks and requests in one script call, at most: far below what Lua's stack holds.
+/// The most tasks and requests in one script call: far below what Lua's stack holds.
 pub(super) const MAX_COMBINED: usize = 1000;
-/// Bytes that the answer to one call may have, about. While Redis writes it, no other caller is
+/// About how many bytes the answer to one call may have. While Redis writes it, no other caller is
 /// served.
 const CALL_BYTES: usize = 16 << 20;
-/// Leases of a shard that may be out at full memory. With none, a Redis in which everything waits
-/// would stay full.
+/// How many leases of a shard may be out when memory is full. With none, a Redis in which all tasks
+/// wait would stay full.
 pub(super) const LEASES_AT_FULL_MEMORY: usize = 16;
-/// Bytes in a shard's outbox at which completions are refused. Workers that hold leases when claims
-/// pause have room for their reports.
+/// The bytes in a shard's outbox from which completions are refused. It is far more than where
+/// claims pause, so that workers that hold leases by then can still report.
 const OUTBOX_MAX_BYTES: usize = 4 * OUTBOX_FULL_BYTES;
 
 /// The bytes that a frame adds to a small report.
 const FRAME: usize = 4;
 
-/// The way to a shard's scripts.
+/// What is needed to call a shard's scripts.
 #[derive(Clone)]
 pub(super) struct Reach {
     pub(super) redis: Redis,
@@ -83,23 +83,24 @@ pub(super) async fn claim(
 
 /// The outcome of a claim.
 pub(super) struct Outcome {
-    /// By caller.
+    /// One per caller.
     pub(super) granted: Vec<Granted>,
     /// The claim left no element.
     pub(super) is_drained: bool,
 }
 
-/// A claim of several callers, without its answer.
+/// A claim for several callers that has not been answered yet.
 pub(super) struct Claiming {
     reach: Reach,
     cache: Arc<ShardCache>,
     release: mpsc::UnboundedSender<Undelivered>,
     requests: Vec<Claim>,
-    /// The deliveries that it reports.
+    /// The deliveries that this call reports.
     delivered: Vec<u64>,
-    /// The offers before it.
+    /// The number of offers before this call.
     offers: u64,
-    /// The number before its first grant, so that nobody guesses the token of another worker's lease.
+    /// The number before its first grant, which is random so that nobody can guess the token of
+    /// another worker's lease.
     secret: Option<u64>,
 }
 
@@ -108,7 +109,7 @@ pub(super) struct Claiming {
 fn secret() -> u64 {
     const LEAST: u64 = 100_000_000_000_000;
     const RANGE: u64 = 820_000_000_000_000;
-    // Bits of the upper half say the version of the UUID.
+    // The upper half contains the version of the UUID, so take the lower one.
     let random = Uuid::new_v4().as_u64_pair().1;
     LEAST + (random & (u64::MAX >> 2)) % RANGE
 }
@@ -165,16 +166,16 @@ impl Claiming {
         call
     }
 
-    /// Treats the shard as empty, so that its callers go on waiting, and wake nobody in vain.
+    /// Treats the shard as empty, so that its callers keep waiting, and wake nobody in vain.
     pub(super) fn give_up(self) -> Result<Outcome> {
         self.cache.put_back_delivered(self.delivered);
         self.cache.note_drained(self.offers);
-        // The next look asks all the same.
+        // This makes the next pass ask the shard all the same.
         self.cache.note_offer();
         Err(Error::NoGeneration)
     }
 
-    /// Reads the answer to [`Self::call`]; at full memory asks for less.
+    /// Reads the answer to [`Self::call`]. If memory is full, claims again for fewer tasks.
     pub(super) async fn finish(self, mut answer: Result<Value>) -> Result<Outcome> {
         if let Err(Error::Limited) = answer {
             self.cache.note_limited();
@@ -240,7 +241,7 @@ impl Claiming {
     }
 }
 
-/// The wishes of a request, in one text: most requests of a call have the same.
+/// The parameters of a request as one text, because most requests of a call have the same.
 fn ask_text(request: &Claim, max_tasks: usize, secret: Option<u64>) -> String {
     let lease_ms = request.lease.map_or(0, ms);
     let priority = request.priority.map_or(0, |priority| priority as u8);
@@ -250,7 +251,7 @@ fn ask_text(request: &Claim, max_tasks: usize, secret: Option<u64>) -> String {
         u8::from(request.is_first)
     );
     if let Some(secret) = secret {
-        // A `String` takes all that is written.
+        // Writing to a `String` cannot fail.
         write!(text, " {secret}").ok();
     }
     text
@@ -376,7 +377,7 @@ async fn ask_complete(
         &scripts::COMPLETE
     };
     let mut call = reach.call(script).of_items(completions.len());
-    // The call has once the parts that the items share.
+    // The parts that the items share are sent once.
     let generation = completions.first().map_or(0, |item| item.token.generation);
     let ids: Vec<u8> = completions
         .iter()
@@ -395,7 +396,7 @@ async fn ask_complete(
     for item in completions {
         number(frame_report(&item.report, &mut frames));
     }
-    // A worker mostly completes together what it got together.
+    // Tasks that a worker got together are mostly completed together.
     let runs =
         || completions.chunk_by(|a, b| a.token.grant == b.token.grant && a.worker == b.worker);
     runs().for_each(|run| number(run.len()));

@@ -13,7 +13,7 @@ use crate::model::{LeaseToken, ShardId, TaskId};
 
 /// The head of a body: priority, max_attempts, lease (`wire::body_blob`).
 const HEAD_BYTES: usize = 9;
-/// Beside the priorities that have elements: a worker rests from a task.
+/// The bit next to those of the priorities with elements: a worker rests from a task.
 const RESTS: u8 = 8;
 
 #[derive(Default)]
@@ -21,19 +21,19 @@ pub(super) struct Claimed {
     generation: u64,
     /// Redis's clock, to which a lease is added.
     pub(super) now_unix_ms: i64,
-    /// Of the next request with tasks.
+    /// The grant of the next request with tasks.
     grant: u64,
     ids: Vec<TaskId>,
     bodies: std::vec::IntoIter<Value>,
     counts: std::vec::IntoIter<Value>,
-    /// Places of requests whose scan ended at a bound of the call.
+    /// The indices, from 1, of requests whose scan ended at a limit of the call.
     with_more: Vec<usize>,
-    /// By place in `ids`, from 1: attempts other than the first.
+    /// The attempts other than the first, by index in `ids`, from 1.
     attempts: HashMap<usize, u32>,
     place: usize,
-    /// Tokens say when their leases were given.
+    /// The tokens contain the times at which their leases were given.
     pub(super) tells_time: bool,
-    /// The priorities that have elements, as a peek answers them; `None`: not known.
+    /// The priorities that have elements, in the format of a peek; `None` if not known.
     pub(super) left: Option<u8>,
     /// Claims pause, or one of the workers rests from a task: nothing wakes the callers when that
     /// is over.
@@ -106,7 +106,7 @@ impl Claimed {
         })
     }
 
-    /// The call had this secret, so its grants begin after it.
+    /// Sets the first grant, if the call was made with this secret.
     pub(super) fn with_secret(self, secret: Option<u64>) -> Self {
         match secret {
             Some(secret) => Self {
@@ -117,8 +117,8 @@ impl Claimed {
         }
     }
 
-    /// The leases of the next request, which asked for leases of this length (`None`: the tasks'
-    /// own).
+    /// Returns the leases of the next request, which asked for leases of this length, or of the
+    /// tasks' own if `None`.
     pub(super) fn next_request(
         &mut self,
         shard: &ShardId,
@@ -134,7 +134,7 @@ impl Claimed {
             let id = *self.ids.get(self.place).ok_or_else(missing)?;
             let body = self.bodies.next();
             self.place += 1;
-            // The script leases no task whose body is damaged.
+            // The body is damaged: the script has not leased this task.
             let body = if matches!(body, Some(Value::Nil)) {
                 continue;
             } else {
@@ -172,7 +172,7 @@ impl Claimed {
         Ok(leased)
     }
 
-    /// Whether the request at this place (from 0) has to ask again.
+    /// Returns whether the request at this index (from 0) has to ask again.
     pub(super) fn has_more(&self, place: usize) -> bool {
         self.with_more.contains(&(place + 1))
     }

@@ -24,21 +24,23 @@ use crate::{
     runtime::{Beat, tick_after},
 };
 
-/// How long deliveries gather before the next tick reports them, where no claim takes them along.
+/// How long deliveries gather before they are reported at the next tick, unless a claim reports
+/// them before.
 const DELIVERIES_GATHER: Duration = Duration::from_millis(30);
 
-/// How long after an error they are reported again.
+/// How long to wait after an error before they are reported again.
 const DELIVERIES_AGAIN: Duration = Duration::from_secs(1);
 
 /// Leases that wait for a call of their shard, so that one shard that hangs holds up no other.
 #[derive(Default)]
 struct Releases {
-    /// Of the shards with a call under way.
+    /// For each shard with a call in flight, the leases that wait.
     waiting: HashMap<ShardId, Vec<Rejection>>,
 }
 
 impl Releases {
-    /// The leases that may be released now; `None`: they wait for the call of their shard.
+    /// Returns the leases that may be released now; `None` if they wait for the shard's call in
+    /// flight.
     fn begin(&mut self, shard: &ShardId, items: Vec<Rejection>) -> Option<Vec<Rejection>> {
         if let Some(waiting) = self.waiting.get_mut(shard) {
             waiting.extend(items);
@@ -48,7 +50,8 @@ impl Releases {
         Some(items)
     }
 
-    /// A call of the shard is over. The leases that have waited for it, as many as one call takes.
+    /// Ends a call of the shard. Returns the leases that have waited for it, up to one call's
+    /// worth.
     fn next(&mut self, shard: &ShardId) -> Option<Vec<Rejection>> {
         let waiting = self.waiting.get_mut(shard)?;
         if waiting.is_empty() {
@@ -61,8 +64,8 @@ impl Releases {
 }
 
 impl WorkerQueue {
-    /// Releases what could not be delivered and reports what was; at the stop, what is left when
-    /// nobody claims any more (`claims_end`). Runs once.
+    /// Releases what could not be delivered, and reports what was. At the stop, waits until nobody
+    /// claims any more (`claims_end`), and handles what is left. Runs once.
     pub async fn settle_deliveries(
         &self,
         beat: &Beat,
@@ -101,7 +104,8 @@ impl WorkerQueue {
                 }
                 Some(shard) = reporting.next() => {
                     are_reporting.remove(&shard.id);
-                    // Of deliveries since then the loop has heard already, and passed them by.
+                    // The loop has been notified of deliveries since then already, and has skipped
+                    // them.
                     if shard.cache.has_delivered() {
                         self.delivered().notify_one();
                     }
@@ -110,7 +114,7 @@ impl WorkerQueue {
             }
         }
         claims_end.await;
-        // A claim goes on without its caller, and leases for nobody.
+        // A claim continues without its caller, and its leases are for nobody.
         self.drained().await;
         loop {
             while let Ok((shard, items)) = released.try_recv() {
@@ -129,8 +133,8 @@ impl WorkerQueue {
         self.report_deliveries().await;
     }
 
-    /// Reports the deliveries of a shard. After an error it waits for a moment before its shard has
-    /// its next turn.
+    /// Reports the deliveries of a shard. After an error waits for a moment, before the shard may
+    /// get its next turn.
     async fn report_or_wait(&self, shard: Arc<Shard>, stop: &CancellationToken) -> Arc<Shard> {
         if self.report_delivered(&shard).await.is_err() {
             stop.run_until_cancelled(tokio::time::sleep(DELIVERIES_AGAIN))
@@ -140,19 +144,19 @@ impl WorkerQueue {
     }
 
     async fn release(&self, shard: ShardId, items: Vec<Rejection>) -> ShardId {
-        // At an error the leases run out by themselves: later, and at no cost.
+        // After an error the leases run out: later, and at no cost.
         if let Err(error) = self.reject(&shard, &items, &[Duration::ZERO]).await {
             tracing::warn!(%shard, "could not give back {} undelivered leases of {shard}: {error}", items.len());
         }
         shard
     }
 
-    /// Reports the deliveries that no claim has taken along; whether all are reported.
+    /// Reports the deliveries that no claim has reported. Returns whether all are reported now.
     pub async fn report_deliveries(&self) -> bool {
         let mut all = true;
         for shard in self.all() {
             if let Err(error) = self.report_delivered(&shard).await {
-                // A lease of theirs that runs out costs nothing.
+                // If such a lease runs out, it costs its task no attempt.
                 tracing::debug!(shard = %shard.id, "could not report deliveries of {}: {error}", shard.id);
                 all = false;
             }

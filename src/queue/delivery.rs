@@ -16,9 +16,10 @@ pub(super) type Undelivered = (ShardId, Vec<Rejection>);
 /// The answer to a claim.
 pub struct Granted {
     pub tasks: Vec<Leased>,
-    /// The scan ended at its bound: ask again before waiting.
+    /// The scan ended at its limit: ask again before waiting.
     pub more: bool,
-    /// How many tasks were left out because their deadline has passed. Others may be behind them.
+    /// How many tasks were left out because their deadline has passed. There may be others after
+    /// them.
     pub overdue: usize,
     /// Nothing wakes the caller when there is more for it, so ask again in a moment.
     pub again_soon: bool,
@@ -38,7 +39,7 @@ impl Granted {
         self.tasks.iter().map(|task| task.body.len()).sum()
     }
 
-    /// The tasks, taken as delivered.
+    /// Marks the tasks as delivered and returns them.
     pub fn deliver(self) -> Vec<Leased> {
         self.delivery.delivered();
         self.tasks
@@ -47,9 +48,9 @@ impl Granted {
 
 /// Leases on their way to their worker.
 ///
-/// Dropped before [`Delivery::delivered`], it releases them at no cost, because no worker has seen
-/// them. A process that dies in between costs nothing either: the lease runs out, and its grant is
-/// known as undelivered.
+/// If dropped before [`Delivery::delivered`], releases them at no cost, because no worker has seen
+/// them. If the process dies in between, that costs nothing either: the lease runs out, and its
+/// grant is known to be undelivered.
 pub struct Delivery {
     pub(super) worker: WorkerName,
     pub(super) leases: Vec<(TaskId, LeaseToken)>,
@@ -83,7 +84,7 @@ impl Delivery {
         drop(self.release.send((self.shard.clone(), back.collect())));
     }
 
-    /// The worker has the leases: their failures count from now on.
+    /// Records that the worker has the leases: their failures count from now on.
     pub fn delivered(mut self) {
         if let Some((_, token)) = self.leases.first() {
             self.cache.note_delivered(token.grant);
@@ -109,7 +110,7 @@ impl Drop for Delivery {
                 limit: Default::default(),
             }
         });
-        // The receiver goes last, when no call is under way. Without one the leases run out.
+        // The receiver is dropped last, when no call is in flight. Without it the leases run out.
         drop(self.release.send((self.shard.clone(), back.collect())));
     }
 }

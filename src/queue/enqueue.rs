@@ -1,4 +1,4 @@
-//! For the fanout: shards are opened, tasks go in.
+//! The fanout's side of the queue: opens shards, and enqueues tasks.
 
 use std::{fmt::Write as _, ops::Deref};
 
@@ -18,7 +18,7 @@ use crate::{
     wire::{is_limited, without_deadline},
 };
 
-/// Shards of one call, at most.
+/// The most shards in one call.
 pub(super) const AT_ONCE: usize = 1000;
 
 /// The fanout's side of the queue.
@@ -34,7 +34,7 @@ impl Deref for Enqueuer {
 }
 
 impl Enqueuer {
-    /// Opens shards, each in its generation, all at once.
+    /// Opens shards, each in its generation, all concurrently.
     pub async fn open_shards(
         &self,
         shards: &[(ShardId, u64)],
@@ -49,7 +49,7 @@ impl Enqueuer {
         Ok(())
     }
 
-    /// Puts the tasks in. A caller that waits for them claims in the same exchange
+    /// Enqueues the tasks. If a caller waits for them, its claim goes in the same exchange
     /// ([`super::riding`]).
     pub async fn enqueue(&self, shard: &ShardId, batch: &Enqueue<'_>) -> Result<Enqueued> {
         let since = self.announcer().now_unix_ms();
@@ -149,8 +149,8 @@ impl Enqueuer {
         call
     }
 
-    /// Tasks that are queued now, or that wait for their time. Where some were known, the answer
-    /// does not say which.
+    /// Announces tasks that are queued now, or that wait for their time. If some were known, the
+    /// answer does not say which, so their status is unknown.
     fn announce_enqueued(&self, shard: &ShardId, tasks: &[EnqueueTask], added: usize, since: i64) {
         let enqueued = tasks.iter().map(|task| {
             let status = if task.not_before_unix_ms > since {
@@ -163,8 +163,8 @@ impl Enqueuer {
         self.announcer().announce(&shard.queue, since, enqueued);
     }
 
-    /// Forgets how far the shard has read `pipeline`, because its offsets come a second time. Only
-    /// the owner of the partition may do it.
+    /// Forgets how far the shard has read `pipeline`, because the bus assigns its offsets a second
+    /// time. Only the owner of the partition may call this.
     pub async fn rewind(&self, shard: &ShardId, epoch: u64) -> Result<()> {
         self.call(&scripts::REWIND, shard, 1, |call| {
             call.arg(epoch);
@@ -207,13 +207,13 @@ impl Enqueued {
     }
 }
 
-/// The tasks as `lua/enqueue.lua` takes them: what Redis stores as it is in a row, then what few
-/// tasks have.
+/// Adds the tasks as `lua/enqueue.lua` takes them: first what Redis stores unchanged for all of
+/// them, then what only few tasks have.
 fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
     let mut offsets = String::new();
     for task in tasks {
         let space = if offsets.is_empty() { "" } else { " " };
-        // A String takes all that is written to it.
+        // Writing to a `String` cannot fail.
         write!(offsets, "{space}{}", task.offset).ok();
     }
     let most_replicas = tasks.first().map_or(1, |task| task.replicas.max(1));
@@ -223,8 +223,7 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
         .arg(tasks.len());
     for task in tasks {
         call.arg(task.id.as_bytes());
-        // A task that was sent again has no deadline. Its body may be an earlier one, which has
-        // one.
+        // A task that was sent again has no deadline, but its body may be an earlier one that has.
         match task.epoch {
             0 => call.arg(&task.body[..]),
             _ => call.arg(&without_deadline(&task.body)[..]),
@@ -244,9 +243,9 @@ fn argue(call: &mut Call, tasks: &[EnqueueTask], again: bool) {
 }
 
 impl Shards {
-    /// Gives a shard this generation if it has none or an earlier one, in one step with an empty
-    /// state: records of `pipeline` up to `offset` count as enqueued, and the entries of its outbox
-    /// stay. Does nothing when the shard has this generation or a later one.
+    /// Opens a shard in this generation, unless it has this one or a later one already. In the same
+    /// step its state is emptied, except for the outbox, and records of `pipeline` up to `offset`
+    /// count as enqueued.
     pub(super) async fn open(
         &self,
         shard: &ShardId,

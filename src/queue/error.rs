@@ -31,7 +31,7 @@ pub enum Error {
     WakesClosed,
     #[error("no answer on the wake channel")]
     WakesSilent,
-    /// Redis has made the change, and not yet copied it as the settings ask. The same call again
+    /// Redis has made the change, but not yet copied it as the settings require. Repeating the call
     /// waits again.
     #[error(transparent)]
     NotDurable(#[from] Shortfall),
@@ -56,8 +56,8 @@ impl Error {
         matches!(self, Self::Redis(error) if error.code() == Some("OOM"))
     }
 
-    /// True if Redis has answered that it cannot do the call with the keys of this shard. Other
-    /// shards are not concerned.
+    /// Returns whether Redis has answered that it cannot do the call with the keys of this shard.
+    /// Other shards are not affected.
     pub fn is_of_shard(&self) -> bool {
         match self {
             Self::Answer(_) => true,
@@ -71,7 +71,7 @@ impl LoopError for Error {}
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A lease cannot outlive its shard: where Redis lost the shard, every token is void.
+/// A lease cannot outlive its shard: if Redis lost the shard, every token is void.
 pub(super) fn lost_without_generation<T>(answer: Result<T>, lost: impl FnOnce() -> T) -> Result<T> {
     match answer {
         Err(Error::NoGeneration) => Ok(lost()),

@@ -14,7 +14,7 @@ use crate::{
     redis_pool::scripts,
 };
 
-/// Elements of a lane that are looked at for the task's place, at most.
+/// The most elements of a lane that are searched for the task.
 const LOOKED_AT: usize = 20_000;
 
 /// The shard and the task in it.
@@ -29,7 +29,7 @@ pub struct Explained {
     pub outbox_bytes: usize,
     /// Leases of the shard.
     pub leases: usize,
-    /// `None`: Redis has no record of the task.
+    /// `None` if Redis has no record of the task.
     pub record: Option<ExplainedRecord>,
 }
 
@@ -41,7 +41,7 @@ pub struct ExplainedRecord {
     pub failures: u32,
     /// Replicas that wait for their time or their backoff.
     pub waiting: u32,
-    /// 0: live.
+    /// 0 if live.
     pub final_unix_ms: i64,
     /// The task's epoch.
     pub epoch: u32,
@@ -55,8 +55,8 @@ pub struct ExplainedRecord {
     pub bar: Option<Ineligibility>,
     /// The only worker that may get it, and until when.
     pub reserved: Option<(String, i64)>,
-    /// Elements of its priority that a claim meets before the task's. `None`: it has none, or it is
-    /// farther away than [`LOOKED_AT`].
+    /// How many elements of its priority a claim meets before the task's. `None` if it has none, or
+    /// is farther away than [`LOOKED_AT`].
     pub before: Option<u64>,
     /// How many of `before` the worker has yet to pass.
     pub before_worker: Option<u64>,
@@ -82,9 +82,9 @@ pub struct BehindLimit {
 pub struct TaskLease {
     pub worker: String,
     pub expires_unix_ms: Option<i64>,
-    /// taskd knows that the worker has it.
+    /// Whether taskd knows that the worker has it.
     pub is_delivered: bool,
-    /// When it was claimed; `None`: it was extended, or has not the task's own length.
+    /// When it was claimed; `None` if it was extended, or has another length than the task's own.
     pub since_unix_ms: Option<i64>,
 }
 
@@ -111,7 +111,7 @@ pub enum Ineligibility {
     Rests,
 }
 
-/// The bound at which a shard gives no worker anything.
+/// Why a shard gives nothing to any worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The shard's outbox is full: the bus takes no reports.
@@ -121,7 +121,7 @@ pub enum Pause {
 }
 
 impl Explained {
-    /// Why the shard gives no worker anything now. `claim.lua` gets the same bounds.
+    /// Returns why the shard gives nothing to any worker now. `claim.lua` gets the same limits.
     pub fn pause(&self, is_memory_full: bool) -> Option<Pause> {
         if self.outbox >= OUTBOX_FULL || self.outbox_bytes >= OUTBOX_FULL_BYTES {
             return Some(Pause::Outbox);
@@ -147,7 +147,7 @@ impl ExplainedRecord {
 }
 
 impl Shards {
-    /// One task of the shard, for this worker or for one that never had it.
+    /// Returns one task of the shard, as it is for this worker, or for one that never had it.
     pub async fn explain(
         &self,
         shard: &ShardId,
@@ -231,7 +231,7 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
     })
 }
 
-/// A flat list of groups of values.
+/// Reads a flat list of groups of values.
 fn groups<const N: usize, T>(
     value: Option<Value>,
     read: impl Fn([Value; N]) -> Result<T>,
@@ -243,7 +243,7 @@ fn groups<const N: usize, T>(
     groups.map(read).collect()
 }
 
-/// A text that may have been cut inside a character.
+/// Reads a text that may have been cut inside a character.
 fn lossy(value: Value) -> Result<String> {
     Ok(String::from_utf8_lossy(&bytes(Some(value))?).into_owned())
 }

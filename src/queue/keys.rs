@@ -79,18 +79,18 @@ impl ShardKeys {
     }
 }
 
-/// The key without which a shard does not exist.
+/// The name of the key without which a shard does not exist.
 pub(super) fn generation(prefix: &str, shard: &ShardId) -> String {
     format!("{prefix}:{{{shard}}}:{GENERATION}")
 }
 
-/// The channel on which scripts publish the name of a queue that has something to hand out. Behind
-/// a mark (`!`, `?`, `~`, `%`) it carries what sessions hear; `lua/README.md` lists the marks.
+/// The channel on which scripts publish the name of a queue that has something to claim. Messages
+/// that begin with a mark (`!`, `?`, `~`, `%`) are for sessions; `lua/README.md` lists the marks.
 pub fn wake_channel(prefix: &str) -> String {
     format!("{prefix}:wake")
 }
 
-/// The queues that somebody watches, by the ends of their leases.
+/// The queues that are watched, ordered by the ends of their leases.
 pub fn watched(prefix: &str) -> String {
     format!("{prefix}:watched")
 }

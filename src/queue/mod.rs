@@ -1,5 +1,5 @@
-//! The queue in Redis: which tasks wait, which worker holds each of the others until when, and which
-//! workers were credited for it.
+//! The queue in Redis: which tasks wait, which worker holds each of the others and until when, and
+//! which workers were credited for them.
 //!
 //! Each step that moves a task is one atomic script of `lua/`. This module names the keys, calls the
 //! scripts, and combines the calls of many callers into few exchanges with Redis.
@@ -112,8 +112,8 @@ impl Queue {
         Self::of_process(redis, Uuid::new_v4().to_string())
     }
 
-    /// `process` is a name that no other living process has. A process under the name of a dead one
-    /// has its leases.
+    /// `process` is a name that no other living process has. A process with the name of a dead one
+    /// takes over its leases.
     pub fn of_process(redis: Redis, process: String) -> Self {
         Self::with_clock(redis, process, Clock::of_this_machine())
     }
@@ -131,8 +131,8 @@ impl Queue {
         }
     }
 
-    /// Hears what is put into queues. Workers' calls wait for it, and loops leave out shards of
-    /// which they hear nothing.
+    /// Listens for what is put into queues. Workers' calls depend on it, and loops leave out shards
+    /// of which nothing is heard.
     pub fn start_listening(&self, supervisor: &Supervisor) {
         supervisor.spawn_loop("wakes", self.shards.clone(), |of, cx| async move {
             of.listen(&cx).await

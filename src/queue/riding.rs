@@ -1,5 +1,5 @@
-//! Claims in the same exchange with Redis that puts a task into a lane, if a caller waits for one:
-//! the claim *rides* on the other script.
+//! If a caller waits for a task, its claim goes in the same exchange with Redis as the script that
+//! puts a task into a lane: the claim *rides* on that script.
 //!
 //! Redis runs both scripts one right after the other, and waits for the disk once. So a task that
 //! arrives alone costs one exchange and one fsync less, and its worker need not be woken by a
@@ -7,8 +7,8 @@
 //!
 //! Each script is a step of its own, as if the claim had come a moment later, so a crash leaves
 //! nothing that a claim alone would not leave. If only the first one ran, the task waits in its
-//! lane. If the answer is lost, the callers wait on, and the leases are undelivered, and cost
-//! nothing when they run out.
+//! lane. If the answer is lost, the callers keep waiting, and the leases are undelivered, which
+//! costs nothing when they run out.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,25 +30,25 @@ use crate::{
     redis_pool::{Batch, Call},
 };
 
-/// How long a wake is tried after an exchange whose answer was lost, and the pause between the
-/// tries. A process that hears nothing of Redis for longer wakes all of its callers when it listens
-/// again.
+/// For how long to retry a wake after an exchange whose answer was lost, and the pause between the
+/// retries. If a process does not hear from Redis for longer, it wakes all of its callers when it
+/// listens again.
 const WAKE_WITHIN: Duration = Duration::from_secs(2);
 const WAKE_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Callers that wait for what a script offers.
 struct Riders {
     shard: Arc<Shard>,
-    /// Other callers gather until the exchange is over.
+    /// Makes other callers gather until the exchange is over.
     held: CombinerHold<Claim, Granted>,
     claiming: Claiming,
     askers: Askers<Granted>,
 }
 
 impl Shards {
-    /// Calls a script that puts tasks of the shard into its lanes; `likely` if it will. `call`
-    /// makes the call with the message that wakes callers. `count` tells how many tasks the answer
-    /// has put there, at most.
+    /// Calls a script that puts tasks of the shard into its lanes; `likely` if it probably will.
+    /// `call` makes the call with the message that wakes callers. `count` returns at most how many
+    /// tasks were put there, given the answer.
     pub(super) async fn offer<T: Send + 'static>(
         &self,
         id: &ShardId,
@@ -60,7 +60,7 @@ impl Shards {
         let riders = if likely { self.riders(id).await } else { None };
         match riders {
             Some(riders) => {
-                // This process has woken its caller already.
+                // This process has already woken its caller.
                 let wake = WakeMessage {
                     queue: id.queue.clone(),
                     not_for: Some(self.process().to_owned()),
@@ -81,10 +81,11 @@ impl Shards {
         }
     }
 
-    /// Wakes a caller that waits for the queue, and lets it ask. `None` if nobody did.
+    /// Wakes a caller that waits for the queue, and lets it make its request. Returns `None` if
+    /// nobody did.
     ///
-    /// Not where a caller would look at other shards first. And not on a cluster: what becomes of a
-    /// pipeline whose slot moves is not known.
+    /// Does nothing if a caller would ask other shards first, or on a cluster, where the outcome of
+    /// a pipeline whose slot moves is not known.
     async fn riders(&self, id: &ShardId) -> Option<Riders> {
         if self.is_cluster() || !self.wakes().is_awaited(&id.queue) || self.is_paused(&id.queue) {
             return None;
@@ -97,10 +98,10 @@ impl Shards {
             .next()
             .filter(|_| others.iter().all(|other| other.is_drained()))?;
         let held = shard.claims.hold()?;
-        // First, so that the caller does not take the shard for empty.
+        // First, so that the caller does not consider the shard empty.
         shard.offered();
         self.wakes().wake_one(&id.queue);
-        // The runtime runs a task that was woken here before it comes back.
+        // Yield: the runtime runs a task that was just woken before it returns here.
         tokio::task::yield_now().await;
         let (claims, askers) = held.gathered()?;
         let claiming = shard.claiming(claims);
@@ -122,8 +123,8 @@ impl Shards {
     ) -> Result<T> {
         let (answer, answered) = oneshot::channel();
         let shards = self.clone();
-        // Not in the caller's own future: it may be dropped, and the riders wait for this exchange,
-        // too.
+        // In a task of its own, because the caller's future may be dropped, and the riders wait for
+        // this exchange, too.
         self.calls().spawn(async move {
             let Riders {
                 shard,
@@ -167,8 +168,7 @@ impl Shards {
             drop(answer.send(offered));
             drop(held);
             if is_lost {
-                // Redis may have run it, and this process does not read the message of its own
-                // wake.
+                // Redis may have run it, and this process ignores the wake that names it.
                 let wake = shards.wake_when_redis_answers(&shard.id.queue);
                 drop(tokio::time::timeout(WAKE_WITHIN, wake).await);
             }
@@ -185,10 +185,10 @@ impl Shards {
     }
 }
 
-/// True if something may be left of what was offered.
+/// Returns whether something may be left of what was offered.
 ///
-/// Then somebody has to be woken, as by the message that this process does not read: the caller
-/// that was woken before may have looked too early, and the riders be others.
+/// Then somebody has to be woken, as by the message that this process ignores: the caller that was
+/// woken before may have asked too early, and the riders may be others.
 fn leaves_something(offered: usize, outcome: &Result<Outcome>) -> bool {
     let (taken, is_drained) = outcome.as_ref().map_or(
         (0, false),
@@ -197,8 +197,8 @@ fn leaves_something(offered: usize, outcome: &Result<Outcome>) -> bool {
              is_drained,
          }| (granted.iter().map(Granted::len).sum(), *is_drained),
     );
-    // If Redis did not know the first script, it runs after the claim. If that claim took as many
-    // other tasks, the offer waits for the next wake. This happens at most once after each start of
-    // Redis.
+    // If Redis did not know the first script, it is run again, after the claim. If that claim took
+    // as many other tasks, the offer waits for the next wake. This happens at most once after each
+    // start of Redis.
     offered > 0 && (!is_drained || taken < offered)
 }

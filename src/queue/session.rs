@@ -1,4 +1,4 @@
-//! The end of a session's leases.
+//! Ends the leases of a session.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     redis_pool::scripts,
 };
 
-/// Leases that go in one call.
+/// The most leases in one call.
 const AT_ONCE: usize = 500;
 
 /// A lease of a session that ended.
@@ -22,35 +22,35 @@ pub struct EndedLease {
     pub id: TaskId,
     pub token: LeaseToken,
     pub worker: WorkerName,
-    /// The last deadline that the session knows. A lease with another one stays.
+    /// The last deadline that the session knows. A lease with another deadline is left alone.
     pub deadline_unix_ms: i64,
     pub started: Started,
 }
 
-/// Whether the worker had begun with a task: then its end is a failure.
+/// Whether the worker had started a task: then the end of its lease is a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Started {
     No,
-    /// Nobody knows. It counts if the task has reached the worker.
+    /// Not known. The end counts as a failure if the task has reached the worker.
     Perhaps,
     Yes,
 }
 
-/// The outcome of the end of a lease for its task.
+/// What the end of a lease means for its task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseEnd {
-    /// The lease was over, or was extended elsewhere.
+    /// The lease was already over, or was extended elsewhere.
     None,
     /// The task is offered again, at no cost.
     Offered,
-    /// The end was a failure: the task waits for the backoff, …
+    /// The end counted as a failure: the task waits for its backoff, …
     Failed,
     /// … or is dead.
     Dead,
 }
 
 impl WorkerQueue {
-    /// Ends leases of one shard; answers per lease.
+    /// Ends leases of one shard. Returns one outcome per lease.
     pub async fn end_leases(
         &self,
         shard: &ShardId,

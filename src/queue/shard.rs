@@ -17,19 +17,19 @@ use super::{
 };
 use crate::{model::ShardId, redis_pool::Redis, runtime::Clock};
 
-/// Shared by the shards of a process.
+/// What the shards of a process share.
 pub(super) struct Process {
     pub(super) redis: Redis,
     pub(super) clock: Clock,
-    /// Leases that were not delivered go here.
+    /// Takes leases that were not delivered.
     pub(super) release: mpsc::UnboundedSender<Undelivered>,
-    /// Some shard has deliveries to report.
+    /// Notified when a shard has deliveries to report.
     pub(super) delivered: Arc<Notify>,
     pub(super) awake: Arc<ActiveShards>,
-    /// Calls under way.
+    /// Calls in flight.
     pub(super) calls: TaskTracker,
     pub(super) history: Arc<History>,
-    /// Grants cannot be guessed.
+    /// Whether grants are random, so that they cannot be guessed.
     pub(super) secret_grants: Arc<AtomicBool>,
     pub(super) limits: Arc<Limits>,
 }
@@ -54,7 +54,7 @@ pub struct Shard {
     pub(super) claims: Arc<Combiner<Claim, Granted>>,
     pub(super) completions: Arc<Combiner<Together, Vec<Code>>>,
     pub(super) peeks: Arc<Combiner<(), u8>>,
-    /// The part of the shard that answers to callers keep.
+    /// The part of the shard that answers to callers keep alive.
     pub(super) cache: Arc<ShardCache>,
     reach: Reach,
     release: mpsc::UnboundedSender<Undelivered>,
@@ -76,7 +76,7 @@ impl Shard {
         let completions = {
             let reach = reach.clone();
             let cache = Arc::clone(&cache);
-            // Calls that wait for copies share a connection, on which Redis answers one after the
+            // Calls that wait for replicas share a connection, on which Redis answers one after the
             // other.
             let at_a_time = if reach.redis.durability().is_some() {
                 1
@@ -119,7 +119,7 @@ impl Shard {
         self.reach.clone()
     }
 
-    /// A claim for these callers, which goes with another call.
+    /// Prepares a claim for these callers, which goes in the exchange of another call.
     pub(super) fn claiming(&self, requests: Vec<Claim>) -> Claiming {
         Claiming::begin(
             self.reach.clone(),
@@ -129,24 +129,24 @@ impl Shard {
         )
     }
 
-    /// Something happened in the shard that the next look must see.
+    /// Records a change of the shard that the next snapshot must include.
     pub(super) fn note_due(&self) {
         self.cache.note_due();
     }
 
-    /// Something happened in the shard that makes nothing due sooner.
+    /// Records a change of the shard that makes nothing due sooner.
     pub(super) fn note_work(&self) {
         self.cache.note_work();
     }
 
-    /// Something may have come into its lanes.
+    /// Records that tasks may have been put into the lanes.
     pub(super) fn offered(&self) {
         self.cache.note_offer();
         self.cache.note_work();
     }
 
-    /// True if a claim of this process has just left the lanes empty, and nothing that it knows of
-    /// has come since. A wake tells what other processes put in.
+    /// Returns whether a claim of this process has just left the lanes empty, and nothing has come
+    /// since as far as it knows. If another process adds tasks, a wake tells so.
     pub fn is_drained(&self) -> bool {
         self.cache.is_drained()
     }

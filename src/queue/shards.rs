@@ -34,25 +34,25 @@ use crate::{
     runtime::{Clock, Loop},
 };
 
-/// Some shards, with the offers in each up to a moment.
+/// Some shards, with the number of offers in each at some moment.
 pub struct Offers(Vec<(Arc<Shard>, u64)>);
 
 impl Offers {
-    /// True if claims since then have left the shards of the queue empty. Later offers make
-    /// themselves known.
+    /// Returns whether claims since then have left the shards of the queue empty. Later offers wake
+    /// callers themselves.
     pub fn are_taken(&self, queue: &QueueName) -> bool {
         let mut of_queue = self.0.iter().filter(|(shard, _)| shard.id.queue == *queue);
         of_queue.all(|(shard, offers)| shard.cache.was_drained_after(*offers))
     }
 }
 
-/// The shards of the process. Clones are the same.
+/// The shards of the process. Clones share them.
 #[derive(Clone)]
 pub struct Shards(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     process: Process,
-    /// Names this process to the others.
+    /// The name of this process for the others.
     name: String,
     wakes: Arc<Wakes>,
     pauses: Pauses,
@@ -62,11 +62,12 @@ pub(super) struct Inner {
     pub(super) notices: broadcast::Sender<SessionNotice>,
 }
 
-/// Shards that a server is asked about at once: other callers wait for the exchange.
+/// How many shards a server is asked about at once: other callers wait for the exchange.
 const SHARDS_OF_SERVER: usize = 64;
-/// Shards that a cluster is asked about at once: all callers wait for the node that answers last.
+/// How many shards a cluster is asked about at once: all callers wait for the node that answers
+/// last.
 const SHARDS_OF_CLUSTER: usize = 4096;
-/// The notices that a slow listener may be behind.
+/// How many notices a slow listener may lag behind.
 const NOTICES_BEHIND: usize = 256;
 
 impl Shards {
@@ -102,13 +103,13 @@ impl Shards {
         Self(Arc::new(inner))
     }
 
-    /// Gives out leases whose tokens nobody can guess. Without this, grants are counted, which a
-    /// model can foresee.
+    /// Makes grants random, so that nobody can guess lease tokens. Without this, grants are
+    /// counted, which a model can predict.
     pub fn keep_grants_secret(&self) {
         self.0.process.secret_grants.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for the calls under way.
+    /// Waits for the calls in flight.
     pub async fn drained(&self) {
         self.0.process.calls.close();
         self.0.process.calls.wait().await;
@@ -120,7 +121,7 @@ impl Shards {
         &self.0.wakes
     }
 
-    /// Tells all processes that something happened in the queue.
+    /// Notifies all processes that something happened in the queue.
     pub async fn wake_everywhere(&self, queue: &QueueName) -> Result<()> {
         let mut publish = redis::cmd("PUBLISH");
         publish.arg(self.wake_channel()).arg(queue.as_str());
@@ -146,12 +147,12 @@ impl Shards {
             .await
     }
 
-    /// Hears what is told from now on.
+    /// Returns a receiver for the notices from now on.
     pub fn notices(&self) -> broadcast::Receiver<SessionNotice> {
         self.0.notices.subscribe()
     }
 
-    /// Tells all processes that a session takes over.
+    /// Notifies all processes that a session takes over.
     pub async fn tell_takeover(&self, worker: &WorkerName, session: uuid::Uuid) -> Result<()> {
         let mut publish = redis::cmd("PUBLISH");
         publish
@@ -164,12 +165,12 @@ impl Shards {
         keys::wake_channel(self.prefix())
     }
 
-    /// Tells and hears what becomes of tasks.
+    /// The interface to announce and watch what happens to tasks.
     pub fn announcer(&self) -> &Announcer {
         &self.0.announcer
     }
 
-    // --- which there are
+    // --- known shards
 
     /// The known shards of a queue; none for a queue that never had a task.
     pub fn shards_of(&self, queue: &QueueName) -> Vec<Arc<Shard>> {
@@ -198,11 +199,12 @@ impl Shards {
             of_queue.push(shard);
             of_queue.sort_by_key(|shard| shard.id.number);
         }
-        // A caller that was woken for the shard's first tasks did not see them.
+        // A caller that was woken for the shard's first tasks did not see them, because the shard
+        // was not known yet.
         self.0.wakes.wake(&id.queue);
     }
 
-    /// Forgets a shard that was closed. Callers that are under way find nothing there.
+    /// Forgets a shard that was closed. Calls in flight find nothing there.
     pub fn remove_shard(&self, id: &ShardId) {
         let mut shards = self.0.shards.write();
         if let Some(of_queue) = shards.get_mut(&id.queue) {
@@ -242,21 +244,21 @@ impl Shards {
             })
     }
 
-    /// Something happened in the shard that its next look must see.
+    /// Records a change of the shard that its next snapshot must include.
     pub(super) fn note_due(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.note_due();
         }
     }
 
-    /// Something happened in the shard that makes nothing due sooner.
+    /// Records a change of the shard that makes nothing due sooner.
     pub(super) fn note_work(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.note_work();
         }
     }
 
-    /// The known shards of these queues, with the offers in each so far.
+    /// Returns the known shards of these queues, with the number of offers in each so far.
     pub fn offers(&self, queues: &[QueueName]) -> Offers {
         let shards = queues.iter().flat_map(|queue| self.shards_of(queue));
         Offers(
@@ -266,14 +268,14 @@ impl Shards {
         )
     }
 
-    /// Something may have come into the shard's lanes.
+    /// Records that tasks may have been put into the shard's lanes.
     pub(super) fn offered(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.offered();
         }
     }
 
-    // --- what they have
+    // --- what they contain
 
     pub async fn stats(&self, shard: &ShardId) -> Result<Stats> {
         stats(self.call(&scripts::STATS, shard, 1, |_| {}).await?)
@@ -290,7 +292,7 @@ impl Shards {
             .collect()
     }
 
-    /// The shard's stored offset with its topic generation, and each task's record.
+    /// Returns the shard's stored offset with its topic generation, and each task's record.
     pub async fn inspect(
         &self,
         shard: &ShardId,
@@ -316,8 +318,8 @@ impl Shards {
         Ok((offset, records))
     }
 
-    /// The stored offset as [`Self::inspect`] answers it, and the places of the tasks of which the
-    /// shard has no record that can be read.
+    /// Returns the stored offset as [`Self::inspect`] does, and the indices of the tasks of which
+    /// the shard has no readable record.
     pub async fn missing(
         &self,
         shard: &ShardId,
@@ -346,7 +348,7 @@ impl Shards {
 
     // --- the scripts
 
-    /// Calls a script that belongs to a shard. `items`: how many go together.
+    /// Calls a script of a shard. `items` is the number of items in the call.
     pub(super) async fn call(
         &self,
         script: &'static Script,
@@ -359,7 +361,7 @@ impl Shards {
         Ok(call.run(&mut self.conn()).await?)
     }
 
-    /// Calls a script of each shard, in few exchanges. Answers in order.
+    /// Calls a script of each shard, in few exchanges. Returns the answers in order.
     pub(super) async fn call_each(
         &self,
         script: &'static Script,
@@ -386,14 +388,14 @@ impl Shards {
     }
 
     pub(super) fn reach(&self, id: &ShardId) -> Reach {
-        // A known shard has the names of its keys.
+        // A known shard has the names of its keys ready.
         self.shard(id)
             .map_or_else(|| self.0.process.reach(id), |shard| shard.reach())
     }
 
     // --- for histories of tasks
 
-    /// The reports of this process for histories of tasks.
+    /// Whether this process reports attempts for the histories of tasks.
     pub fn history(&self) -> &History {
         &self.0.process.history
     }
@@ -404,7 +406,7 @@ impl Shards {
         &self.0.process.limits
     }
 
-    /// Calls under way that no caller owns. A stop waits for them.
+    /// Calls in flight that no caller owns. The stop waits for them.
     pub(super) fn calls(&self) -> &TaskTracker {
         &self.0.process.calls
     }
@@ -415,7 +417,7 @@ impl Shards {
         self.0.process.release.clone()
     }
 
-    /// Leases that were not delivered; once.
+    /// Returns the receiver of leases that were not delivered. Works only once.
     pub(super) fn released(&self) -> Option<mpsc::UnboundedReceiver<Undelivered>> {
         self.0.released.lock().take()
     }

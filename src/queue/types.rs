@@ -20,16 +20,16 @@ use crate::model::{
 pub const OUTBOX_FULL: usize = 10_000;
 pub const OUTBOX_FULL_BYTES: usize = 64 << 20;
 
-/// A task to enqueue, as `pipeline` has it.
+/// A task to enqueue, as `pipeline` contains it.
 #[derive(Clone, Debug)]
 pub struct EnqueueTask {
-    /// On the bus.
+    /// Its offset on the bus.
     pub offset: Offset,
     pub id: TaskId,
     pub replicas: u32,
-    /// 0: at once.
+    /// 0 for at once.
     pub not_before_unix_ms: i64,
-    /// Of `wire::body_blob`.
+    /// As `wire::body_blob` encodes it.
     pub body: Bytes,
     /// Workers that SQL has credited already.
     pub credited: Vec<String>,
@@ -58,27 +58,29 @@ pub enum Source<'a> {
         epoch: u64,
         /// The offset of the last record of this queue before these, if this reader knows it.
         predecessor: Option<Offset>,
-        /// How far the partition was read for this queue once all of these are dealt with.
+        /// How far the partition has been read for this queue when all of these tasks are handled.
         upto: Offset,
-        /// A task of these may have come before.
+        /// One of these tasks may have come before.
         again: bool,
     },
-    /// SQL, where they were stored behind the moment at which the shard had this fence. None was
+    /// SQL, where they were stored after the moment at which the shard had this fence. None was
     /// ever on the bus.
     Store(&'a Fence),
-    /// SQL, where they waited for room. They were read, unfinished, behind the moment at which the
-    /// shard had this fence. The queue may have any of them.
+    /// SQL, where they waited because the queue was full. They were read, unfinished, after the
+    /// moment at which the shard had this fence. The queue may have any of them.
     Waiting(&'a Fence),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Enqueued {
-    /// The first `dealt_with` tasks were dealt with. The queue is full for the next one, if there
-    /// is one.
+    /// The first `dealt_with` tasks were handled. If there are more, the queue is full for the next
+    /// one.
     Done { dealt_with: usize, added: usize },
-    /// Tasks from SQL came with another fence than this one. Nothing was changed.
+    /// Tasks from SQL came with another fence than the shard's, which is this one. Nothing was
+    /// changed.
     Moved(Fence),
-    /// Redis fell back behind the predecessor: read the partition again from behind this offset.
+    /// Redis was set back to before the predecessor: read the partition again, beginning after this
+    /// offset.
     Behind(Option<Offset>),
     /// The partition has another owner, with this epoch. Nothing was changed.
     Fenced(u64),
@@ -90,11 +92,11 @@ pub struct Claim {
     pub worker: WorkerName,
     pub max_tasks: usize,
     pub max_bytes: usize,
-    /// The caller has nothing yet: one task is granted whatever it weighs.
+    /// The caller has nothing yet: it gets one task even if that exceeds `max_bytes`.
     pub is_first: bool,
-    /// Instead of the tasks' own.
+    /// The length of the leases, instead of the tasks' own.
     pub lease: Option<Duration>,
-    /// Only tasks of this priority; `None`: by the shard's own turn.
+    /// Only tasks of this priority; `None` to let the shard choose by its own turn.
     pub priority: Option<Priority>,
 }
 
@@ -106,7 +108,7 @@ pub struct Leased {
     /// Of `wire::body_blob`.
     pub body: Bytes,
     pub expires_unix_ms: i64,
-    /// How long it is.
+    /// The length of the lease.
     pub lease: Duration,
 }
 
@@ -121,7 +123,7 @@ pub struct Completion {
     pub limit: LimitReport,
 }
 
-/// Completions of one caller that one call takes together.
+/// Completions of one caller that go in one call.
 #[derive(Clone)]
 pub(super) struct Together {
     all: Arc<[Completion]>,
@@ -129,8 +131,8 @@ pub(super) struct Together {
 }
 
 impl Together {
-    /// Cuts the completions into parts, each with its weight. Large reports count as many, so that
-    /// an outbox entry stays below some 16 MiB.
+    /// Splits the completions into parts, each with its weight. A large report weighs as much as
+    /// several, so that an outbox entry stays below some 16 MiB.
     pub(super) fn parts(all: &Arc<[Completion]>, max_weight: usize) -> Vec<(Self, usize)> {
         let mut parts = Vec::new();
         let mut start = 0;
@@ -185,13 +187,13 @@ pub enum RejectMode {
 }
 
 impl RejectMode {
-    /// True if it counts no failure.
+    /// Returns whether it counts no failure.
     pub fn is_free(self) -> bool {
         matches!(self, Self::Release | Self::PutOff(_) | Self::Rest(_))
     }
 
-    /// The script offers the task again at once. A backoff of zero does so as well, and this does
-    /// not know it.
+    /// Returns whether the script offers the task again at once. A backoff of zero has the same
+    /// effect, but is not known here.
     pub(super) fn is_at_once(self) -> bool {
         match self {
             Self::Retry(delay) => delay.is_some_and(|delay| delay.as_millis() == 0),
@@ -225,7 +227,7 @@ pub struct Extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     Ok,
-    /// OK as before: nothing was changed.
+    /// The same as before: nothing was changed.
     Repeat,
     LeaseLost,
     AlreadyCompleted,
@@ -282,7 +284,7 @@ pub struct Inspected {
 }
 
 impl Inspected {
-    /// True if the record says how the task ended before it was sent again.
+    /// Returns whether the record shows how the task ended before it was sent again.
     pub fn is_past(&self, epoch: u32) -> bool {
         self.status != RecordStatus::Live && self.epoch < epoch
     }
@@ -305,7 +307,7 @@ pub struct OutboxEntry {
     pub events: Vec<Event>,
     /// Attempts that were rejected, encoded, without their time.
     pub failures: Vec<Bytes>,
-    /// As the scripts count them.
+    /// The size as the scripts count it.
     pub bytes: usize,
 }
 
@@ -319,7 +321,7 @@ pub enum Event {
         attempts: u32,
         dead: bool,
         lease: LeaseNumber,
-        /// When the lease was given; 0: unknown.
+        /// When the lease was given; 0 if unknown.
         leased_unix_ms: i64,
     },
     Died {

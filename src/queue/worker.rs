@@ -1,4 +1,4 @@
-//! For workers: claim, complete, reject, extend.
+//! The workers' side of the queue: claim, complete, reject, extend.
 
 use std::{borrow::Cow, ops::Deref, sync::Arc, time::Duration};
 
@@ -34,7 +34,7 @@ impl Deref for WorkerQueue {
 }
 
 impl WorkerQueue {
-    /// Leases tasks of the shard to the worker. A shard that Redis lost has nothing.
+    /// Leases tasks of the shard to the worker. Grants nothing if Redis lost the shard.
     pub async fn claim(&self, shard: &Shard, claim: Claim) -> Result<Granted> {
         let weight = claim.max_tasks;
         let worker = claim.worker.clone();
@@ -61,7 +61,7 @@ impl WorkerQueue {
                 if let Ok(granted) = &other
                     && !granted.is_empty()
                 {
-                    // Behind the claim, and before the worker knows of it.
+                    // After the claim, and before the worker knows of it.
                     let announcer = self.announcer();
                     let assigned = granted
                         .tasks
@@ -74,11 +74,12 @@ impl WorkerQueue {
         }
     }
 
-    /// The priorities of which the shard has elements, the most urgent first. Elements that are
-    /// spent, or that the caller has done, count too.
+    /// Returns the priorities of which the shard has elements, the most urgent first. Counts
+    /// elements that are spent, or that the caller has done, too.
     ///
-    /// `may_be_known`: an answer of the last second will do, if this process knows of nothing that
-    /// has come since. A caller with many queues takes tasks of few of them at a time.
+    /// `may_be_known`: an answer of the last second is good enough, if nothing has come since as
+    /// far as this process knows. A caller with many queues takes tasks from only a few of them at
+    /// a time.
     pub async fn peek(&self, shard: &Shard, may_be_known: bool) -> Result<Vec<Priority>> {
         let sum = match shard.cache.priorities().filter(|_| may_be_known) {
             Some(known) => known,
@@ -92,7 +93,7 @@ impl WorkerQueue {
             .collect())
     }
 
-    /// Credits the worker. When it answers `Ok`, the report is as durable as Redis.
+    /// Credits the worker. If this returns `Ok`, the report is as durable as Redis.
     pub async fn complete(&self, completion: Completion) -> Result<Code> {
         let shard = completion.token.shard.clone();
         self.complete_all(&shard, &[completion].into())
@@ -100,7 +101,7 @@ impl WorkerQueue {
             .swap_remove(0)
     }
 
-    /// Completes several leases, all of this shard. Answers per completion.
+    /// Completes several leases, all of this shard. Returns one outcome per completion.
     pub async fn complete_all(
         &self,
         id: &ShardId,
@@ -113,7 +114,8 @@ impl WorkerQueue {
                 let count = part.len();
                 let answer = match shard {
                     Some(shard) => shard.completions.call(part, weight).await,
-                    // Another process may know the shard. A made-up token finds nothing.
+                    // The shard is not known here, but another process may know it. A made-up token
+                    // finds nothing.
                     None => complete(self.reach(id), None, vec![part])
                         .await
                         .map(|answers| answers.concat()),
@@ -127,7 +129,8 @@ impl WorkerQueue {
         future::join_all(calls).await.concat()
     }
 
-    /// Rejects leases of one shard; answers per item, and whether the task is dead now.
+    /// Rejects leases of one shard. Returns for each item the code, and whether the task is dead
+    /// now.
     pub async fn reject(
         &self,
         shard: &ShardId,
@@ -197,7 +200,8 @@ impl WorkerQueue {
             .collect())
     }
 
-    /// Extends leases of one shard; answers per item, and the new deadline in unix ms.
+    /// Extends leases of one shard. Returns for each item the code, and the new deadline in unix
+    /// ms.
     pub async fn extend(
         &self,
         shard: &ShardId,
@@ -207,7 +211,7 @@ impl WorkerQueue {
     }
 
     /// Extends leases that their worker may not have yet: an undelivered one stays undelivered.
-    /// With `known`, a lease with another deadline than that stays as it is: the answer is `Ok`
+    /// With `known`, a lease whose deadline differs from that is left alone: its answer is `Ok`
     /// with the deadline 0.
     pub async fn keep(
         &self,
@@ -253,7 +257,7 @@ impl WorkerQueue {
     }
 }
 
-/// The rejection counted, and its task lives on.
+/// Returns whether the rejection counted and its task is still live.
 fn is_open(answer: &&(Code, i64)) -> bool {
     matches!(answer, (Code::Ok, 0))
 }

@@ -1,4 +1,4 @@
-//! A Lua script, a call of it, and several commands in one exchange.
+//! Lua scripts, calls of them, and batches of several commands in one round trip.
 
 use std::{sync::LazyLock, time::Instant};
 
@@ -10,16 +10,16 @@ use redis::{
 
 use crate::telemetry::metrics;
 
-/// Commands under way at a time, where each needs an exchange of its own.
+/// The most commands in flight if each needs a round trip of its own.
 const AT_ONCE: usize = 64;
 
-/// One file of `lua/` behind the libraries that it uses: one text for Redis, with one SHA.
+/// A file of `lua/`, after the libraries that it uses: one text for Redis, with one SHA.
 pub struct Script {
-    /// The name of its file, and the label of its metrics.
+    /// The name of its file, and its label in metrics.
     pub name: &'static str,
     pub(super) code: LazyLock<String>,
     pub(super) sha: LazyLock<String>,
-    /// `None`: the script belongs to no shard.
+    /// `None` if the script does not belong to a shard.
     pub(super) of_shard: Option<OfShard>,
 }
 
@@ -49,13 +49,13 @@ pub struct OfShard {
     pub lanes: bool,
 }
 
-/// The bytes of a key's name, about.
+/// The approximate length of a key, in bytes.
 const KEY_BYTES: usize = 40;
 
 impl Script {
     pub fn call<K: ToRedisArgs>(&'static self, keys: &[K]) -> Call {
-        // Room for the keys and a few arguments: a call with thirty keys would take memory eleven
-        // times.
+        // Allocates enough for the keys and a few arguments at once: otherwise a call with thirty
+        // keys allocates eleven times.
         let mut command = Cmd::with_capacity(keys.len() + 16, KEY_BYTES * keys.len() + 256);
         command
             .arg("EVALSHA")
@@ -69,7 +69,7 @@ impl Script {
         }
     }
 
-    /// The digest by which Redis knows it.
+    /// The digest under which Redis caches the script.
     pub fn sha(&self) -> &str {
         &self.sha
     }
@@ -107,7 +107,8 @@ impl Call {
         self
     }
 
-    /// The first argument of scripts that ask for the time. `None`: Redis's own clock decides.
+    /// Adds the time, the first argument of scripts that need it. With `None`, the script uses the
+    /// clock of Redis.
     pub fn now(mut self, unix_ms: Option<i64>) -> Self {
         match unix_ms {
             Some(now) => self.command.arg(now),
@@ -116,14 +117,14 @@ impl Call {
         self
     }
 
-    /// How many callers' items go together, for the metrics.
+    /// Sets how many callers' items the call combines, for the metrics.
     pub fn of_items(mut self, items: usize) -> Self {
         self.items = items;
         self
     }
 
-    /// Runs it. A server that does not know the script (new, restarted, flushed, another node of
-    /// the cluster) gets its text and remembers it.
+    /// Runs the script. A server that does not know it (new, restarted, flushed, another node of
+    /// the cluster) is sent its text, and caches it.
     pub async fn run(&self, conn: &mut impl ConnectionLike) -> RedisResult<Value> {
         let began = Instant::now();
         let answer = match self.command.query_async(conn).await {
@@ -141,7 +142,7 @@ fn is_unknown(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-/// Commands and scripts of one exchange, in order.
+/// Commands and scripts for one round trip, in order.
 #[derive(Default)]
 pub struct Batch {
     commands: Vec<Cmd>,
@@ -163,7 +164,7 @@ impl Batch {
         self.place(call, false);
     }
 
-    /// A script that may run twice, as a command may.
+    /// Adds a script that may run twice, as a command may.
     pub fn repeatable(&mut self, call: Call) {
         self.place(call, true);
     }
@@ -186,7 +187,7 @@ impl Batch {
         self.commands.push(command);
     }
 
-    /// A plain command. It runs again when the server does not know a script before it.
+    /// Adds a plain command. It runs again if the server does not know a script before it.
     pub fn command(&mut self, command: Cmd) {
         self.commands.push(command);
     }
@@ -199,9 +200,9 @@ impl Batch {
         self.commands.is_empty()
     }
 
-    /// Runs all; an answer per command. When the server does not know a script, the script and what
-    /// comes behind it run in a second exchange, except scripts that have run and may not run
-    /// twice.
+    /// Runs all commands, and returns an answer for each. If the server does not know a script,
+    /// that script and everything after it run in a second round trip, except scripts that have run
+    /// already and may not run twice.
     pub async fn run(self, conn: &mut impl ConnectionLike) -> RedisResult<Vec<RedisResult<Value>>> {
         let began = Instant::now();
         let mut pipe = Pipeline::with_capacity(self.commands.len());
@@ -229,7 +230,7 @@ impl Batch {
         Ok(answers)
     }
 
-    /// Runs each command in an exchange of its own; an answer per command.
+    /// Runs each command in a round trip of its own, and returns an answer for each.
     pub(super) async fn run_apart(
         self,
         conn: &(impl ConnectionLike + Clone),
@@ -266,13 +267,13 @@ impl Batch {
         answers.into_iter().map(|(_, answer)| answer).collect()
     }
 
-    /// As [`Self::run`], and the first error instead of the answers.
+    /// Like [`Self::run`], but fails with the first error of a command.
     pub async fn run_all(self, conn: &mut impl ConnectionLike) -> RedisResult<Vec<Value>> {
         self.run(conn).await?.into_iter().collect()
     }
 }
 
-/// The commands to run again from `first` on, and their places.
+/// Returns the commands to run again, from `first` on, and their indexes.
 fn missed(
     pipe: &Pipeline,
     scripts: &[Placed],

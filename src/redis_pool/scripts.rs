@@ -1,8 +1,9 @@
-//! The table of all scripts. A row names the file in `lua/`, the libraries before it, whether a
-//! full Redis runs it, and, for a script of a shard, its keys in the order in which it gets them.
+//! The table of all scripts. A row names the file in `lua/`, the libraries in front of it, whether
+//! Redis runs it when its memory is full, and, for a script of a shard, its keys in the order in
+//! which it gets them.
 //!
-//! A script that frees memory, or on which such a script depends, writes `at_full_memory` too; the
-//! others are refused there when they write.
+//! A script that frees memory, or on which such a script depends, is `at_full_memory` even if it
+//! writes. The others are refused then as soon as they write.
 
 use std::sync::LazyLock;
 
@@ -23,8 +24,9 @@ macro_rules! library {
     };
 }
 
-/// The libraries in the middle of a script, in the place of a line `-- include lib/NAME.lua`: in a
-/// branch, or in a function that a rare case calls. A function costs every call that makes it.
+/// Libraries that replace a line `-- include lib/NAME.lua` in the middle of a script, inside a
+/// branch or a function for a rare case. At the top, every call would pay for making their
+/// functions.
 const INCLUDED: [(&str, &str); 3] = [
     ("-- include lib/clock.lua", library!(clock)),
     ("-- include lib/record.lua", library!(record)),
@@ -114,7 +116,7 @@ table! {
         // For tasks with limit keys. Plain shards get neither its keys nor its code.
         ENQUEUE_LIMITED = "enqueue" [shard body] with_room
             [RECORDS BODIES DELAYED COUNTERS OFFSET LIMITS LINES STARTS] lanes;
-        // Enqueues no task, only moves the offset past parked ones.
+        // Enqueues no task; only moves the offset past parked ones.
         PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
         CLAIM = "claim" [shard body] with_room [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
@@ -261,7 +263,7 @@ mod tests {
     fn a_script_names_the_keys_that_it_gets() {
         let all = OPEN.of_shard().expect("of a shard").keys;
         for script in ALL {
-            // A script that gets all keys may go over them.
+            // A script that gets all keys may iterate over them.
             let Some(OfShard { keys, .. }) =
                 script.of_shard().filter(|of| of.keys.len() < all.len())
             else {

@@ -1,5 +1,5 @@
-//! Named tasks: a token stops them, a policy says what follows an error, and the supervisor awaits
-//! each.
+//! Named tasks under supervision: a token stops them, a failed loop runs again after a pause, and
+//! the supervisor awaits every task.
 
 use std::{
     error::Error,
@@ -19,22 +19,22 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{Beat, Clock, Progress};
 use crate::model::in_short;
 
-/// How long the log leaves out what fails again for the same reason. An outage of an hour fills no
-/// disk.
+/// How long a repeated failure with the same reason stays out of the log, so that an outage of an
+/// hour does not fill the disk.
 const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
-/// A loop that ran for this long fails as if for the first time.
+/// After a run of this length, the next failure counts as the first.
 const HEALTHY: Duration = Duration::from_secs(30);
 
 /// The error of a supervised loop.
 pub trait LoopError: Error + Send + Sync + 'static {
-    /// True if only a new round of the process helps. The supervisor then does not run the loop
-    /// again.
+    /// True if running the loop again cannot help, and the process must begin a new round. The
+    /// supervisor then does not restart the loop.
     fn ends_round(&self) -> bool {
         false
     }
 }
 
-/// The end of a run: nothing, of a loop that cannot fail, or a result.
+/// What a run of a loop returns: `()` if the loop cannot fail, otherwise a result.
 pub trait LoopEnd {
     fn into_result(self) -> Result<(), Box<dyn LoopError>>;
 }
@@ -91,12 +91,14 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the first error that ends the round. The other tasks go on until they are stopped.
+    /// Waits for the first error that ends the round. The other tasks keep running until they are
+    /// stopped.
     pub async fn given_up(&self) -> &dyn LoopError {
         &**self.round_end.wait().await
     }
 
-    /// Is cancelled when it is time to stop: take no new work, finish what is in hand, return.
+    /// The token that is cancelled at shutdown. A loop then takes no new work, finishes what it has
+    /// begun, and returns.
     pub fn stop_token(&self) -> CancellationToken {
         self.stop.clone()
     }
@@ -105,10 +107,10 @@ impl Supervisor {
         &self.progress
     }
 
-    /// Runs a named loop until it ends without an error or the stop comes. Each run gets a clone of
-    /// `of`, and must return soon after the stop.
+    /// Runs a named loop until it ends without an error or the supervisor is stopped. Each run gets
+    /// a clone of `of`, and must return soon after the stop.
     ///
-    /// After an error or a panic the loop runs again after a pause, unless its error [ends the
+    /// After an error or a panic the loop runs again after a pause, unless the error [ends the
     /// round](LoopError::ends_round).
     pub fn spawn_loop<T, Fut>(
         &self,
@@ -158,7 +160,7 @@ impl Supervisor {
                 }
                 if error.ends_round() {
                     tracing::debug!(task = %name, "{name} gave up: {}", in_short(&*error));
-                    // Several loops may find out; the first one's error is kept.
+                    // Several loops may fail like this; the first error is kept.
                     drop(round_end.set(error));
                     break;
                 }
@@ -172,7 +174,7 @@ impl Supervisor {
         });
     }
 
-    /// Runs a future that ends by itself, like a batch in flight: the stop waits for it.
+    /// Runs a future that ends by itself, like a batch in flight. [`Self::wait`] waits for it, too.
     pub fn spawn_once<F>(&self, future: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -200,7 +202,8 @@ impl LastSaid {
         Self(None)
     }
 
-    /// True if the log should name this reason: it is another one, or a minute has passed.
+    /// True if the log should name this reason: it differs from the last one, or a minute has
+    /// passed.
     pub fn is_news(&mut self, reason: &str) -> bool {
         if self
             .0
@@ -214,7 +217,7 @@ impl LastSaid {
     }
 }
 
-/// The failures of one loop: how long it waits, and which the log names.
+/// The failures of one loop: how long it pauses after each, and which are logged.
 struct Failures {
     name: String,
     pauses: Box<dyn Iterator<Item = Duration> + Send>,
@@ -230,7 +233,7 @@ impl Failures {
         }
     }
 
-    /// Logs a failure of a run that lasted `ran`. Answers the pause before the next run.
+    /// Logs the failure of a run that lasted for `ran`. Returns the pause before the next run.
     fn note(&mut self, error: &dyn Error, ran: Duration) -> Duration {
         if ran > HEALTHY {
             self.pauses = Box::new(pauses());
@@ -250,9 +253,10 @@ impl Failures {
 
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The pauses of a loop that fails again and again: they double from 100 ms to 5 s.
+/// The pauses of a loop that keeps failing: they double from 100 ms to 5 s.
 ///
-/// The jitter, up to half of a pause, parts processes that lost the same server.
+/// The jitter, up to half of a pause, keeps processes that lost the same server from retrying in
+/// step.
 pub fn pauses() -> impl Iterator<Item = Duration> + Send {
     let pauses = ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(100))
@@ -289,7 +293,7 @@ impl Loop {
         self.beat.clock()
     }
 
-    /// Waits for `duration` of the clock's time; false at the stop.
+    /// Waits for `duration` of the clock's time. Returns false if the stop comes first.
     pub async fn pause(&self, duration: Duration) -> bool {
         self.stop
             .run_until_cancelled(self.clock().sleep(duration))
@@ -297,7 +301,7 @@ impl Loop {
             .is_some()
     }
 
-    /// Pauses, takes a step and beats, until the stop or an error.
+    /// Pauses, runs `step` and beats, again and again, until the stop or an error.
     pub async fn every<Fut, E>(&self, duration: Duration, step: impl Fn() -> Fut) -> Result<(), E>
     where
         Fut: Future<Output = Result<(), E>>,

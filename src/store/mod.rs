@@ -36,22 +36,22 @@ pub use self::{
     },
 };
 
-/// The store. `sqlite` and `mysql` are its backends; `tests/support/store_contract.rs` runs on
+/// The store. Its backends are `sqlite` and `mysql`; `tests/support/store_contract.rs` runs on
 /// both.
 #[async_trait]
 pub trait Store: Tasks + Outbox + Operators + Access {
-    /// The random name that the database got when it was made. Redis remembers whose tasks it
-    /// holds.
+    /// The random name that the database got when it was created. Redis stores it to remember whose
+    /// tasks it holds.
     async fn store_id(&self) -> Result<String>;
 
     /// The partitions among which tasks with limit keys are spread: as many as there were when this
     /// was first called. More would split keys between shards, and each part would have its limits.
     async fn limit_partitions(&self, present: u32) -> Result<u32>;
 
-    /// Asks once whether the database answers, and waits some seconds at most.
+    /// Checks once whether the database responds. Waits a few seconds at most.
     ///
-    /// Calls that begin while the last answer was an error give up after a few seconds instead of
-    /// half a minute.
+    /// After a ping has failed, new calls give up after 5 seconds instead of 20 or more, until a
+    /// ping succeeds.
     async fn ping(&self) -> Result<()>;
 
     /// Ends running calls and closes the connections.

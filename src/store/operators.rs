@@ -17,57 +17,57 @@ use crate::{
     },
 };
 
-/// The most bulk changes that run at a time.
+/// The maximum number of bulk changes that run at a time.
 pub const MOST_BULK_CHANGES: u32 = 100;
 
-/// How long a bulk change can be read, from its start. A bulk change that runs stays.
+/// How long a bulk change is kept, counted from its start. A running one is kept longer.
 pub const BULK_CHANGES_STAY: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Whether a bulk change was added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddedBulk {
     Yes,
-    /// [`MOST_BULK_CHANGES`] run.
+    /// [`MOST_BULK_CHANGES`] are running.
     NoRoom,
-    /// The token of the bulk change has as many as it may have.
+    /// The maximum number of bulk changes for this token are running.
     NoRoomForToken,
 }
 
-/// The answer to a wish to change a task.
+/// The outcome of requesting a change of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     Unknown,
-    /// The task is final: nothing was stored.
+    /// The task is final, so nothing was stored.
     Final(StoredStatus),
-    /// The task was completed, and has more replicas now.
+    /// The task had been completed, and now has more replicas.
     Reopened,
-    /// SQL keeps the wish until [`Operators::end_changes`].
+    /// SQL keeps the pending change until [`Operators::end_changes`].
     Kept(KeptChange),
 }
 
-/// A wish that SQL keeps.
+/// A pending change, as stored in SQL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptChange {
     pub task: ChangingTask,
     pub kind: ChangeKind,
-    /// A later wish about the task has another one.
+    /// A later pending change of the same task has another turn.
     pub turn: Turn,
     pub at_unix_ms: i64,
-    /// The wish has replaced an earlier one, which a process may be carrying out.
+    /// It has replaced an earlier pending change, which a process may be applying right now.
     pub is_second: bool,
 }
 
-/// Which wishes to read.
+/// Which pending changes to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptPages {
     pub kind: ChangeKind,
-    /// Only the wishes that were stored until then.
+    /// Only changes that were stored up to this time.
     pub upto_unix_ms: i64,
     pub after: Option<(i64, TaskId)>,
     pub limit: u32,
 }
 
-/// A part of the wishes that SQL keeps, the earliest first.
+/// A page of pending changes, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptChanges {
     pub changes: Vec<KeptChange>,
@@ -75,72 +75,74 @@ pub struct KeptChanges {
     pub next: Option<(i64, TaskId)>,
 }
 
-/// The end of a wish.
+/// The outcome of a pending change, which removes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EndedChange {
     pub id: TaskId,
-    /// `None`: the queue has cancelled the task, and perhaps nobody remembers the wish.
+    /// `None` if the queue has cancelled the task, and the turn of its pending change may be
+    /// unknown.
     pub turn: Option<Turn>,
     pub end: Decided,
 }
 
-/// A decision of the queue.
+/// What the queue decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// The task is cancelled in this epoch of it, by a record of this generation of its shard.
+    /// The queue has cancelled the task. The epoch is the task's, the generation that of the shard
+    /// whose record was cancelled.
     Cancelled { epoch: u32, generation: u64 },
-    /// The queue has these values. If SQL has others since, it keeps a wish that the queue gets
-    /// them. A task whose credits reach NUM becomes Completed.
+    /// The queue has applied these values. If SQL has newer values by now, it stores a pending
+    /// change so that the queue gets them. A task whose credits reach NUM becomes Completed.
     Updated { replicas: u32, priority: Priority },
-    /// The queue had completed the task in this epoch of it, with so many credits, before it had a
-    /// higher NUM. The task is reopened, if SQL has as many credits; otherwise the wish stays.
+    /// The queue had completed the task, in this epoch and with this many credits, before NUM was
+    /// raised. The task is reopened if SQL has as many credits; otherwise the pending change stays.
     CompletedBefore { epoch: u32, credited: u32 },
-    /// The queue ends the reservation of the task at this time: the wish is for then.
+    /// The queue ends the reservation at this time, so the pending change is moved to it.
     ReservedUntil(i64),
     /// Nothing is left to do.
     Over,
 }
 
-/// The state of a task behind [`Operators::end_changes`].
+/// The state of a task after [`Operators::end_changes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangeEnd {
-    /// `None`: there is no such task.
+    /// `None` if there is no such task.
     pub status: Option<StoredStatus>,
-    /// The key that must leave the filter, because its task is dead or cancelled.
+    /// The key to remove from the filter, because the task is dead or cancelled.
     pub key: Option<(QueueName, KeyHash)>,
 }
 
-/// How many failed attempts of a task stay; the earliest ones go first.
+/// How many failed attempts of a task are kept. The oldest are removed first.
 pub const FAILURES_STAY: u32 = 100;
 
-/// The attempts of a task that are over, the earliest first.
+/// The attempts of a task that have ended, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attempts {
     /// At most [`FAILURES_STAY`].
     pub failed: Vec<Attempt>,
-    /// The last `limit` attempts.
+    /// The last `limit` completed attempts.
     pub completed: Vec<Attempt>,
-    /// How many results the task has.
+    /// The number of results of the task.
     pub results: u32,
 }
 
-/// Events of a transaction, or of a part of one.
+/// The events of a transaction, or a part of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptEvents {
     pub number: i64,
-    /// When the first of them happened.
+    /// The time of the first of them.
     pub at_unix_ms: i64,
-    /// As `wire` reads them.
+    /// Encoded; `wire` decodes them.
     pub events: Bytes,
 }
 
-/// The reason why a task that came in was not stored. SQL stores the discriminants.
+/// Why an inserted or discovered task was not stored. SQL stores the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum TurnedAway {
     /// The queue has, or had, a task with this key.
     Duplicate = 1,
-    /// The task is not valid, or will never have room.
+    /// The task is invalid, or could never be accepted.
     Rejected = 2,
 }
 
@@ -148,22 +150,23 @@ impl TurnedAway {
     pub const ALL: [Self; 2] = [Self::Duplicate, Self::Rejected];
 }
 
-/// How many tasks were turned away, by queue and reason. `None`: their queue is not known here.
+/// How many tasks were turned away, by queue and reason. The queue is `None` if this process does
+/// not know it.
 pub type TurnedAwayCounts = BTreeMap<(Option<QueueName>, TurnedAway), u64>;
 
-/// How many unfinished tasks wait off the bus, by queue and reason.
+/// How many unfinished tasks are off the bus, by queue and reason.
 pub type OffBusCounts = BTreeMap<(QueueName, Unpublished), u64>;
 
-/// The most paused queues. Each process keeps their names in memory.
+/// The maximum number of paused queues. Each process keeps their names in memory.
 pub const MOST_PAUSED: u32 = 10_000;
 
-/// The outcome of a pause.
+/// The outcome of pausing or resuming a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pausing {
     Done,
-    /// The queue was paused, or not paused, before.
+    /// The queue was already paused, or was not paused.
     Already,
-    /// There are [`MOST_PAUSED`].
+    /// There are [`MOST_PAUSED`] already.
     NoRoom,
 }
 
@@ -172,17 +175,17 @@ pub enum Pausing {
 pub struct WrongCount {
     pub queue: QueueName,
     pub kept: i64,
-    /// The unfinished tasks that are on the bus or in the outbox.
+    /// The number of unfinished tasks that are on the bus or in the outbox.
     pub counted: i64,
 }
 
-/// What operators see and do, and what taskd keeps for them.
+/// What operators see and do, and what taskd stores for them.
 ///
-/// Every method is one transaction, and may be repeated as [`super::Store`] says.
+/// Every method is one transaction and may be repeated: see [`super::Store`].
 #[async_trait]
 pub trait Operators: Send + Sync {
-    /// Adds a bulk change, unless [`MOST_BULK_CHANGES`] run, or `most_of_token` of its token.
-    /// Records its act, and removes bulk changes that ended and began [`BULK_CHANGES_STAY`] ago.
+    /// Adds a bulk change, unless [`MOST_BULK_CHANGES`] are running, or `most_of_token` with its
+    /// token. Records the act, and removes ended bulk changes that began [`BULK_CHANGES_STAY`] ago.
     async fn add_bulk_change(
         &self,
         bulk: &BulkChange,
@@ -192,26 +195,26 @@ pub trait Operators: Send + Sync {
 
     async fn bulk_change(&self, id: Uuid) -> Result<Option<BulkChange>>;
 
-    /// Bulk changes before `before`, the latest first. Leaves out those that a later taskd has
+    /// Bulk changes before `before`, latest first. Leaves out those that a later version of taskd
     /// added.
     async fn bulk_changes(&self, before: Option<Uuid>, limit: u32) -> Result<Vec<BulkChange>>;
 
-    /// The running bulk changes, the earliest first. Leaves out those of a later taskd, which go on
-    /// when one leads.
+    /// The running bulk changes, oldest first. Leaves out those of a later version of taskd, which
+    /// continue when a process of that version becomes the leader.
     async fn running_bulk_changes(&self) -> Result<Vec<BulkChange>>;
 
-    /// Stores progress and state of a bulk change that runs and stands at `from`. Answers whether
-    /// it did.
+    /// Stores progress and state of a bulk change if it is running and its cursor is `from`.
+    /// Returns whether it was stored.
     ///
-    /// Of two that have changed the same page one stores its counts.
+    /// If two processes have changed the same page, only one of them stores its counts.
     async fn advance_bulk_change(
         &self,
         bulk: &BulkChange,
         from: Option<TaskCursor>,
     ) -> Result<bool>;
 
-    /// Stops a running bulk change, and records the act. The reason, if there is one, becomes its
-    /// last error. Answers the bulk change after that; `None`: there is no such bulk change.
+    /// Stops a running bulk change, and records the act. `why` becomes its last error. Returns the
+    /// bulk change after that, or `None` if it does not exist.
     async fn stop_bulk_change(
         &self,
         id: Uuid,
@@ -221,11 +224,11 @@ pub trait Operators: Send + Sync {
     ) -> Result<Option<BulkChange>>;
 
     /// Sends dead and cancelled tasks again, removes their letters, and records an act for each.
-    /// Answers those among `ids` that were one.
+    /// Returns those of `ids` that were dead or cancelled.
     ///
-    /// The task is unfinished in its next epoch, has no failures, keeps its credits, and is in the
-    /// outbox as `Missing`. Completions that came after its end become credits; with NUM of them it
-    /// is Completed.
+    /// The task becomes unfinished in its next epoch, has no failures, keeps its credits, and is
+    /// put into the outbox as `Missing`. Completions that arrived after its end become credits;
+    /// with NUM credits it becomes Completed.
     async fn retry_with_acts(
         &self,
         ids: &[TaskId],
@@ -234,32 +237,32 @@ pub trait Operators: Send + Sync {
         what: &str,
     ) -> Result<Vec<Retried>>;
 
-    /// Keeps letters about records, and about tasks that are not stored. One that is kept already
-    /// stays as it is.
+    /// Stores letters about records and about tasks that are not stored. A letter that already
+    /// exists stays unchanged.
     async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()>;
 
-    /// A page of letters without payloads and values, the newest first. It looks at `limit`
-    /// letters, and leaves out those with another reason.
+    /// A page of letters without payloads and values, newest first. It reads `limit` letters, and
+    /// leaves out those whose reason does not match.
     async fn letters(&self, pages: &LetterPages) -> Result<LetterPage>;
 
-    /// A letter with all that it has.
+    /// A letter with all its parts.
     async fn letter(&self, id: LetterId) -> Result<Option<StoredLetter>>;
 
     /// The letters among `ids`, in any order.
     async fn letter_kinds(&self, ids: &[LetterId]) -> Result<Vec<(LetterId, LetterKind)>>;
 
-    /// Removes letters, and dead tasks with them: their keys stay. Answers how many letters.
+    /// Removes letters, and with them dead tasks, whose keys stay. Returns the number of letters.
     async fn purge(&self, ids: &[LetterId]) -> Result<u64>;
 
     /// Removes at most `limit` letters that are at least `age` old, except those of dead tasks.
-    /// Answers how many.
+    /// Returns how many.
     async fn remove_old_letters(&self, age: Duration, limit: u32) -> Result<u64>;
 
-    /// Stores new values of tasks. Keeps a wish about each unfinished task, in place of an earlier
-    /// one of its kind, and the acts about these. Answers per id, in order.
+    /// Stores new values of tasks. For each unfinished task it stores a pending change, which
+    /// replaces an earlier one of the same kind, and the act. Returns one outcome per id, in order.
     ///
-    /// Of two ends of a reservation the earlier one stays, because the queue may have either:
-    /// [`Decided::ReservedUntil`] moves it.
+    /// If there are two ends of a reservation, the earlier one stays, because the queue may have
+    /// either. [`Decided::ReservedUntil`] moves it.
     async fn want(
         &self,
         ids: &[TaskId],
@@ -268,77 +271,80 @@ pub trait Operators: Send + Sync {
         acts: &[TaskAct],
     ) -> Result<Vec<Wanted>>;
 
-    /// Wishes of a kind. Removes those about tasks that are final, or that are not there any more.
+    /// Reads pending changes of a kind. Removes those of tasks that are final or no longer exist.
     async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges>;
 
-    /// Removes wishes in their turns. Answers per change, in order.
+    /// Removes pending changes that still have the given turns. Returns one result per change, in
+    /// order.
     ///
-    /// A task becomes Cancelled if it is unfinished in that epoch, and its shard is still in that
-    /// generation: the tasks of a shard that was rebuilt since are published again. Otherwise its
-    /// wish stays.
+    /// A task becomes Cancelled if it is unfinished in the given epoch, and its shard still has the
+    /// given generation: the tasks of a shard that has been rebuilt since are published again.
+    /// Otherwise the pending change stays.
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>>;
 
-    /// Keeps failed attempts of stored tasks. One that is kept already stays as it is.
+    /// Stores failed attempts of stored tasks. One that is already stored stays unchanged.
     async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()>;
 
-    /// The attempts of a task that are over.
+    /// The attempts of a task that have ended.
     async fn attempts(&self, id: TaskId, limit: u32) -> Result<Attempts>;
 
-    /// Removes at most `limit` failed attempts that are at least `age` old, by the database's
-    /// clock. Answers how many.
+    /// Removes at most `limit` failed attempts that are at least `age` old by the database's clock.
+    /// Returns how many.
     async fn remove_old_failures(&self, age: Duration, limit: u32) -> Result<u64>;
 
-    /// Records acts that change no token. One that is recorded already stays as it is.
+    /// Records acts that change no token. One that is already recorded stays unchanged.
     async fn keep_acts(&self, acts: &[Act]) -> Result<()>;
 
-    /// The last acts with this target, the earliest first.
+    /// The last acts with this target, oldest first.
     async fn acts_on(&self, target: &str, limit: u32) -> Result<Vec<Act>>;
 
-    /// Keeps events of these queues from now on, in transactions of this process. At first of none.
+    /// From now on, this process stores the events of these queues in its transactions. Initially
+    /// it stores none.
     fn keep_events_of(&self, queues: EventQueues);
 
-    /// The first kept events, in the order of their numbers, at most `limit` rows of them.
+    /// The first stored events, sorted by number, in at most `limit` rows.
     ///
-    /// A later change of a task has a later number than an earlier one, and is not here without it.
-    /// Of different tasks an earlier number may come later.
+    /// A later change of a task has a higher number than an earlier one, and is never returned
+    /// without it. For different tasks, a lower number may appear later.
     async fn kept_events(&self, limit: u32) -> Result<Vec<KeptEvents>>;
 
-    /// Removes those with these numbers.
+    /// Removes the events with these numbers.
     async fn remove_events(&self, numbers: &[i64]) -> Result<()>;
 
-    /// Adds to the counts of what was turned away. A repeat adds again.
+    /// Adds to the counts of tasks that were turned away. Not idempotent: a repeated call adds
+    /// again.
     async fn add_turned_away(&self, counts: &TurnedAwayCounts) -> Result<()>;
 
-    /// The counts of `queues`, and of tasks without a known queue.
+    /// The counts of `queues`, and those of tasks whose queue is unknown.
     async fn turned_away(&self, queues: &[QueueName]) -> Result<TurnedAwayCounts>;
 
-    /// The unfinished tasks in the outbox and in batches that are not published.
+    /// Counts the unfinished tasks in the outbox and in unpublished batches.
     ///
-    /// Reads the whole outbox, in pieces, so it is slow where millions
-    /// wait. A row that moves meanwhile may count twice or not at all.
+    /// Reads the whole outbox in pages, so it is slow if millions of tasks are waiting. A row that
+    /// moves in the meantime may be counted twice or not at all.
     async fn off_bus(&self) -> Result<OffBusCounts>;
 
-    /// A number that each pause and each resume raises.
+    /// A number that increases with each pause and each resume.
     async fn pauses_version(&self) -> Result<u64>;
 
     /// The paused queues, by name. There are at most [`MOST_PAUSED`].
     async fn paused_queues(&self) -> Result<Vec<PausedQueue>>;
 
-    /// Pauses a queue, also one that has no task yet, and records the act.
+    /// Pauses a queue, even one that has no tasks yet, and records the act.
     async fn pause(&self, paused: &PausedQueue, act: &Act) -> Result<Pausing>;
 
     /// Resumes a queue, and records the act.
     async fn resume(&self, queue: &QueueName, act: &Act) -> Result<Pausing>;
 
-    /// Counts all unfinished tasks again, as of one moment. Goes over all of them.
+    /// Counts all unfinished tasks again, at one point in time. Reads all of them.
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>>;
 
-    /// Writes the right count of a queue, also where there is none. Other changes of tasks wait
-    /// meanwhile, or are seen.
+    /// Stores the correct count of a queue, even if none is stored. Concurrent changes of tasks
+    /// wait for it, or are included.
     async fn correct_count(&self, queue: &QueueName) -> Result<()>;
 
-    /// A page of all tasks behind `after`: the unfinished ones that are neither on the bus nor in
-    /// the outbox. Answers where the next page begins.
+    /// Checks a page of all tasks after `after` for unfinished ones that are neither on the bus nor
+    /// in the outbox. Returns these, and where the next page begins.
     async fn stranded(
         &self,
         after: Option<TaskId>,

@@ -1,4 +1,4 @@
-//! Bodies: what the queue keeps of a task for its worker.
+//! Bodies: what the queue stores of a task for its worker.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -12,15 +12,15 @@ use crate::model::{
 /// `struct.unpack('>BI4I4', …)`: priority, max_attempts, lease in milliseconds. The limit key and the
 /// backoff follow as the first fields of the body.
 const HEAD: usize = 9;
-/// The key of the field of the backoff, and the bytes of the field.
+/// The protobuf key of the backoff, and the size of the whole field in bytes.
 const BACKOFF_KEY: u8 = (15 << 3) | 2;
 const BACKOFF_FIELD: usize = 20;
 /// The key of the field of the limit key.
 const LIMIT_KEY: u8 = (14 << 3) | 2;
-/// The key of the field of the deadline: number 16, eight bytes.
+/// The protobuf key of the deadline: field 16, eight bytes long.
 const DEADLINE_KEY: &[u8] = &[0x81, 0x01];
 
-/// NUM and priority as a body has them. Those of most tasks take no byte.
+/// NUM and priority as a body stores them. Most tasks have the defaults, which take no byte.
 fn in_body(replicas: u32, priority: Priority) -> (u32, i32) {
     let priority = match priority {
         Priority::Medium => pb::Priority::Unspecified,
@@ -40,7 +40,7 @@ fn body(row: &TaskRow, traceparent: &str) -> pb::TaskBody {
         traceparent: traceparent.to_owned(),
         replicas,
         priority,
-        // `backoff::put_before` has them.
+        // `backoff::put_before` adds these two.
         backoff: Bytes::new(),
         deadline_unix_ms: 0,
         // `encoded_body` has it.
@@ -114,8 +114,8 @@ fn blob(priority: i32, max_attempts: u32, lease_ms: u32, body: &[u8]) -> Bytes {
     blob.freeze()
 }
 
-/// Bytes that give the bytes of [`body_blob`] other values for the worker: of a field that comes
-/// twice the last counts.
+/// Returns bytes that, appended to those of [`body_blob`], change NUM and priority for the worker:
+/// if a field occurs twice, the last one counts.
 pub fn body_values(replicas: u32, priority: Priority) -> Bytes {
     let priority = pb::Priority::from(priority).into();
     pb::TaskBody {
@@ -147,15 +147,15 @@ fn deadline_at(blob: &[u8]) -> Option<usize> {
     (blob.get(at..at + DEADLINE_KEY.len())? == DEADLINE_KEY).then_some(at)
 }
 
-/// The deadline in the bytes of [`body_blob`]. Without decoding them: each claim asks for each of
-/// its tasks.
+/// Reads the deadline in the bytes of [`body_blob`], without decoding the rest: each claim does
+/// this for each of its tasks.
 pub fn deadline_of(blob: &[u8]) -> Option<i64> {
     let at = deadline_at(blob)? + DEADLINE_KEY.len();
     let bytes = blob.get(at..at + size_of::<i64>())?;
     Some(i64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// The bytes of [`body_blob`] of a task that was sent again: it has no deadline.
+/// Removes the deadline from the bytes of [`body_blob`]: a task that is sent again has none.
 pub fn without_deadline(blob: &Bytes) -> Bytes {
     let Some(at) = deadline_at(blob) else {
         return blob.clone();

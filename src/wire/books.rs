@@ -1,4 +1,4 @@
-//! The books, as the service `Operator` sends them.
+//! Converts the books for the service `Operator`.
 
 use super::{pb, time::timestamp};
 use crate::model::{Books, BooksState, QueueBooks};

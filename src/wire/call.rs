@@ -1,5 +1,5 @@
-//! Requests and answers: messages to and from `model`. An error is one line for the sender of the
-//! message.
+//! Converts messages of requests and answers to and from `model`. An error is one line of text for
+//! the sender of the message.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl From<Encoding> for pb::Encoding {
     }
 }
 
-/// The encoding of the field `what`.
+/// Reads the encoding of the field `what`, which is `payload` or `result`.
 fn read_encoding(what: &str, number: i32) -> Result<Encoding, String> {
     match pb::Encoding::try_from(number) {
         Ok(_) => Ok(Encoding::from_number(number.into())),
@@ -58,7 +58,7 @@ fn read_encoding(what: &str, number: i32) -> Result<Encoding, String> {
     }
 }
 
-/// The values of a task that a message may have wrong.
+/// The values of a task that may be invalid in a message.
 #[derive(Default)]
 struct Values {
     payload_encoding: Encoding,
@@ -121,7 +121,7 @@ impl TryFrom<pb::NewTask> for NewTask {
     }
 }
 
-/// Reads a discovered task of a report.
+/// Reads a discovered task of a report. If a value is invalid, keeps the raw values and the reason.
 pub(super) fn discovered_task(task: pb::NewTask) -> DiscoveredTask {
     let recorded = |duration: prost_types::Duration| {
         let prost_types::Duration { seconds, nanos } = duration;
@@ -172,7 +172,7 @@ impl From<NewTask> for pb::NewTask {
     }
 }
 
-/// A task with the values of its record, for a version that knows them.
+/// Writes a task with the raw values of its record, for a later version that can read them.
 pub(super) fn with_values(task: NewTask, values: RecordedValues) -> pb::NewTask {
     let duration = |duration: RecordedDuration| {
         let RecordedDuration { seconds, nanos } = duration;
@@ -418,7 +418,7 @@ impl From<ItemAnswer> for pb::ItemResult {
     }
 }
 
-/// Reads a status. `None`: it is of a later version, or unspecified.
+/// Reads a status. `None` if it is unspecified or only a later version knows it.
 pub fn task_status(number: i32) -> Option<TaskStatus> {
     TaskStatus::ALL
         .into_iter()

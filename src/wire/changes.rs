@@ -1,4 +1,4 @@
-//! Changes of tasks, and bulk changes: messages to and from `model`.
+//! Changes of tasks, and bulk changes: converts messages to and from `model`.
 
 use super::{
     pb,
@@ -9,7 +9,7 @@ use crate::model::{
     TaskFilter, TasksChanged, Update,
 };
 
-/// Which tasks to change, and how. Either may be wrong.
+/// Which tasks to change, and how. Either may be invalid.
 pub type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
 
 pub fn update(request: pb::ChangeTasksRequest) -> Asked<Update> {

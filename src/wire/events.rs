@@ -11,7 +11,7 @@ use crate::model::{
     AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus,
 };
 
-/// Status changes of tasks of one queue, encoded. `None`: the status is not known.
+/// Encodes status changes of tasks of one queue. `None` means that the status is not known.
 pub fn status_changes(
     queue: &QueueName,
     changes: impl Iterator<Item = (TaskId, Option<TaskStatus>, i64)>,
@@ -30,10 +30,10 @@ pub fn status_changes(
     changes.encode_to_vec().into()
 }
 
-/// A change, as a channel or a record has it.
+/// A status change as read: the task, its status if known, and the time in milliseconds since 1970.
 type ReadChange = (TaskId, Option<TaskStatus>, i64);
 
-/// Reads status changes. A status of a later version is not known.
+/// Reads status changes. A status that only a later version knows becomes `None`.
 pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {
     let changes = pb::StatusChanges::decode(bytes)
         .map_err(|error| error.to_string())?
@@ -48,7 +48,7 @@ pub fn read_status_changes(bytes: &[u8]) -> Result<Vec<ReadChange>, String> {
     Ok(changes.into_iter().filter_map(read).collect())
 }
 
-/// A record of topic `events`, without its number.
+/// Encodes a record of topic `events`, without its number.
 pub fn event_record(event: &EventRecord) -> Bytes {
     let record = pb::EventRecord {
         number: 0,
@@ -66,23 +66,24 @@ pub fn event_record(event: &EventRecord) -> Bytes {
     record.encode_to_vec().into()
 }
 
-/// Records of events as SQL keeps them.
+/// Encodes records of events in the form in which SQL keeps them.
 pub fn kept_events(records: Vec<Bytes>) -> Bytes {
     pb::KeptEvents { records }.encode_to_vec().into()
 }
 
-/// The records that SQL kept.
+/// Reads the records that SQL kept.
 pub fn read_kept_events(kept: Bytes) -> Result<Vec<Bytes>, String> {
     Ok(pb::KeptEvents::decode(kept)
         .map_err(|error| error.to_string())?
         .records)
 }
 
-/// The record with its number, and the task that it is about. Fields of a later version stay.
+/// Adds its number to a record. Returns also the task that the record is about. Keeps fields of
+/// later versions.
 pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
     let id = TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?;
-    // Two encoded messages one behind the other are one message.
+    // Concatenated protobuf messages are one message with the fields of both.
     let number = pb::EventRecord {
         number,
         ..Default::default()
@@ -91,7 +92,7 @@ pub fn numbered_event(record: &Bytes, number: u64) -> Result<(TaskId, Bytes), St
     Ok((id, [&number[..], &record[..]].concat().into()))
 }
 
-/// The record without what may be large, for a topic that does not take it.
+/// Removes the fields of a record that may be large, for a topic that does not accept the whole.
 pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
     Ok(pb::EventRecord {
@@ -166,7 +167,7 @@ impl From<AwaitedTask> for pb::InsertResult {
     }
 }
 
-/// How long an insert waits for the ends of its tasks; `None`: it does not.
+/// Reads how long an insert waits for its tasks to end; `None` if it does not wait.
 pub fn insert_wait(
     request: &pb::InsertTasksRequest,
 ) -> Result<Option<std::time::Duration>, String> {
@@ -228,7 +229,7 @@ mod tests {
                 }
             ))
         );
-        // A field of a later version stays.
+        // A field of a later version is kept.
         let later = Bytes::from([&kept[0][..], &[0xf8, 0x07, 0x01]].concat());
         assert!(
             numbered_event(&later, 9)

@@ -1,4 +1,4 @@
-//! Explanations of tasks: messages to and from `model`.
+//! Explanations of tasks: converts messages to and from `model`.
 
 use super::{pb, time::timestamp};
 use crate::model::{
@@ -73,7 +73,7 @@ impl From<LeaseView> for pb::TaskLease {
     }
 }
 
-/// No `From`: `records` has another message for failures.
+/// Not a `From`: `records` converts failures to another message.
 fn failure(failure: Failure) -> pb::TaskFailure {
     let Failure {
         at_unix_ms,

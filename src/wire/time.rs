@@ -1,10 +1,10 @@
-//! Times and durations, as protobuf and RFC 3339 write them.
+//! Times and durations in the forms of protobuf and RFC 3339.
 
 use std::time::Duration;
 
 use prost_types::Timestamp;
 
-/// Milliseconds since 1970 as a timestamp.
+/// Converts milliseconds since 1970 to a timestamp.
 pub fn timestamp(unix_ms: i64) -> Timestamp {
     let nanos = i32::try_from(unix_ms.rem_euclid(1000) * 1_000_000).unwrap_or(0);
     Timestamp {
@@ -13,7 +13,7 @@ pub fn timestamp(unix_ms: i64) -> Timestamp {
     }
 }
 
-/// Milliseconds since 1970; 0 for earlier times.
+/// Converts a timestamp to milliseconds since 1970; 0 for earlier times.
 pub(super) fn unix_ms(at: Timestamp) -> i64 {
     at.seconds
         .saturating_mul(1000)
@@ -21,23 +21,23 @@ pub(super) fn unix_ms(at: Timestamp) -> i64 {
         .max(0)
 }
 
-/// The duration of the field `what`, which must not be negative.
+/// Reads the duration in field `what`, which must not be negative.
 pub fn read_duration(what: &str, duration: prost_types::Duration) -> Result<Duration, String> {
     Duration::try_from(duration).map_err(|_| format!("{what} is negative or out of range"))
 }
 
-/// The duration as a message; `None` where it is longer than one can say.
+/// Converts a duration to a message; `None` if it is too long for one.
 pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
     prost_types::Duration::try_from(duration).ok()
 }
 
-/// Milliseconds since 1970 of a text like `2030-01-31T12:00:00[.5](Z|+02:00)`; `None` for any other
-/// form.
+/// Parses a text like `2030-01-31T12:00:00[.5](Z|+02:00)` to milliseconds since 1970. Returns
+/// `None` for any other form.
 pub fn from_rfc_3339(text: &str) -> Option<i64> {
     is_rfc_3339(text).then(|| text.parse().ok().map(unix_ms))?
 }
 
-/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser takes more: days without a
+/// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser accepts more: days without a
 /// time, times without an offset, years with a sign.
 fn is_rfc_3339(text: &str) -> bool {
     let like = |text: &str, form: &str| {
@@ -68,7 +68,7 @@ fn is_rfc_3339(text: &str) -> bool {
         || (like(offset, "+00:00") || like(offset, "-00:00"))
             && offset[1..3] <= *"23"
             && offset[4..6] <= *"59";
-    // The parser would read a leap second as the second after it.
+    // No second 60: the parser would read a leap second as the second after it.
     like(&time, "0000-00-00T00:00:00") && time[17..] <= *"59" && is_offset
 }
 

@@ -1,9 +1,9 @@
-//! A tenant that takes all it can get, and strangers without a token, next to the honest workers of
-//! another tenant.
+//! A tenant that takes everything it can get, and strangers without a token, next to the honest
+//! workers of another tenant.
 //!
-//! One process on taskd's own backends, with tokens. First the honest workers are alone, then the
-//! others come. All calls of the honest succeed, none of their tasks fails, and the memory of the
-//! process stays within a bound.
+//! It runs a single process on taskd's embedded servers, with tokens. First the honest workers are
+//! alone, then the others join. All calls of the honest workers must succeed, none of their tasks
+//! may fail, and the memory of the process must stay within a bound.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ use crate::support::{daemon::Daemon, http_client, until};
 
 const MIB: usize = 1 << 20;
 const REQUEST_BUDGET: usize = 256 * MIB;
-/// What the process may take in addition to its `request_budget`.
+/// How much memory the process may use in addition to its `request_budget`.
 const BESIDES: usize = 300 * MIB;
 
 const CONFIG: &str = r##"
@@ -49,12 +49,12 @@ payload_schema = """
 ]}}}"""
 "##;
 
-/// How many honest workers there are, and how many rounds each of them makes alone and among the
+/// The number of honest workers, and how many rounds each makes, first alone and then among the
 /// others.
 const HONEST: usize = 4;
 const ROUNDS: usize = 60;
-/// The pause of a client that was refused or ended. They hold what they can, and are no flood of
-/// new calls.
+/// How long a client pauses after it was refused or disconnected. The clients hold on to resources,
+/// and do not flood taskd with new calls.
 const AGAIN: Duration = Duration::from_secs(10);
 
 pub(crate) async fn play() {
@@ -109,8 +109,8 @@ pub(crate) async fn play() {
     assert!(daemon.stop().await.success());
 }
 
-/// Inserts, gets and completes a small and a larger task in each round. Returns the 99th percentile
-/// of all calls.
+/// Inserts, gets and completes tasks in each round, mostly small and some larger ones. Returns the
+/// 99th percentile of the duration of all calls.
 async fn honest(daemon: &Daemon, token: &str, phase: &'static str) -> Duration {
     let mut workers = JoinSet::new();
     for n in 0..HONEST {
@@ -160,7 +160,7 @@ async fn timed(
     serde_json::from_str(&text).unwrap()
 }
 
-/// The clients of the hostile tenant, and strangers. They end when this is dropped.
+/// The clients of the hostile tenant, and the strangers. Dropping it stops them.
 struct Tenant {
     clients: JoinSet<()>,
     worst: Vec<(&'static str, Arc<AtomicBool>)>,
@@ -214,7 +214,7 @@ impl Tenant {
     }
 }
 
-/// Sends lines of 31 MiB, and then a byte now and then, as often as it is hung up on.
+/// Sends lines of 31 MiB, followed by a byte now and then; reconnects after each disconnect.
 async fn endless_lines(port: u16, token: Arc<str>, worst: Arc<AtomicBool>) {
     let mut lines = JoinSet::new();
     for _ in 0..9 {
@@ -244,7 +244,7 @@ async fn endless_line(port: u16, token: &str, worst: &AtomicBool) -> std::io::Re
     .concat();
     for _ in 0..31 {
         if let Err(error) = stream.write_all(&piece).await {
-            // Refused for the share of the token: this is its worst, too.
+            // If refused because the token's share is used up, it has done its worst, too.
             worst.store(true, Ordering::Relaxed);
             return Err(error);
         }
@@ -256,12 +256,12 @@ async fn endless_line(port: u16, token: &str, worst: &AtomicBool) -> std::io::Re
     }
 }
 
-/// Asks for 60 MiB of tasks on a connection, and makes room for one byte of the answer at a time.
+/// Asks for 60 MiB of tasks on a connection, and lets taskd send one byte of the answer at a time.
 async fn byte_by_byte(url: String, port: u16, token: Arc<str>, worst: Arc<AtomicBool>) {
     let payload = "x".repeat(900 << 10);
     for n in 0..64 {
         let task = json!({"queue": "bad.large", "key": n.to_string(), "payload": payload});
-        // Without room it comes later; fewer tasks do as well.
+        // May be refused if there is no memory for it; fewer tasks suffice.
         drop(send(&url, &token, "/v1/tasks", &task).await);
     }
     let mut asking = JoinSet::new();
@@ -328,7 +328,7 @@ fn message(message: &impl prost::Message) -> Bytes {
     bytes.into()
 }
 
-/// Takes all connections of both ports: over gRPC it answers pings, over HTTP it asks for the
+/// Takes all connections of both ports: over gRPC it answers pings, over HTTP it requests the
 /// health.
 async fn strangers(http: u16, grpc: u16, worst: Arc<AtomicBool>) {
     let mut strangers = JoinSet::new();
@@ -373,7 +373,7 @@ async fn stay(mut socket: TcpStream, over_grpc: bool) -> Option<()> {
     }
 }
 
-/// Inserts trees of a hundred levels that fit no form of their schema.
+/// Inserts deeply nested trees that match no variant of their schema.
 async fn recursive(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     let mut senders = JoinSet::new();
     for _ in 0..4 {
@@ -395,7 +395,7 @@ async fn recursive(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     senders.join_all().await;
 }
 
-/// Waits for tasks in calls without number, a thousand on each connection.
+/// Waits for tasks with an unlimited number of calls, a thousand per connection.
 async fn polls(port: u16, token: Arc<str>, worst: Arc<AtomicBool>) {
     let mut connections = JoinSet::new();
     for _ in 0..20 {
@@ -455,7 +455,7 @@ async fn thousand_polls(port: u16, token: &str, worst: &AtomicBool) -> Option<()
     }
 }
 
-/// Makes up queues, and starts bulk changes over nothing.
+/// Creates queues under made-up names, and starts bulk changes that match nothing.
 async fn names_and_bulk_changes(url: String, token: Arc<str>, worst: Arc<AtomicBool>) {
     for n in 0.. {
         let task = json!({"queue": format!("bad.{n}"), "key": "k"});
@@ -494,7 +494,7 @@ async fn try_get(daemon: &Daemon, token: &str, path: &str) -> (u16, Value) {
     (answer.status().as_u16(), answer.json().await.unwrap())
 }
 
-/// A new token of the daemon's database.
+/// Creates a token in the database of the daemon.
 fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
     let own = std::env::vars_os().filter(|(name, _)| !name.to_string_lossy().starts_with("TASKD_"));
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
@@ -516,7 +516,7 @@ fn token(daemon: &Daemon, name: &str, args: &[&str]) -> String {
         .to_owned()
 }
 
-/// A figure of `/proc/<pid>/status`, in bytes.
+/// A value from `/proc/<pid>/status`, in bytes.
 fn memory(daemon: &Daemon, name: &str) -> usize {
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let line = status

@@ -1,4 +1,4 @@
-//! The real binary in a folder of its own under /tmp, killed and started again as a test likes.
+//! Runs the real binary in a temporary folder; tests can kill and restart it.
 
 use std::{
     collections::BTreeSet,
@@ -17,12 +17,12 @@ use tempfile::TempDir;
 
 use super::{PATIENCE, port::Port, until};
 
-/// How long one answer of `/readyz` may take.
+/// The timeout of one request to `/readyz`.
 const PROBE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Daemon {
     dir: TempDir,
-    /// The command that starts taskd, where it is not the binary itself.
+    /// A wrapper command that starts taskd; empty if the binary is started directly.
     through: Vec<String>,
     args: Vec<String>,
     env: Vec<(String, String)>,
@@ -33,25 +33,26 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Runs all pipelines, or those that `args` name, with this configuration and waits until it is
-    /// ready.
+    /// Starts taskd with this configuration and waits until it is ready. Runs all pipelines unless
+    /// `args` selects some.
     pub(crate) async fn start(config: &str, args: &[&str]) -> Self {
         let mut daemon = Self::begin(config, args);
         daemon.ready().await;
         daemon
     }
 
-    /// The same without the wait.
+    /// Like [`Self::start`], but does not wait.
     pub(crate) fn begin(config: &str, args: &[&str]) -> Self {
         Self::begin_in(config, args, Vec::new())
     }
 
-    /// The same in this environment.
+    /// Like [`Self::begin`], with these environment variables.
     pub(crate) fn begin_in(config: &str, args: &[&str], env: Vec<(String, String)>) -> Self {
         Self::begin_through(&[], config, args, env)
     }
 
-    /// With a limit of file descriptors (what `ulimit` takes), waits until it is ready.
+    /// Starts taskd with a limit of file descriptors (arguments of `ulimit`), and waits until it is
+    /// ready.
     pub(crate) async fn start_with_descriptors(descriptors: &str, config: &str) -> Self {
         let limit = format!("ulimit {descriptors}; exec \"$@\"");
         let mut daemon = Self::begin_through(&["sh", "-c", &limit, "sh"], config, &[], Vec::new());
@@ -59,7 +60,7 @@ impl Daemon {
         daemon
     }
 
-    /// With its stderr at this path, waits until it is ready.
+    /// Starts taskd with stderr redirected to this path, and waits until it is ready.
     pub(crate) async fn start_with_stderr(path: &str) -> Self {
         let mut daemon = Self::begin_through(
             &["sh", "-c", "exec \"$@\" 2>\"$0\"", path],
@@ -118,7 +119,8 @@ impl Daemon {
         }
     }
 
-    /// Runs other pipelines in the folder of a daemon that has ended, and waits until it is ready.
+    /// Starts taskd with other pipelines in the folder of a daemon that has ended, and waits until
+    /// it is ready.
     pub(crate) async fn start_in_the_folder_of(mut daemon: Self, args: &[&str]) -> Self {
         let pipelines = daemon
             .args
@@ -140,7 +142,7 @@ impl Daemon {
         format!("http://127.0.0.1:{}", self.grpc.number)
     }
 
-    /// Until `/readyz` answers 200. Else it panics with the last answer.
+    /// Waits until `/readyz` answers 200. On a timeout, panics with the last answer.
     pub(crate) async fn ready(&mut self) {
         let url = format!("{}/readyz", self.http());
         let began = Instant::now();
@@ -166,7 +168,7 @@ impl Daemon {
         }
     }
 
-    /// SIGKILL, and the same again in the same folder, without a wait.
+    /// Kills it with SIGKILL and starts it again in the same folder, without waiting.
     pub(crate) fn kill9_and_restart(&mut self) {
         self.kill9();
         self.start_again();
@@ -181,7 +183,7 @@ impl Daemon {
         self.child = spawn(&self.dir, &self.through, &self.args, &self.env);
     }
 
-    /// SIGKILL for its redis-server; false when there is none at the moment.
+    /// Kills its redis-server with SIGKILL; returns false if there is none at the moment.
     pub(crate) fn kill9_redis(&self) -> bool {
         self.signal_redis(Signal::SIGKILL)
     }
@@ -193,12 +195,12 @@ impl Daemon {
         let Ok(pid) = pid.trim().parse::<i32>() else {
             return false;
         };
-        // An old file may name a process that is now somebody else's.
+        // The pid file may be stale, and the pid may belong to another program by now.
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         name.trim() == "redis-server" && kill(Pid::from_raw(pid), signal).is_ok()
     }
 
-    /// The arguments by which a command finds its database.
+    /// The arguments that point a command to its database.
     pub(crate) fn database(&self) -> Vec<String> {
         let url = self
             .args
@@ -209,13 +211,13 @@ impl Daemon {
         url.into_iter().flatten().chain(data).collect()
     }
 
-    /// The value of one of its arguments.
+    /// The value of one of its command line arguments.
     pub(crate) fn arg(&self, name: &str) -> Option<&str> {
         let at = self.args.iter().position(|arg| arg == name)?;
         self.args.get(at + 1).map(String::as_str)
     }
 
-    /// Its redis-server.
+    /// Connects to its redis-server.
     pub(crate) async fn redis(&self) -> redis::aio::MultiplexedConnection {
         let url = format!("unix://{}", self.data().join("redis.sock").display());
         super::redis::patient(url).await
@@ -237,12 +239,12 @@ impl Daemon {
         self.child.id()
     }
 
-    /// `None` while it runs.
+    /// The exit status, or `None` while it runs.
     pub(crate) fn end(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// SIGTERM, and how it ended.
+    /// Sends SIGTERM, and returns the exit status.
     pub(crate) async fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::SIGTERM);
         self.ended().await
@@ -262,7 +264,7 @@ impl Daemon {
         ended.unwrap()
     }
 
-    /// Everything that it has said.
+    /// The whole log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
     }
@@ -273,7 +275,7 @@ impl Daemon {
         self.try_get(path).await.unwrap()
     }
 
-    /// `None` when there is no answer.
+    /// Returns `None` if there is no answer.
     pub(crate) async fn try_get(&self, path: &str) -> Option<(u16, Value)> {
         Some(
             answer(
@@ -291,7 +293,7 @@ impl Daemon {
         self.try_post(path, body).await.unwrap()
     }
 
-    /// `None` when there is no answer.
+    /// Returns `None` if there is no answer.
     pub(crate) async fn try_post(&self, path: &str, body: &Value) -> Option<(u16, Value)> {
         let request = self
             .client
@@ -313,7 +315,7 @@ impl Daemon {
         answer(request.body(body.into()).send().await.unwrap()).await
     }
 
-    /// Inserts; all must be new. Their ids.
+    /// Inserts tasks, which must all be new. Returns their ids.
     pub(crate) async fn insert(&self, tasks: &[Value]) -> Vec<String> {
         let (status, answer) = self.post("/v1/tasks", &json!(tasks)).await;
         assert_eq!(status, 200, "{answer}");
@@ -328,7 +330,7 @@ impl Daemon {
             .collect()
     }
 
-    /// The tasks that a worker gets from one queue within `wait`.
+    /// Leases tasks of one queue, waiting up to `wait`.
     pub(crate) async fn lease(
         &self,
         worker: &str,
@@ -342,7 +344,7 @@ impl Daemon {
         serde_json::from_value(answer["tasks"].take()).unwrap()
     }
 
-    /// Leases until it has `count`.
+    /// Leases tasks until there are `count`.
     pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
         let mut tasks = Vec::new();
         until("there are as many tasks", async || {
@@ -356,7 +358,7 @@ impl Daemon {
         tasks
     }
 
-    /// Completes leased tasks; what each is answered.
+    /// Completes leased tasks; returns the status of each.
     pub(crate) async fn complete(&self, worker: &str, tasks: &[Value]) -> Vec<String> {
         let completion = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "result": worker});
         let completions: Vec<_> = tasks.iter().map(completion).collect();
@@ -372,7 +374,8 @@ impl Daemon {
         statuses
     }
 
-    /// Waits until one more task has gone all the way, and it calls itself ready.
+    /// Waits until one more task has been inserted and completed, and taskd reports that it is
+    /// ready.
     pub(crate) async fn works_again(&self, queue: &str) {
         let insert = json!([{"queue": queue, "key": "works-again"}]);
         until("an insert is answered", async || {
@@ -384,7 +387,7 @@ impl Daemon {
         let get = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "1s"});
         let token = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"]});
         let mut done = false;
-        // A task that was inserted before the fault may come last.
+        // Complete everything: a task inserted before the fault may arrive last.
         until("a worker has done all there is, by SQL", async || {
             let Some((200, answer)) = self.try_post("/v1/tasks:get", &get).await else { return false };
             let leased = answer["tasks"].as_array().unwrap();
@@ -407,7 +410,7 @@ impl Daemon {
         .await;
     }
 
-    /// Gets and completes until `queue` has nothing left to do; the keys that `worker` completed.
+    /// Gets and completes tasks until `queue` has none unfinished. Returns the completed keys.
     pub(crate) async fn drain(&self, worker: &str, queue: &str) -> Vec<String> {
         let mut keys = Vec::new();
         until("the queue is worked off", async || {
@@ -418,7 +421,7 @@ impl Daemon {
         keys
     }
 
-    /// The same until it has completed `count`.
+    /// Like [`Self::drain`], but stops after at least `count` completions.
     pub(crate) async fn work(&self, worker: &str, queue: &str, count: usize) -> Vec<String> {
         let mut keys = Vec::new();
         until("the worker got as many", async || {
@@ -443,8 +446,8 @@ impl Daemon {
             .collect()
     }
 
-    /// How many tasks of the queue are neither completed nor dead, by SQL; 1 when nobody answers
-    /// that.
+    /// How many tasks of the queue are neither completed nor dead according to SQL. Not 0 if the
+    /// number is unknown.
     pub(crate) async fn unfinished(&self, queue: &str) -> u64 {
         let queue = self.queue(queue).await;
         ["pending", "waiting", "assigned", "delayed"]
@@ -453,7 +456,7 @@ impl Daemon {
             .sum()
     }
 
-    /// Its entry in `/v1/queues`.
+    /// The queue's entry in `/v1/queues`, or null.
     pub(crate) async fn queue(&self, name: &str) -> Value {
         let Some((200, answer)) = self.try_get("/v1/queues").await else {
             return Value::Null;
@@ -472,7 +475,7 @@ pub(crate) fn keys(from: usize, to: usize) -> BTreeSet<String> {
     (from..to).map(|n| format!("key-{n}")).collect()
 }
 
-/// Without repetitions: a key that was done twice is seen.
+/// Converts keys to a set; panics if a key occurs twice.
 pub(crate) fn once(keys: Vec<String>) -> BTreeSet<String> {
     let count = keys.len();
     let set: BTreeSet<_> = keys.into_iter().collect();
@@ -492,7 +495,7 @@ pub(crate) fn statuses(answer: &Value) -> Vec<String> {
 async fn answer(response: reqwest::Response) -> (u16, Value) {
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();
-    // Lines of JSON become a list.
+    // Convert JSON lines to a list.
     let lines = text
         .lines()
         .map(serde_json::from_str)
@@ -535,7 +538,7 @@ fn spawn(dir: &TempDir, through: &[String], args: &[String], env: &[(String, Str
         .chain([env!("CARGO_BIN_EXE_taskd")]);
     let mut command = Command::new(line.next().unwrap());
     command.args(line);
-    // Of the tests; taskd refuses what it does not know.
+    // Remove the tests' own variables, because taskd rejects unknown ones.
     command.env_remove("TASKD_SEED").env_remove("TASKD_SOAK");
     command
         .args(args)

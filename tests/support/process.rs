@@ -1,4 +1,4 @@
-//! A process of which a test starts the pipelines that it needs.
+//! A taskd process inside the test, which starts only the pipelines that it needs.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use taskd::{
 };
 use uuid::Uuid;
 
-/// Does all tasks of a shard, and forgets them, so that it has nothing left.
+/// Completes and forgets all tasks of a shard, so that nothing is left in it.
 pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
     let (known, worker) = (
         queue.shards_of(&shard.queue).remove(0),
@@ -64,13 +64,13 @@ pub(crate) async fn work_off(queue: &Queue, shard: &ShardId) {
         .unwrap();
 }
 
-/// One process over its backends.
+/// One process with its backends.
 pub(crate) struct Process {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) bus: Arc<dyn Bus>,
     pub(crate) queue: Queue,
     pub(crate) gates: Gates,
-    /// Unless a test makes one, all tasks go by the bus.
+    /// `None` unless a test creates one; then all tasks go over the bus.
     pub(crate) shortcut: Option<Shortcut>,
     pub(crate) clock: Clock,
     coordination: Coordination,
@@ -92,7 +92,7 @@ impl Process {
         Self::named("p", redis, store, bus, clock)
     }
 
-    /// A process of this name on this clock.
+    /// Creates a process with this name and this clock.
     pub(crate) fn named(
         name: &str,
         redis: &Redis,
@@ -132,7 +132,7 @@ impl Process {
         )
     }
 
-    /// Keeps what the process knows about queues up to date.
+    /// Keeps the process's view of the queues up to date.
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
         let (store, queue) = (Arc::clone(&self.store), self.queue.shards.clone());

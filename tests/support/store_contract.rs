@@ -1,5 +1,5 @@
-//! The promises of every store (`src/store`), sentence by sentence. `store_contract!(SomeDatabase)`
-//! runs it on a backend.
+//! Tests every promise of `Store` (`src/store`). `store_contract!(SomeDatabase)` runs the tests on
+//! a backend.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -59,19 +59,20 @@ use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
 use Unpublished::{Fresh, Missing, Parked, Scheduled};
 
-/// A database of one test.
+/// A database for one test.
 pub(crate) trait Database: Sized {
     fn create() -> impl Future<Output = Self>;
-    /// A new process's view of it.
+    /// Opens the database, as a new process would.
     fn try_open(&self) -> impl Future<Output = store::Result<Arc<dyn Store>>>;
     async fn open(&self) -> Arc<dyn Store> {
         self.try_open().await.unwrap()
     }
-    /// Changes it behind the store's back.
+    /// Executes SQL directly, bypassing the store.
     fn execute(&self, sql: &str) -> impl Future<Output = ()>;
-    /// The one number that `sql` answers.
+    /// The single number that `sql` returns.
     fn number(&self, sql: &str) -> impl Future<Output = i64>;
-    /// Only when the test has passed: otherwise it is left to be looked at.
+    /// Removes the database. Only called after a test has passed; otherwise the database is kept
+    /// for inspection.
     fn remove(self) -> impl Future<Output = ()>;
 }
 
@@ -252,7 +253,7 @@ fn replicated(key: &str, replicas: u32) -> NewRow {
     })
 }
 
-/// Rows of one queue.
+/// Makes rows of one queue.
 pub(crate) fn rows(queue: &str, count: usize) -> Vec<NewRow> {
     (0..count).map(|i| row(queue, format!("key {i}"))).collect()
 }
@@ -309,7 +310,7 @@ fn settled(status: StoredStatus) -> Settled {
     }
 }
 
-/// How a report about a dead task is answered.
+/// The expected answer to a report about a dead task.
 fn settled_dead(row: &NewRow) -> Settled {
     Settled {
         key: Some((row.task.queue.clone(), row.task.key_hash)),
@@ -333,7 +334,7 @@ fn result_of(worker: &str, surplus: bool) -> TaskResult {
     }
 }
 
-/// As it is seen when nothing has happened yet.
+/// The expected details of a task to which nothing has happened yet.
 pub(crate) fn detail(row: &NewRow) -> TaskDetail {
     TaskDetail {
         task: row.task.clone(),
@@ -369,7 +370,7 @@ fn detail_dead(row: &NewRow) -> TaskDetail {
     }
 }
 
-/// The turn is left out: see [`without_turns`].
+/// The expected outbox row, without its turn: see [`without_turns`].
 fn in_outbox(row: &NewRow, unpublished: Unpublished) -> OutboxRow {
     OutboxRow {
         task: row.task.clone(),
@@ -417,7 +418,7 @@ pub(crate) async fn counts(store: &dyn Store) -> Vec<QueueCount> {
     counts
 }
 
-/// With their lives.
+/// The open shards, with their generations.
 async fn open_shards(store: &dyn Store) -> Vec<(ShardId, u64)> {
     store
         .shards(None)
@@ -439,7 +440,7 @@ pub(crate) async fn detail_of(store: &dyn Store, row: &NewRow) -> TaskDetail {
     store.task(row.task.id).await.unwrap().unwrap()
 }
 
-/// All that will ever be due.
+/// The whole outbox, whenever its rows are due.
 async fn outbox(store: &dyn Store) -> Vec<OutboxRow> {
     due_rows(store, i64::MAX, 10_000).await
 }
@@ -448,7 +449,7 @@ fn at(major: u64, minor: u64) -> Offset {
     Offset { major, minor }
 }
 
-/// Marks them in the turn in which they stand in the outbox.
+/// Marks tasks as published, in the turns that they have in the outbox.
 async fn publish(store: &dyn Store, rows: &[NewRow], offset: Offset) {
     let mut stored = store.due(i64::MAX, 10_000, &HashSet::new()).await.unwrap();
     for queue in store.parked_queues().await.unwrap() {
@@ -520,7 +521,7 @@ async fn published(store: &dyn Store) -> Vec<PublishedTask> {
     published_in(store, "g", Stretch::ALL, 10_000).await.0
 }
 
-/// The published tasks in a page of a walk, in its order, and where the next one begins.
+/// The published tasks in a page of a walk, in order, and where the next page begins.
 async fn published_in(
     store: &dyn Store,
     generation: &str,
@@ -666,8 +667,8 @@ pub(crate) async fn a_repeated_insert_changes_nothing(db: &impl Database) {
     publish(&*store, &batch[..1], at(1, 0)).await;
     store.settle(&[completed(&batch[1], "w")]).await.unwrap();
 
-    // As if the answer had been lost: the same ids, in another order, one with other data, and one
-    // row more.
+    // Repeat as if the answer had been lost: the same ids in another order, one of them with
+    // different data, and one additional row.
     let changed = NewRow {
         unpublished: Parked,
         due_unix_ms: 0,
@@ -732,7 +733,7 @@ pub(crate) async fn answers_come_in_the_order_of_the_rows(db: &impl Database) {
 
 pub(crate) async fn large_rows_fit(db: &impl Database) {
     let store = db.open().await;
-    // More in all than a server takes in one packet.
+    // More in total than a server accepts in one packet.
     let payload = Bytes::from(vec![0xa5; 1 << 20]);
     let large = |i| {
         fresh(TaskRow {
@@ -802,7 +803,7 @@ pub(crate) async fn what_payloads_and_results_are_is_remembered(db: &impl Databa
         );
         assert_eq!(store.results(id).await.unwrap()[0].encoding, encoding);
     }
-    // As rows are of which nobody said it.
+    // Rows from before the column existed have an unknown encoding.
     db.execute("UPDATE tasks SET payload_encoding = 0").await;
     db.execute("UPDATE results SET result_encoding = 0").await;
     assert_eq!(
@@ -946,7 +947,7 @@ pub(crate) async fn the_first_final_status_stays(db: &impl Database) {
         [surplus, settled(Completed), repeated]
     );
 
-    // The same within one call.
+    // The same two reports within one call.
     let surplus = Settled {
         surplus: true,
         ..settled_dead(&both)
@@ -1231,8 +1232,8 @@ pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
             .collect::<Vec<_>>();
         assert_eq!(published(&*store).await, places, "{moved}");
     }
-    // An old mark of a task that is back in the outbox: it was published, somewhere at or before
-    // the later place.
+    // A late mark of a task that is back in the outbox: the task was published at or before the
+    // later offset.
     store.unpublish(&ids(&batch), Missing).await.unwrap();
     publish(&*store, &batch[..1], at(2, 0)).await;
     assert_eq!(
@@ -1241,7 +1242,7 @@ pub(crate) async fn a_place_never_moves_backwards(db: &impl Database) {
     );
     assert_eq!(outbox(&*store).await, [in_outbox(&batch[1], Missing)]);
 
-    // Offsets of another generation are not to be compared.
+    // Offsets of different generations cannot be compared.
     let elsewhere = Published {
         partition: 0,
         offset: at(1, 0),
@@ -1302,7 +1303,7 @@ pub(crate) async fn an_unpublished_task_is_back_in_the_outbox(db: &impl Database
     }
     assert_eq!(detail_of(&*store, &batch[0]).await, detail(&batch[0]));
 
-    // From one state to another.
+    // Move tasks from one state in the outbox to another.
     store.unpublish(&[batch[0].task.id], Parked).await.unwrap();
     store.unpublish(&[batch[1].task.id], Missing).await.unwrap();
     assert_eq!(
@@ -1322,7 +1323,8 @@ pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database)
     let store = db.open().await;
     let batch = rows("q", 4);
     insert_new(&*store, &batch).await;
-    // Their publisher is slower than the fanout, which found the queue full, and the reconciler.
+    // Meanwhile, the fanout found the queue full and the reconciler found a task missing, before
+    // the publisher marks them.
     store.unpublish(&ids(&batch[..1]), Parked).await.unwrap();
     store.unpublish(&ids(&batch[1..2]), Missing).await.unwrap();
     mark(&*store, first_turn(&ids(&batch)), at(1, 0)).await;
@@ -1337,7 +1339,7 @@ pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database)
     );
     assert!(detail_of(&*store, &batch[0]).await.unpublished);
 
-    // The same when it came back once more.
+    // The old turn does not match after it came back a second time, either.
     let stored = store
         .parked(&queue("q"), 10, &HashSet::new())
         .await
@@ -1370,7 +1372,7 @@ pub(crate) async fn a_late_mark_leaves_a_task_that_came_back(db: &impl Database)
         again
     );
 
-    // Marked in their own turn, with a fresh one beside them.
+    // Mark them in their current turn, together with a new task.
     let fresh = row("q", "fresh");
     insert_new(&*store, std::slice::from_ref(&fresh)).await;
     let mut tasks: Vec<_> = again.iter().map(|row| (row.task.id, row.turn)).collect();
@@ -1404,7 +1406,7 @@ pub(crate) async fn due_rows_come_earliest_first(db: &impl Database) {
         &[late.clone(), early.clone(), parked, also_early.clone()],
     )
     .await;
-    // A batch is due when the last of its tasks is.
+    // A batch is due when the last of its tasks is due.
     insert_new(&*store, std::slice::from_ref(&middle)).await;
 
     let [early, also_early] = [in_outbox(&early, Fresh), in_outbox(&also_early, Missing)];
@@ -1510,7 +1512,7 @@ pub(crate) async fn a_page_of_the_outbox_has_bounded_weight(db: &impl Database) 
     }));
     insert_new(&*store, &batch).await;
 
-    // The rest of a page is due again, until all have come once and in order.
+    // The rest of a page stays due, until each task was returned once, in order.
     let mut seen = Vec::new();
     let mut pages = Vec::new();
     loop {
@@ -1530,7 +1532,7 @@ pub(crate) async fn a_page_of_the_outbox_has_bounded_weight(db: &impl Database) 
     assert_eq!(pages, [16, 16, 308]);
     assert_eq!(seen, ids(&batch));
 
-    // The same for those that came back, by what is stored of them.
+    // The same for tasks that came back, whose stored size counts.
     store.unpublish(&ids(&batch[..20]), Parked).await.unwrap();
     assert_eq!(
         store
@@ -1554,7 +1556,7 @@ pub(crate) async fn a_page_leaves_out_what_it_is_told_to(db: &impl Database) {
     batch.extend(rows("q", 3));
     insert_new(&*store, &batch).await;
 
-    // Three that nobody takes would fill a page by weight, and three of six by number.
+    // The first three tasks, which nobody accepts, would fill a page, both by weight and by number.
     let refused: HashSet<TaskId> = ids(&batch[..3]).into_iter().collect();
     let rest: Vec<OutboxRow> = batch[3..].iter().map(|row| in_outbox(row, Fresh)).collect();
     assert_eq!(
@@ -1581,8 +1583,8 @@ pub(crate) async fn published_tasks_are_paged_by_id(db: &impl Database) {
     store.settle(&[died(&batch[3])]).await.unwrap();
 
     let published = |i: usize| published_at(&batch[i], Some(at(3, 1)));
-    // A page of two looks at two unfinished tasks, also at one that is in the outbox or waits in
-    // its batch.
+    // A page of two visits two unfinished tasks, even if one is in the outbox or waits in its
+    // batch.
     let mut after = None;
     for (page, last) in [
         (vec![0, 1], Some(1)),
@@ -1631,7 +1633,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
 
     let mut asked = ids(&stored);
     asked.extend((0..300).map(|_| TaskId::new()));
-    // A task that stands on the bus twice is asked for twice, and not in one statement.
+    // A task that is on the bus twice is requested twice, but not in the same statement.
     asked.extend(ids(&stored));
     let mut states = store.states(&asked).await.unwrap();
     states.sort_by_key(|state| state.id);
@@ -1685,7 +1687,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
             (Unfinished, None)
         ]
     );
-    // Surplus was answered OK, too.
+    // A surplus completion was also answered with OK.
     assert_eq!(
         for_worker("late").await,
         [
@@ -1715,7 +1717,7 @@ pub(crate) async fn an_unfinished_task_has_a_place(db: &impl Database) {
     assert_eq!(place(&parked).await, off(Parked, None));
     assert_eq!(place(&scheduled).await, off(Scheduled, Some(NOW + 7)));
 
-    // One by its batch, the other by itself.
+    // One is marked by its batch, the other by itself.
     publish(&*store, &[fresh.clone(), scheduled.clone()], at(4, 2)).await;
     for row in [&fresh, &scheduled] {
         assert_eq!(place(row).await, Some(Place::On(Some(at(4, 2)))));
@@ -1838,7 +1840,7 @@ pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database
         "schema 9000, which needs a taskd that knows schema 8000 or later; this one knows {known}"
     );
     assert!(error.to_string().ends_with(&expected), "{error}");
-    // Nobody has said that an older one may use it.
+    // Without the entry, no older version is allowed to use it.
     db.execute("DELETE FROM meta WHERE name = 'lowest_schema'")
         .await;
     let error = db.try_open().await.err().unwrap();
@@ -1853,8 +1855,8 @@ pub(crate) async fn a_newer_schema_is_used_where_it_allows_it(db: &impl Database
 pub(crate) async fn of_concurrent_inserts_one_wins_each_key(db: &impl Database) {
     const KEYS: usize = 60;
     let stores = [db.open().await, db.open().await];
-    // Every writer inserts all keys, each in another order (2n + 1 has no factor in common with
-    // KEYS) and in small batches.
+    // Every writer inserts all keys in small batches, each in another order (2n + 1 is coprime to
+    // KEYS).
     let writer = |n: usize| {
         let store = Arc::clone(&stores[n % 2]);
         let key = move |i: usize| format!("key {}", (i * (2 * n + 1) + 7 * n) % KEYS);
@@ -1904,8 +1906,8 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
     let batch: Vec<NewRow> = (0..30).map(|i| replicated(&format!("{i}"), 3)).collect();
     insert_new(&*stores[0], &batch).await;
 
-    // Two deliveries of each worker's reports, in different orders, each with a discovery that all
-    // make.
+    // Each worker's reports are delivered twice, in different orders; each report discovers the
+    // same task as those of the other workers.
     let delivery = |n: usize| {
         let (store, mut rows) = (Arc::clone(&stores[n % 2]), batch.clone());
         rows.rotate_left(n * 7 % 30);
@@ -1938,7 +1940,7 @@ pub(crate) async fn of_concurrent_settlements_one_credits_each_worker(db: &impl 
     );
 }
 
-/// How many migrations there are.
+/// The number of migrations.
 pub(crate) fn migrations(backend: &str) -> usize {
     std::fs::read_dir(format!(
         "{}/migrations/{backend}",
@@ -1948,7 +1950,7 @@ pub(crate) fn migrations(backend: &str) -> usize {
     .count()
 }
 
-/// The numbers of the migrations, which are the same for all backends.
+/// The numbers of the migrations, which are the same in all backends.
 fn migration_files() -> Vec<i64> {
     let files =
         std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/mysql")).unwrap();

@@ -1,4 +1,4 @@
-//! A client: the servers of an installation, a token, certificates; and inserts.
+//! The client: the servers of an installation, a token, certificates, and inserts.
 
 use std::{
     sync::Arc,
@@ -17,19 +17,19 @@ use crate::{
     token::Token,
 };
 
-/// How long a call may take, apart from the time that it asked taskd to wait.
+/// The timeout of a call, in addition to the time for which it asked taskd to wait.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// The waits between two tries.
+/// The delays between retries.
 pub(crate) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))
     .without_max_times();
-/// The tasks of one insert call, and their bytes.
+/// The limits of one insert call: tasks and bytes.
 const INSERT_TASKS: usize = 500;
 const INSERT_BYTES: usize = 2 << 20;
 
-/// A taskd, at one address or at several. Clones share the connections.
+/// A taskd installation, with one address or several. Clones share the connections.
 #[derive(Clone)]
 pub struct Client {
     servers: Arc<Servers>,
@@ -54,28 +54,30 @@ pub struct Inserted {
     pub id: String,
     /// The outcome.
     pub status: InsertedAs,
-    /// Why a task was rejected, or the end of the task that had its key before.
+    /// Why the task was rejected, or how the earlier task with its key ended.
     pub note: String,
 }
 
 /// The outcome of the insert of one task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InsertedAs {
-    /// taskd has stored it.
+    /// taskd stored the task.
     Created,
-    /// taskd had a task with this key.
+    /// taskd already had a task with this key.
     Duplicate,
-    /// It is wrong, and would be rejected again.
+    /// The task is invalid; inserting it again would fail again.
     Rejected,
 }
 
 impl Client {
-    /// A client of the taskd at `address`, without a token. It connects with its first call.
+    /// Creates a client of the taskd at `address`, without a token. It connects with its first
+    /// call.
     pub fn new(address: impl Into<String>) -> Result<Self, Error> {
         Self::builder([address]).build()
     }
 
-    /// A client of the taskd processes at `addresses`: while one is away, it calls the next one.
+    /// Creates a client of the taskd processes at `addresses`: if one is unavailable, it calls the
+    /// next.
     pub fn builder(addresses: impl IntoIterator<Item = impl Into<String>>) -> ClientBuilder {
         ClientBuilder {
             addresses: addresses.into_iter().map(Into::into).collect(),
@@ -89,9 +91,9 @@ impl Client {
 
     /// Inserts tasks, in calls of up to 500. The answers are in the order of the tasks.
     ///
-    /// It goes on while taskd is away or full, up to [`ClientBuilder::give_up_after`] without any
-    /// progress. `Err`: some tasks may be stored; an insert of all of them again makes no task
-    /// twice.
+    /// While taskd is unavailable or full, the insert keeps retrying; it fails after
+    /// [`ClientBuilder::give_up_after`] without any progress. After an error, some of the tasks may
+    /// be stored; inserting all of them again creates no task twice.
     pub async fn insert(
         &self,
         tasks: impl IntoIterator<Item = NewTask>,
@@ -115,7 +117,7 @@ impl Client {
 
     async fn insert_batch(&self, tasks: Vec<pb::NewTask>) -> Result<Vec<Inserted>, Error> {
         let mut inserted: Vec<Option<Inserted>> = vec![None; tasks.len()];
-        // Those without an answer, with their places.
+        // The tasks without an answer yet, with their positions.
         let mut rest: Vec<(usize, pb::NewTask)> = tasks.into_iter().enumerate().collect();
         let (mut waits, mut since) = (WAITS.build(), Instant::now());
         loop {
@@ -164,7 +166,8 @@ impl Client {
         }
     }
 
-    /// Inserts tasks that taskd refuses together: they are too large for a call, or one of them is.
+    /// Inserts tasks that taskd refused together, because they are too large for one call or one of
+    /// them is invalid: each half on its own.
     async fn insert_apart(
         &self,
         mut tasks: Vec<pb::NewTask>,
@@ -190,7 +193,7 @@ impl Client {
 }
 
 impl Inserted {
-    /// `None`: taskd asks to try later.
+    /// Returns `None` if taskd asks to try again later.
     fn read(result: pb::InsertResult) -> Option<Self> {
         let status = match result.status() {
             pb::InsertStatus::Created => InsertedAs::Created,
@@ -207,14 +210,13 @@ impl Inserted {
 }
 
 impl ClientBuilder {
-    /// The access token, if taskd asks for one.
+    /// The access token, if taskd requires one.
     #[must_use]
     pub fn token(self, token: Token) -> Self {
         Self { token, ..self }
     }
 
-    /// The authority of the certificates of `https://` addresses, in PEM, instead of the
-    /// authorities of the system.
+    /// The certificate authority for `https://` addresses, in PEM, instead of the system's.
     #[must_use]
     pub fn authority(self, pem: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -223,7 +225,7 @@ impl ClientBuilder {
         }
     }
 
-    /// The certificate of this client and its key, in PEM, if taskd asks for one.
+    /// The certificate of this client and its key, in PEM, if taskd requires one.
     #[must_use]
     pub fn identity(self, certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -232,7 +234,7 @@ impl ClientBuilder {
         }
     }
 
-    /// All of TLS, instead of [`Self::authority`] and [`Self::identity`].
+    /// A complete TLS configuration, instead of [`Self::authority`] and [`Self::identity`].
     #[must_use]
     pub fn tls(self, tls: ClientTlsConfig) -> Self {
         Self {
@@ -251,7 +253,7 @@ impl ClientBuilder {
         }
     }
 
-    /// `Err`: an address or a certificate is of no use.
+    /// Fails if an address or a certificate is invalid.
     pub fn build(self) -> Result<Client, Error> {
         let tls = self.tls.unwrap_or_else(|| {
             let tls = match self.authority {

@@ -1,9 +1,9 @@
-//! The client of taskd: workers, and inserts, over gRPC.
+//! The Rust client of taskd: workers and inserts, over gRPC.
 //!
-//! A worker is a function that is called once for each task. This crate calls it for as many tasks
-//! at a time as [`Worker::concurrency`] says, extends their leases while it runs, reports what it
-//! returns in batches, goes on when taskd is away for a while, and stops in order. It holds a
-//! stream on which taskd sends tasks as soon as they are there, or polls ([`Worker::poll`]).
+//! A worker is a function that is called once for each task. This crate calls it for up to
+//! [`Worker::concurrency`] tasks at a time, extends their leases while it runs, reports what it
+//! returns in batches, keeps going while taskd is unavailable, and shuts down gracefully. It holds
+//! a stream on which taskd sends tasks as soon as they are available, or polls ([`Worker::poll`]).
 //!
 //! ```no_run
 //! use taskd_client::{Client, Done, Failure, Json, NewTask, Task, Worker};
@@ -26,9 +26,8 @@
 //! }
 //! ```
 //!
-//! A handler that returns an error rejects its task: taskd tries it again after the backoff of its
-//! queue ([`Failure`] says more). [`Client::insert`] inserts tasks. [`Mock`] stands in for taskd in
-//! tests.
+//! A handler that returns an error rejects its task: taskd retries it after the backoff of its
+//! queue (see [`Failure`]). [`Client::insert`] inserts tasks. [`Mock`] replaces taskd in tests.
 
 mod address;
 mod backoff;
@@ -55,7 +54,7 @@ mod unary;
 mod waiting;
 mod worker;
 
-/// Its examples are compiled.
+/// Compiles the examples of the README as doctests.
 #[cfg(doctest)]
 mod pages {
     #[doc = include_str!("../README.md")]

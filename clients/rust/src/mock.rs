@@ -1,4 +1,4 @@
-//! A stand-in for taskd in tests of handlers: it keeps tasks in memory.
+//! An in-memory replacement for taskd, for tests of handlers.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -15,16 +15,18 @@ use crate::{
     source::Source,
 };
 
-/// taskd's default.
+/// The default of taskd.
 const MAX_ATTEMPTS: u32 = 5;
-/// Without time, a handler that puts a task off until something changes would do so for ever.
+/// Delays end at once here, so a handler that puts a task off until something changes would
+/// otherwise loop forever.
 const MOST_PUT_OFF: u32 = 100;
 
-/// Gives its tasks, and those that handlers discover, until all have ended; then the worker ends.
+/// Delivers its tasks, and those that handlers discover, until all of them are final; then the
+/// worker ends.
 ///
-/// Like taskd it drops a key that it has seen in the queue, and offers a rejected task again, up to
-/// `max_attempts`. Unlike taskd it knows no time: leases do not expire, and delays are over at
-/// once. A task that is put off a hundred times is dead here. Clones are the same mock.
+/// Like taskd, it drops a key that the queue has already seen, and delivers a rejected task again,
+/// up to `max_attempts`. Unlike taskd, it ignores time: leases do not expire, and delays end at
+/// once. A task that is put off a hundred times dies. Clones are handles of the same mock.
 ///
 /// ```
 /// # use taskd_client::{Done, Failure, Mock, NewTask, Task, Worker};
@@ -51,12 +53,12 @@ type Name = (String, Bytes);
 #[derive(Default)]
 struct State {
     seen: HashSet<Name>,
-    /// Tasks that can be claimed, with their attempts so far.
+    /// Tasks that can be claimed, with the number of their attempts so far.
     offered: VecDeque<(pb::NewTask, u32)>,
     leased: HashMap<String, (pb::NewTask, u32)>,
     completed: HashMap<Name, Bytes>,
     dead: HashMap<Name, String>,
-    /// How often tasks were put off.
+    /// How often each task was put off.
     put_off: HashMap<Name, u32>,
     last: u64,
 }
@@ -77,7 +79,7 @@ impl Mock {
             .cloned()
     }
 
-    /// The last reason of a task that failed for good.
+    /// The last failure reason of a dead task.
     pub fn dead(&self, queue: &str, key: impl Into<Bytes>) -> Option<String> {
         self.state()
             .dead
@@ -91,11 +93,11 @@ impl Mock {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // No method panics with the state half changed.
+        // No method panics while the state is half changed.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reports one task, and answers as taskd does.
+    /// Handles the report of one task, and returns the status that taskd would.
     fn report(
         &self,
         id: String,
@@ -165,7 +167,8 @@ impl Source for Mock {
     async fn get(&self, most: usize) -> Result<Option<Vec<pb::LeasedTask>>, Error> {
         loop {
             let mut changed = std::pin::pin!(self.0.changed.notified());
-            // From now on a change is noticed, so none falls between the look and the wait.
+            // Register for notifications before reading the state, so that no change is missed in
+            // between.
             changed.as_mut().enable();
             {
                 let mut state = self.state();

@@ -9,12 +9,12 @@ pub(crate) use crate::duration::proto;
 pub use crate::pb::Priority;
 use crate::{backoff::Backoff, pb};
 
-/// A task that taskd does not have yet. Unset fields take the settings of the queue.
+/// A task to insert. Unset fields take the settings of the queue.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTask(pub(crate) pb::NewTask);
 
 impl NewTask {
-    /// A task with an empty payload. The key is its name, unique in the queue for ever.
+    /// A task with an empty payload. The key is its name, unique in the queue forever.
     pub fn new(queue: impl Into<String>, key: impl Into<Bytes>) -> Self {
         Self(pb::NewTask {
             queue: queue.into(),
@@ -23,18 +23,18 @@ impl NewTask {
         })
     }
 
-    /// The payload as JSON. `Err`: serde cannot write the value.
+    /// Sets a JSON payload. Fails if serde cannot serialize the value.
     pub fn json(self, value: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
         Ok(self.encoded(serde_json::to_vec(value)?, pb::Encoding::Json))
     }
 
-    /// The payload as text.
+    /// Sets a text payload.
     #[must_use]
     pub fn text(self, text: impl Into<String>) -> Self {
         self.encoded(text.into(), pb::Encoding::Text)
     }
 
-    /// The payload as bytes.
+    /// Sets a payload of bytes.
     #[must_use]
     pub fn bytes(self, bytes: impl Into<Bytes>) -> Self {
         self.encoded(bytes, pb::Encoding::Bytes)
@@ -49,7 +49,7 @@ impl NewTask {
         })
     }
 
-    /// Which tasks come first.
+    /// Tasks with a higher priority are delivered first.
     #[must_use]
     pub fn priority(self, priority: Priority) -> Self {
         Self(pb::NewTask {
@@ -58,7 +58,7 @@ impl NewTask {
         })
     }
 
-    /// No worker gets the task before.
+    /// Delays the task: no worker gets it earlier.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
         Self(pb::NewTask {
@@ -68,7 +68,7 @@ impl NewTask {
         })
     }
 
-    /// No worker gets the task before.
+    /// No worker gets the task before this time.
     #[must_use]
     pub fn not_before(self, time: SystemTime) -> Self {
         Self(pb::NewTask {
@@ -78,7 +78,7 @@ impl NewTask {
         })
     }
 
-    /// The task is dead if it is not completed by then.
+    /// The task dies if it is not completed by this time.
     #[must_use]
     pub fn deadline(self, time: SystemTime) -> Self {
         Self(pb::NewTask {
@@ -88,7 +88,7 @@ impl NewTask {
         })
     }
 
-    /// The task is dead if it is not completed within this time from its insert.
+    /// The task dies if it is not completed within this time after its insert.
     #[must_use]
     pub fn finish_within(self, time: Duration) -> Self {
         Self(pb::NewTask {
@@ -98,7 +98,7 @@ impl NewTask {
         })
     }
 
-    /// Failures of a replica after which the task is dead.
+    /// The number of failures of a replica after which the task dies.
     #[must_use]
     pub fn max_attempts(self, attempts: u32) -> Self {
         Self(pb::NewTask {
@@ -107,7 +107,7 @@ impl NewTask {
         })
     }
 
-    /// The waits between its attempts, in place of those of its queue.
+    /// The delays between its attempts, instead of those of its queue.
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Self {
         Self(pb::NewTask {
@@ -116,7 +116,7 @@ impl NewTask {
         })
     }
 
-    /// How long a lease of the task is, if its worker does not say.
+    /// The duration of the task's leases, unless the worker sets one.
     #[must_use]
     pub fn lease(self, lease: Duration) -> Self {
         Self(pb::NewTask {
@@ -125,7 +125,7 @@ impl NewTask {
         })
     }
 
-    /// The caller's trace, as W3C writes it.
+    /// The caller's trace context, as a W3C `traceparent`.
     #[must_use]
     pub fn traceparent(self, traceparent: impl Into<String>) -> Self {
         Self(pb::NewTask {
@@ -134,8 +134,8 @@ impl NewTask {
         })
     }
 
-    /// An insert that is sent again with the same key is answered as the first time. Not for
-    /// discovered tasks: taskd takes a completion that is repeated once.
+    /// Makes a retried insert with the same key return the answer of the first. Not for discovered
+    /// tasks: there, taskd already recognizes a repeated completion.
     #[must_use]
     pub fn idempotency_key(self, key: impl Into<String>) -> Self {
         Self(pb::NewTask {
@@ -154,7 +154,7 @@ impl NewTask {
         })
     }
 
-    /// A header, which the worker gets.
+    /// Adds a header, which the worker receives.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.0.headers.insert(name.into(), value.into());

@@ -27,6 +27,6 @@ pub(crate) struct Options {
     pub(crate) tell: Tell,
     /// The first is the outermost.
     pub(crate) around: Vec<Around>,
-    /// `None`: the source takes any number of discovered tasks.
+    /// `None` if the source accepts a completion with any number of discovered tasks.
     pub(crate) surplus: Option<Surplus>,
 }

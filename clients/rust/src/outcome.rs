@@ -10,9 +10,9 @@ use crate::{
     pb,
 };
 
-/// The bytes of a reason that taskd takes.
+/// The longest reason that taskd accepts, in bytes.
 const LONGEST_REASON: usize = 4000;
-/// The longest delay that taskd takes.
+/// The longest delay that taskd accepts.
 const LONGEST_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 /// The longest hold or pace of a limit key that taskd takes.
 const LONGEST_REPORT: Duration = Duration::from_secs(3600);
@@ -32,7 +32,7 @@ impl Done {
         Self::default()
     }
 
-    /// Done, with a result in JSON. `Err`: serde cannot write the value.
+    /// Done, with a result in JSON. Fails if serde cannot serialize the value.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, serde_json::Error> {
         Ok(Self {
             result: serde_json::to_vec(value)?.into(),
@@ -62,14 +62,14 @@ impl Done {
         }
     }
 
-    /// Tasks that the handler discovered, any number of them. taskd drops those that it has seen
-    /// before.
+    /// Adds any number of tasks that the handler discovered. taskd drops those whose keys it has
+    /// already seen.
     ///
-    /// A completion has at most 10,000. [`Worker::run`](crate::Worker::run) inserts further ones
-    /// before it reports the task; if taskd asks for tokens, that of the worker then needs the role
-    /// `insert`, too. A task that is wrong, for example because its key is too long, costs only
-    /// itself: it goes to the dead letters, or [`Event::NotStored`](crate::Event::NotStored) names
-    /// it.
+    /// A completion can carry at most 10,000. [`Worker::run`](crate::Worker::run) inserts the
+    /// surplus before it reports the task; if taskd requires tokens, the worker's token then also
+    /// needs the role `insert`. An invalid task, for example one whose key is too long, does not
+    /// affect the others: it becomes a dead letter, or
+    /// [`Event::NotStored`](crate::Event::NotStored) names it.
     #[must_use]
     pub fn discover(mut self, tasks: impl IntoIterator<Item = NewTask>) -> Self {
         self.discovered.extend(tasks.into_iter().map(|task| task.0));
@@ -111,10 +111,10 @@ impl From<()> for Done {
     }
 }
 
-/// An attempt that failed: taskd tries the task again after the backoff of its queue, until
-/// `max_attempts` failed.
+/// A failed attempt: taskd retries the task after the backoff of its queue, until `max_attempts`
+/// have failed.
 ///
-/// Everything with words becomes one, so `?` works on any error in a handler.
+/// Anything that implements `Display` converts into one, so `?` works on any error in a handler.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(crate) reason: String,
@@ -125,8 +125,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failed attempt. Operators read the reason in the history of the task: the first 1,024
-    /// bytes of it.
+    /// A failed attempt. Operators see the first 1,024 bytes of the reason in the task's history.
     pub fn new(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -137,8 +136,8 @@ impl Failure {
         }
     }
 
-    /// No further attempt: the task is dead. If several workers must complete it, this counts as
-    /// `max_attempts` failures, and other workers may go on.
+    /// Makes this the last attempt: the task dies. If several workers must complete it, this counts
+    /// as `max_attempts` failures, and other workers may continue.
     #[must_use]
     pub fn never_again(self) -> Self {
         Self {
@@ -147,7 +146,7 @@ impl Failure {
         }
     }
 
-    /// Sets the delay before the next attempt, in place of the queue's backoff; at most 365 days.
+    /// Sets the delay before the next attempt, instead of the queue's backoff; at most 365 days.
     #[must_use]
     pub fn again_after(self, delay: Duration) -> Self {
         Self {
@@ -156,8 +155,8 @@ impl Failure {
         }
     }
 
-    /// The handler has not begun with the task: taskd offers it again at once, and counts no
-    /// failure. This overrides [`Self::never_again`] and [`Self::again_after`].
+    /// Says that the handler has not started the task: taskd delivers it again at once, and counts
+    /// no failure. This overrides [`Self::never_again`] and [`Self::again_after`].
     #[must_use]
     pub fn not_started(self) -> Self {
         Self {
@@ -168,11 +167,11 @@ impl Failure {
         }
     }
 
-    /// The task is put off: taskd offers it again after `delay`, and counts no failure. For a site
-    /// that is busy, or a service that is away. Nothing bounds how often a task is put off, except
+    /// Puts the task off: taskd delivers it again after `delay`, and counts no failure. Use it if a
+    /// site is busy or a service is unavailable. A task can be put off any number of times before
     /// its deadline.
     ///
-    /// A taskd that is too old for this counts a failure, and waits as long.
+    /// A taskd too old for this counts a failure, and waits for the same delay.
     #[must_use]
     pub fn put_off(self, delay: Duration) -> Self {
         Self {
@@ -200,7 +199,7 @@ impl Failure {
         self
     }
 
-    /// How long the task is put off, if it is.
+    /// Returns the delay if the task is put off.
     pub(crate) fn is_put_off(&self) -> Option<Duration> {
         self.delay
             .filter(|delay| self.not_started && !delay.is_zero())
@@ -216,7 +215,7 @@ impl Failure {
             id: id.to_owned(),
             lease_token: lease_token.to_owned(),
             reason: cut(self.reason),
-            // taskd takes nothing else with `not_started`.
+            // With `not_started`, taskd accepts nothing else.
             retry: Some(self.retry || self.not_started),
             delay,
             not_started: self.not_started,
@@ -225,7 +224,7 @@ impl Failure {
     }
 }
 
-/// The beginning of a reason, as much as taskd takes.
+/// Truncates a reason to what taskd accepts.
 fn cut(mut reason: String) -> String {
     let mut end = reason.len().min(LONGEST_REASON);
     while !reason.is_char_boundary(end) {
@@ -237,7 +236,7 @@ fn cut(mut reason: String) -> String {
 
 impl<E: Display> From<E> for Failure {
     fn from(error: E) -> Self {
-        // The causes of an error that shows them.
+        // The alternate form includes the causes, for errors that support it.
         Self::new(format!("{error:#}"))
     }
 }

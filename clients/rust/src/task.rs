@@ -1,4 +1,4 @@
-//! A task in the hands of a worker.
+//! A task that a worker holds.
 
 use std::{
     borrow::Cow,
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 
 use crate::pb::{self, Priority};
 
-/// A task that this worker has a lease on, with its payload as `P`.
+/// A task that this worker has a lease on. Its payload has the type `P`.
 #[derive(Clone, Debug)]
 pub struct Task<P = Bytes> {
-    /// The payload, as the insert gave it.
+    /// The payload as inserted.
     pub payload: P,
     info: Arc<TaskInfo>,
 }
@@ -47,7 +47,7 @@ impl<P> Deref for Task<P> {
 }
 
 impl<P: FromPayload> Task<P> {
-    /// `Err`: the payload is of another kind.
+    /// Fails if the payload cannot be read as a `P`.
     pub(crate) fn new(info: Arc<TaskInfo>, payload: Bytes) -> Result<Self, String> {
         Ok(Self {
             payload: P::from_payload(payload)?,
@@ -57,7 +57,7 @@ impl<P: FromPayload> Task<P> {
 }
 
 impl TaskInfo {
-    /// The leased task, and its payload.
+    /// Splits a leased task into its metadata and its payload.
     pub(crate) fn split(task: pb::LeasedTask) -> (Self, Bytes) {
         let priority = task.priority();
         let pb::LeasedTask {
@@ -92,7 +92,7 @@ impl TaskInfo {
         )
     }
 
-    /// taskd's name for the task.
+    /// The id that taskd gave the task.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -102,7 +102,7 @@ impl TaskInfo {
         &self.queue
     }
 
-    /// The key of the task, with marks in place of what is not UTF-8.
+    /// The key of the task; invalid UTF-8 is replaced by `\u{FFFD}`.
     pub fn key(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.key)
     }
@@ -112,17 +112,17 @@ impl TaskInfo {
         &self.key
     }
 
-    /// The headers that the insert gave.
+    /// The headers as inserted.
     pub fn headers(&self) -> &HashMap<String, String> {
         &self.headers
     }
 
-    /// The W3C trace context for the spans of the worker.
+    /// The W3C trace context that the worker's spans belong to.
     pub fn traceparent(&self) -> &str {
         &self.traceparent
     }
 
-    /// 1 for the first attempt.
+    /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
@@ -142,14 +142,14 @@ impl TaskInfo {
         &self.limit_key
     }
 
-    /// True if nobody waits for this work any more: an operator cancelled the task, its lease is
-    /// lost, it took too long, or the worker stops. The handler is dropped then; a thread that it
-    /// started asks here.
+    /// True if the work is no longer needed: an operator cancelled the task, its lease is lost, it
+    /// took too long, or the worker stops. The handler is dropped then; threads that it started can
+    /// check this.
     pub fn is_cancelled(&self) -> bool {
         *self.is_cancelled.borrow()
     }
 
-    /// Waits until [`Self::is_cancelled`]: for tasks of tokio that the handler started.
+    /// Waits until [`Self::is_cancelled`], for tokio tasks that the handler started.
     pub fn cancelled(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut is_cancelled = self.is_cancelled.subscribe();
         async move {
@@ -158,14 +158,14 @@ impl TaskInfo {
                 .await
                 .is_err()
             {
-                // The handler has ended by itself.
+                // The handler ended normally, so the task will never be cancelled.
                 pending().await
             }
         }
     }
 }
 
-/// Says that a task is cancelled, if its handler is dropped before its end.
+/// Marks the task as cancelled if its handler is dropped before it ends.
 pub(crate) struct CancelOnDrop(Option<Arc<TaskInfo>>);
 
 impl CancelOnDrop {
@@ -186,10 +186,10 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// A payload in the form that a handler takes. A task whose payload has another form is rejected
-/// for good.
+/// A payload type that a handler accepts. If a task's payload cannot be read as this type, the task
+/// is rejected for good.
 pub trait FromPayload: Sized + Send + 'static {
-    /// Reads it; the error says what is wrong.
+    /// Parses a payload; the error says what is wrong.
     fn from_payload(payload: Bytes) -> Result<Self, String>;
 }
 
@@ -199,7 +199,7 @@ impl FromPayload for Bytes {
     }
 }
 
-/// The payload does not matter.
+/// Ignores the payload.
 impl FromPayload for () {
     fn from_payload(_: Bytes) -> Result<Self, String> {
         Ok(())
@@ -212,7 +212,7 @@ impl FromPayload for String {
     }
 }
 
-/// `None` for a task without payload.
+/// `None` if the payload is empty.
 impl<T: FromPayload> FromPayload for Option<T> {
     fn from_payload(payload: Bytes) -> Result<Self, String> {
         if payload.is_empty() {
@@ -222,7 +222,7 @@ impl<T: FromPayload> FromPayload for Option<T> {
     }
 }
 
-/// A payload in JSON, read by serde.
+/// A JSON payload, deserialized by serde.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Json<T>(pub T);
 

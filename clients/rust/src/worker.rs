@@ -19,22 +19,23 @@ use crate::{
     unary::Unary,
 };
 
-/// Calls a handler for each task that it gets.
+/// Calls a handler for each task that it receives.
 #[must_use]
 pub struct Worker {
     name: String,
     queues: Vec<String>,
     wait: Duration,
     is_polling: bool,
-    /// True if nobody asked for the events. The worker then prints the most important ones on
-    /// stderr.
+    /// True if the caller has set no event handler. The worker then prints the most important
+    /// events on stderr.
     says: bool,
     pub(crate) options: Options,
 }
 
 impl Worker {
-    /// A worker of these queues. taskd never gives a task to the same name twice at a time, and
-    /// credits a name once a task; so each process of a fleet has a name of its own.
+    /// Creates a worker of these queues. taskd never leases a task to the same name twice at a
+    /// time, and credits each name once per task, so each process of a fleet needs a name of its
+    /// own.
     pub fn new(
         name: impl Into<String>,
         queues: impl IntoIterator<Item = impl Into<String>>,
@@ -62,62 +63,62 @@ impl Worker {
         }
     }
 
-    /// How many handlers run at a time. By default 1.
+    /// How many handlers run concurrently. 1 by default.
     pub fn concurrency(mut self, concurrency: usize) -> Self {
         self.options.concurrency = concurrency.max(1);
         self
     }
 
-    /// How many tasks wait in this process, so that a handler that ends finds the next one. By
-    /// default 0: a task that waits here could run elsewhere, and the kill of this process costs it
-    /// an attempt.
+    /// How many tasks wait in this process, so that a handler that ends can continue with the next
+    /// one immediately. 0 by default: a waiting task could run elsewhere, and if this process is
+    /// killed, it loses an attempt.
     pub fn prefetch(mut self, prefetch: usize) -> Self {
         self.options.prefetch = prefetch;
         self
     }
 
-    /// How long a lease is. The worker extends it every third of that. It also says how long the
-    /// worker may be silent before others get its tasks: half of the lease on a stream, but 2 s to
-    /// 10 min; all of it with polls. By default 30 s.
+    /// The duration of leases; the worker extends them three times as often. It also determines how
+    /// long the worker may be silent before others get its tasks: on a stream half of it, limited
+    /// to 2 s to 10 min; with polls all of it. 30 s by default.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease.max(Duration::from_millis(300));
         self
     }
 
-    /// Asks for tasks by long polls, instead of holding a stream on which taskd sends them. A
-    /// worker does so by itself with a taskd that is too old for streams.
+    /// Gets tasks by long polls instead of a stream on which taskd sends them. The worker also does
+    /// so by itself if taskd is too old for streams.
     pub fn poll(mut self) -> Self {
         self.is_polling = true;
         self
     }
 
-    /// How long taskd keeps a poll that finds no task. By default 20 s.
+    /// How long taskd holds a poll that finds no task. 20 s by default.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
         self
     }
 
-    /// How long a handler may run; then it is dropped, and its task rejected. By default an hour.
+    /// How long a handler may run before it is dropped and its task rejected. An hour by default.
     pub fn time_limit(mut self, limit: Duration) -> Self {
         self.options.time_limit = limit;
         self
     }
 
-    /// How long a drain may take before it becomes a stop. By default 30 s.
+    /// How long a drain may take before the worker stops now. 30 s by default.
     pub fn drain_limit(mut self, limit: Duration) -> Self {
         self.options.drain_limit = limit;
         self
     }
 
-    /// Drains at the first SIGINT (Ctrl-C) or SIGTERM, and stops at the second.
+    /// Drains at the first SIGINT (Ctrl-C) or SIGTERM, and stops now at the second.
     pub fn stop_on_signals(mut self) -> Self {
         self.options.has_signals = true;
         self
     }
 
-    /// Calls `tell` with all that happens. It must not block. Without it the worker says on stderr
-    /// from where it takes tasks, which attempts failed, and that taskd is away; `on_event(|_| ())`
-    /// makes it silent.
+    /// Calls `tell` with every event. It must not block. Without it, the worker prints on stderr
+    /// where it takes tasks from, which attempts failed, and when taskd is unavailable;
+    /// `on_event(|_| ())` makes it silent.
     pub fn on_event(mut self, tell: impl Fn(Event<'_>) + Send + Sync + 'static) -> Self {
         self.options.tell = Arc::new(tell);
         self.says = false;
@@ -154,13 +155,12 @@ impl Worker {
         self
     }
 
-    /// Stops this worker from elsewhere.
+    /// Returns a handle that stops this worker from elsewhere.
     pub fn stop(&self) -> Stop {
         self.options.stop.clone()
     }
 
-    /// Works until it is stopped, or taskd refuses a call: for example, because the token is of no
-    /// use.
+    /// Works until it is stopped or taskd refuses a call, for example because the token is invalid.
     pub async fn run<P, H, F, D, E>(mut self, client: &Client, handler: H) -> Result<Summary, Error>
     where
         P: FromPayload,
@@ -187,7 +187,7 @@ impl Worker {
         self.run_on(session, handler).await
     }
 
-    /// Works on tasks of another source: a [`Mock`](crate::Mock) in tests.
+    /// Works on tasks from another source, for example a [`Mock`](crate::Mock) in tests.
     pub async fn run_on<S, P, H, F, D, E>(mut self, source: S, handler: H) -> Result<Summary, Error>
     where
         S: Source,

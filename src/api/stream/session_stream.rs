@@ -89,7 +89,7 @@ pub(super) struct SessionStream<'a> {
     tasks_permit: Arc<Semaphore>,
     /// Tasks that arrived before the worker knows of the demand that they are for.
     early_tasks: Option<EarlyTasks>,
-    /// Granted demand that the worker has not been told of. An answer that is outstanding tells it.
+    /// Granted demand that the worker does not know of yet. An outstanding answer announces it.
     unannounced: Arc<AtomicU32>,
     /// That answer was overdue, so the early tasks went back. No claim runs for unannounced demand
     /// until the worker knows of some.
@@ -523,7 +523,7 @@ impl<'a> SessionStream<'a> {
         let Some(ended) = self.attached.hold(&early.leases.tasks) else {
             return Ok(());
         };
-        // For the same reason the worker hears of leases that have ended before it gets new ones.
+        // For the same reason the worker is told of leases that have ended before it gets new ones.
         if !ended.is_empty() {
             self.send(TaskdFrame { ended, ..before }).await?;
         }
@@ -608,7 +608,7 @@ impl<'a> SessionStream<'a> {
         announced(self.attached.demand(), &self.unannounced)
     }
 
-    /// Ends the demand, waits for the reports that are outstanding, and sends their answers.
+    /// Sets the demand to 0, waits for the outstanding reports, and sends their answers.
     pub(super) async fn send_open_answers(&mut self) -> Result<(), StreamEnd> {
         self.surrender();
         while let Some(handled) = next_handled(&mut self.done, &mut self.outstanding).await {

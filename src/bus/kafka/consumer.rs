@@ -1,17 +1,19 @@
-//! A reader: a member of the topic's group.
+//! A reader, which is a member of the topic's consumer group.
 //!
-//! The group assigns and revokes partitions, and says so while the reader polls. The reader neither
-//! answers nor commits records of a revoked partition: its next owner begins at the committed
-//! offset, which must not move back. Two owners may process records that were answered before; only
-//! the caller's fencing decides then.
+//! The group assigns and revokes partitions, and reports it while the reader polls. After a
+//! partition is revoked, the reader neither returns nor commits its records: the next owner begins
+//! at the committed offset, which must not move back. Records that were returned before the
+//! revocation may be processed by both owners; in that case only the caller's fencing prevents
+//! duplicates.
 //!
-//! A commit during a change of the group is no error. The reader keeps the processed offsets and
-//! commits them with the next commit, during its wait for records, when it gives the partition up,
-//! or when it leaves. A member that the group has forgotten joins again by itself.
+//! A commit that fails during a rebalance is not an error. The reader keeps the processed offsets
+//! and commits them with the next commit, while it waits for records, when it gives up the
+//! partition, or when it leaves. A member that the group has expelled rejoins by itself.
 //!
-//! A transaction of another program leaves offsets that no reader gets: its marker, and its records
-//! if it was aborted. The reader commits them once a second, where it has processed all records
-//! before them. Otherwise a topic that ends with a transaction would never count as read.
+//! A transaction of another program leaves offsets that are never delivered: its marker, and its
+//! records if it was aborted. Once a second the reader commits past them if it has processed all
+//! records before them. Otherwise a topic that ends with a transaction would never count as fully
+//! read.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -44,26 +46,27 @@ use crate::{
 pub(super) struct Member {
     topic: Topic,
     name: String,
-    /// `None` only while it is dropped.
+    /// `None` only while the member is being dropped.
     consumer: Option<Arc<StreamConsumer<Group>>>,
     buffer: VecDeque<Message>,
-    /// Partitions that were paused since the last read. librdkafka keeps one paused even while
-    /// another member has it.
+    /// Partitions that have been paused since the last read. librdkafka keeps a partition paused
+    /// even while another member owns it.
     paused: BTreeSet<u32>,
-    /// A commit in flight. It lives here, because a commit of a dropped future could reach the
-    /// broker too late: after the reader gave a partition up.
+    /// A commit in flight. It is kept here because a commit whose future was dropped could still
+    /// reach the broker after the reader has given up a partition.
     committing: Option<Committing>,
-    /// The next try of a commit that met a change of the group, while no records come.
+    /// When to retry a commit that failed during a rebalance, if no records arrive.
     commit_again_at: tokio::time::Instant,
-    /// The next look for offsets that no reader gets.
+    /// When to check next for offsets that are never delivered.
     look_at: tokio::time::Instant,
 }
 
 type Committing = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
 
 const COMMIT_AGAIN_AFTER: Duration = Duration::from_millis(100);
-/// A look asks librdkafka, and no broker. `enable.partition.eof` would cost an event each time that
-/// a reader is at the end, so with nearly each record.
+/// How often to check for offsets that are never delivered. The check asks only librdkafka, not the
+/// brokers. `enable.partition.eof` would instead cost an event each time that a reader reaches the
+/// end, which is after almost every record.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Member {
@@ -97,9 +100,9 @@ impl Member {
         self.consumer.clone().expect("is there until the drop")
     }
 
-    /// Waits for a record, then takes the available ones, until the buffer has `max`.
+    /// Waits for a record, then takes those that are available, until the buffer holds `max`.
     ///
-    /// Cancel safe: a record of the stream is in the buffer before the next await.
+    /// Cancel safe: a record taken from the stream is in the buffer before the next await.
     async fn receive(&mut self, max: usize) -> Result<()> {
         let consumer = self.consumer();
         let mut stream = consumer.stream();
@@ -154,7 +157,7 @@ impl Member {
         Ok(())
     }
 
-    /// Pauses the partitions that the member owns now.
+    /// Pauses the partitions that the member owns at present.
     fn pause(&mut self, consumer: &StreamConsumer<Group>) -> Result<(), KafkaError> {
         let owned = consumer.context().partitions().owned.clone();
         let running: Vec<u32> = owned.difference(&self.paused).copied().collect();
@@ -185,11 +188,11 @@ impl Member {
         self.look_at <= tokio::time::Instant::now()
     }
 
-    /// Commits the processed offsets of owned partitions. If the group is changing, they stay
-    /// noted. Once a second it looks for offsets that no reader gets, too.
+    /// Commits the processed offsets of owned partitions. If the group is rebalancing, they are
+    /// kept for the next commit. Once a second this also covers offsets that are never delivered.
     ///
-    /// Cancel safe: the next call awaits the commit in flight. Nothing polls meanwhile, so no
-    /// partition is revoked.
+    /// Cancel safe: the next call awaits the commit that is in flight. Until then nothing polls, so
+    /// no partition is revoked.
     async fn commit_what_is_done(&mut self) -> Result<()> {
         let topic = self.topic;
         let consumer = self.consumer();
@@ -238,11 +241,10 @@ pub(super) fn message(record: &BorrowedMessage<'_>) -> Option<Message> {
     })
 }
 
-/// True if librdkafka recovers from the error by itself: it makes new connections, and joins the
-/// group again.
+/// True if librdkafka recovers from the error by itself, by reconnecting or by rejoining the group.
 ///
-/// A member that waits for its brokers keeps its place in the group. A new one would wait until the
-/// group gives up the old one.
+/// A member that waits for its brokers keeps its membership. A new member would have to wait until
+/// the group expels the old one.
 pub(super) fn is_passing(error: &KafkaError) -> bool {
     use RDKafkaErrorCode::{
         AllBrokersDown, BrokerTransportFailure, OperationTimedOut, PollExceeded, Resolve,
@@ -259,8 +261,8 @@ pub(super) fn is_passing(error: &KafkaError) -> bool {
     }
 }
 
-/// True if the group is changing, or has changed, so that this member does not know its partitions
-/// yet.
+/// True if the group is rebalancing or has rebalanced, so that this member does not know its
+/// partitions yet.
 fn is_rebalance(code: RDKafkaErrorCode) -> bool {
     use RDKafkaErrorCode::{IllegalGeneration, RebalanceInProgress, UnknownMemberId};
     matches!(
@@ -275,20 +277,20 @@ impl Subscription for Member {
         let max = max.max(1);
         let consumer = self.consumer();
         self.resume(&consumer).map_err(Error::read(self.topic))?;
-        // A busy reader never waits long enough for a look.
+        // A busy reader never waits long enough in `receive` for the check to run there.
         if self.committing.is_some() || self.is_look_due() {
             self.commit_what_is_done().await?;
         }
-        // Records that came while it stayed may be of a partition that was revoked since.
+        // Records that arrived during `stay` may belong to a partition that has been revoked since.
         self.forget_lost_partitions(&consumer);
-        // Again if the partitions of all received records were revoked meanwhile.
+        // Repeats if the partitions of all received records were revoked in the meantime.
         while self.buffer.is_empty() {
             self.receive(max).await?;
         }
         Ok(self.buffer.drain(..max.min(self.buffer.len())).collect())
     }
 
-    /// The records that were on their way wait in the buffer.
+    /// Records that were already being fetched go into the buffer.
     async fn stay(&mut self) -> Result<()> {
         let consumer = self.consumer();
         let until = tokio::time::Instant::now() + LOOK_EVERY;
@@ -323,7 +325,7 @@ impl Subscription for Member {
             .unwrap_or(0)
     }
 
-    /// Keeps the offset for a partition that the group has not assigned yet.
+    /// If the group has not assigned the partition yet, the offset is kept until it does.
     async fn seek(&mut self, partition: u32, after: Option<Offset>) -> Result<()> {
         let topic = self.topic;
         let consumer = self.consumer();
@@ -352,7 +354,7 @@ impl Subscription for Member {
 }
 
 impl Drop for Member {
-    /// To leave the group waits for the broker, which must not block the runtime.
+    /// Leaving the group waits for the broker, which must not block the runtime.
     fn drop(&mut self) {
         if let (Some(consumer), Ok(runtime)) =
             (self.consumer.take(), tokio::runtime::Handle::try_current())
@@ -362,7 +364,7 @@ impl Drop for Member {
     }
 }
 
-/// The offset behind the messages, by partition.
+/// The offset after the messages, for each partition.
 fn next_places(messages: &[Message]) -> BTreeMap<u32, i64> {
     let next = |offset: Offset| {
         i64::try_from(offset.major)
@@ -375,10 +377,10 @@ fn next_places(messages: &[Message]) -> BTreeMap<u32, i64> {
         .collect()
 }
 
-/// Commits the processed offsets that are beyond the committed ones. Blocks.
+/// Commits the processed offsets that are higher than the committed ones. Blocks.
 ///
-/// `looks`: also those behind records that no reader gets. Nothing polls meanwhile, so all that
-/// librdkafka counts as read has been received.
+/// If `looks`, it also commits offsets past records that are never delivered. Nothing polls in the
+/// meantime, so everything that librdkafka counts as read has been received.
 fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<(), KafkaError> {
     if looks {
         let positions = consumer.position()?;
@@ -388,8 +390,8 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<
     if !unknown.is_empty() {
         let committed = committed(consumer, topic, unknown)?;
         let committed = committed.into_iter().map(|(partition, place)| {
-            // A committed offset beyond the end belongs to a deleted topic. Nothing of this topic
-            // is committed yet.
+            // A committed offset beyond the end of the topic belongs to a deleted topic of the same
+            // name. Nothing is committed in this one yet.
             let (_, end) = watermarks(consumer.client(), topic, partition)?;
             Ok((partition, if place > end { 0 } else { place }))
         });
@@ -405,7 +407,8 @@ fn commit(consumer: &StreamConsumer<Group>, topic: &str, looks: bool) -> Result<
     Ok(())
 }
 
-/// Blocks. A partition that was just assigned refuses until it has looked up where it begins.
+/// Blocks. Retries, because a partition that was just assigned rejects seeks until it has fetched
+/// its starting offset.
 fn seek(
     consumer: &StreamConsumer<Group>,
     topic: &str,

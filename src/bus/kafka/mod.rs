@@ -39,20 +39,21 @@ use self::{
 use super::{Apart, Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
 use crate::{model::Offset, runtime};
 
-/// Where the brokers are, and what to make there.
+/// Where the brokers are, and how to create topics there.
 #[derive(Clone)]
 pub struct Config {
     /// `host:port,host:port`
     pub brokers: String,
-    /// Properties of librdkafka for each client: TLS, SASL. They do not change what taskd's
-    /// promises rest on.
+    /// librdkafka properties for every client, such as TLS and SASL. They cannot override those
+    /// that taskd's guarantees depend on.
     pub properties: BTreeMap<String, String>,
     pub topic_prefix: String,
-    /// For new topics; the others keep theirs.
+    /// The number of partitions of new topics. Existing topics keep theirs.
     pub partitions: u32,
-    /// How long reports stay, in new topics.
+    /// How long new topics keep reports.
     pub retention: Duration,
-    /// Make topic `events`, too. The name is common: without need taskd does not touch what has it.
+    /// Whether to create topic `events`, too. The name is common, so taskd does not touch an
+    /// existing topic of that name unless it needs it.
     pub needs_events: bool,
 }
 
@@ -62,31 +63,31 @@ pub struct Kafka {
     clients: Detached<Clients>,
     generation: String,
     partitions: HashMap<Topic, u32>,
-    /// The partitions of `events`, if only [`Bus::ensure`] asked for it.
+    /// The number of partitions of `events` if it was not needed at the opening but requested later
+    /// with [`Bus::ensure`].
     events_partitions: OnceCell<u32>,
     retention: Duration,
-    /// Topics that did not exist or had fewer partitions at the last look, and since when.
+    /// Topics that were missing or had fewer partitions in the last check, and since when.
     reduced: Mutex<HashMap<Topic, Instant>>,
 }
 
-/// How long a topic is gone or reduced before it counts. A broker that has just started may not
-/// know it yet, or its new partitions.
+/// How long a topic must be missing or have fewer partitions before that counts. A broker that has
+/// just started may not know the topic or its new partitions yet.
 const REDUCED_FOR: Duration = Duration::from_secs(3);
-/// Events that are taken from an observer at once, of those that gather between two looks at the
-/// topics.
+/// How many accumulated events to take from an observer in each check of the topics.
 const EVENTS_AT_ONCE: usize = 1000;
 
 struct Clients {
     producer: Mutex<FutureProducer<ClientEvents>>,
     admin: AdminClient<ClientEvents>,
-    /// Clients that only ask for committed offsets, made at the first question of a topic. They
+    /// Clients that only read committed offsets, created on the first request for a topic. They
     /// never join a group.
     observers: Mutex<HashMap<Topic, Arc<BaseConsumer<ClientEvents>>>>,
 }
 
 impl Kafka {
-    /// Opens the bus, and makes missing topics. [`Error::Misconfigured`]: the brokers will refuse
-    /// taskd later, too.
+    /// Opens the bus and creates missing topics. [`Error::Misconfigured`] means that retrying will
+    /// not help.
     pub async fn open(config: Config) -> Result<Self> {
         let Config {
             brokers,
@@ -137,7 +138,7 @@ impl Kafka {
         })
     }
 
-    /// The topics of these that do not exist. It makes none.
+    /// Returns those of `topics` that do not exist. Creates nothing.
     pub async fn missing(config: Config, topics: &[Topic]) -> Result<Vec<Topic>> {
         let Config {
             brokers,
@@ -186,7 +187,7 @@ impl Kafka {
         self.clients.producer.lock().clone()
     }
 
-    /// After a fatal error a producer refuses all records for ever.
+    /// Replaces the producer after a fatal error, because it would reject all records from then on.
     fn replace_producer_if_broken(&self) {
         let mut producer = self.clients.producer.lock();
         if let Some((code, reason)) = producer.client().fatal_error() {
@@ -203,14 +204,15 @@ impl Kafka {
         if let Some(observer) = observers.get(&topic) {
             return Ok(observer.clone());
         }
-        // Its events are taken late, so they are not told with those of the others.
+        // The observer's events are polled late, so they are not reported together with those of
+        // the other clients.
         let observer = configs::create(&self.configs.observer(topic), ClientEvents::default());
         let observer: BaseConsumer<ClientEvents> = observer.map_err(Error::read(topic))?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
     }
 
-    /// Takes the events that the observers have: nobody else polls them, and errors of connections
-    /// would gather.
+    /// Polls and discards the observers' events. Nothing else polls them, and connection errors
+    /// would accumulate.
     fn drain_observers(&self) {
         for observer in self.clients.observers.lock().values() {
             let mut events =
@@ -250,14 +252,14 @@ impl Kafka {
     }
 }
 
-/// The parts of a record besides its value.
+/// The parts of a record other than its value.
 #[derive(Clone, Copy)]
 struct Beside<'a> {
     traceparent: Option<&'a String>,
     key: Option<&'a str>,
 }
 
-/// Puts the record into the producer's queue, and waits for room if the queue is full.
+/// Puts the record into the producer's queue, waiting while the queue is full.
 async fn enqueue(
     producer: &FutureProducer<ClientEvents>,
     topic: &str,
@@ -283,8 +285,8 @@ async fn enqueue(
             Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => {
                 return Err(error);
             }
-            // librdkafka does not tell when there is room. To send a full queue takes many
-            // milliseconds.
+            // librdkafka does not notify us when its queue has room. Sending a full queue takes
+            // many milliseconds.
             Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
         }
     }
@@ -297,8 +299,8 @@ fn is_queue_full(error: &KafkaError) -> bool {
     )
 }
 
-/// Waits for all deliveries, also after a failure: a retry must not meet records of the first
-/// attempt in flight.
+/// Waits for all deliveries even after a failure, so that no record of the first attempt is in
+/// flight during a retry.
 async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, KafkaError> {
     let mut offsets = Ok(Vec::with_capacity(deliveries.len()));
     for delivery in deliveries {
@@ -346,8 +348,8 @@ async fn publish(
 
 #[async_trait]
 impl Bus for Kafka {
-    /// The cluster's id. The Rust client of librdkafka does not expose topic ids, so taskd
-    /// recognises a topic made anew by its end: see [`Bus::lies_beyond`].
+    /// The cluster's id. librdkafka's Rust client does not expose topic ids, so taskd recognises a
+    /// recreated topic by its end offset: see [`Bus::lies_beyond`].
     fn generation(&self) -> &str {
         &self.generation
     }
@@ -403,8 +405,8 @@ impl Bus for Kafka {
             .await
     }
 
-    /// On Kafka both ways are the same: a partition has one reader in the group, which reads it in
-    /// order.
+    /// Both ways of reading are the same on Kafka: each partition has one reader in the group,
+    /// which reads it in order.
     async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Subscription>> {
         Ok(Box::new(consumer::Member::join(
             &self.configs,
@@ -441,8 +443,8 @@ impl Bus for Kafka {
         let ends = blocking(move || {
             let end = |partition| {
                 let (low, high) = watermarks(producer.client(), &name, partition)?;
-                // Retention may have emptied the partition: then nobody can read up to its last
-                // record.
+                // Retention may have emptied the partition. In that case nobody can read up to its
+                // last record.
                 Ok(if low < high { offset(high - 1) } else { None })
             };
             (0..partitions).map(end).collect::<Result<_, KafkaError>>()

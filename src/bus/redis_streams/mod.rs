@@ -1,23 +1,23 @@
 //! The bus on Redis Streams.
 //!
-//! - `<prefix>:{bus}:<topic>:<partition>`: a stream per partition. Field `v` of an entry is its
-//!   record.
-//! - `…:committed`: for ordered reading, the committed id. For shared reading a consumer group has
-//!   it.
-//! - `<prefix>:{bus}:readers:<topic>`: the live readers, each with its deadline.
-//! - `<prefix>:{bus}:owners:<topic>`: for ordered reading, the owner of each partition
+//! - `<prefix>:{bus}:<topic>:<partition>`: the stream of a partition. Field `v` of an entry holds
+//!   the record.
+//! - `…:committed`: the committed id of ordered reading. For shared reading, the consumer group
+//!   keeps it.
+//! - `<prefix>:{bus}:readers:<topic>`: the live readers with their deadlines.
+//! - `<prefix>:{bus}:owners:<topic>`: the owner of each partition in ordered reading
 //!   (`lua/bus_own.lua`).
-//! - `<prefix>:{bus}:generation`: a random name, written once. If it is gone, Redis has lost
-//!   everything.
-//! - `<prefix>:{bus}:partitions`: topic → its number of partitions.
-//! - `<prefix>:{bus}:waited`: publishers that wait for replicas write it. Nobody reads it.
+//! - `<prefix>:{bus}:generation`: a random name that is written once. If it is gone, Redis has lost
+//!   all its data.
+//! - `<prefix>:{bus}:partitions`: topic → number of partitions.
+//! - `<prefix>:{bus}:waited`: written by publishers that wait for replicas. Nobody reads it.
 //!
-//! The braces keep all keys in one cluster slot. So one exchange with one node publishes to or
-//! waits for many partitions, and compares the generation in the same step. In a cluster, too, the
-//! bus is as fast as one node; Kafka is faster.
+//! The braces keep all keys in one cluster slot, so that one round trip to one node can publish to
+//! or read from many partitions and check the generation in the same step. As a consequence, even
+//! in a cluster the bus is limited to the speed of one node; Kafka is faster.
 //!
-//! Redis makes ids from its clock. A Redis that was set back to its last fsync continues above the
-//! ids that it has lost.
+//! Redis creates ids from its clock. A Redis that was set back to its last fsync therefore
+//! continues above the ids that it lost.
 
 mod apart;
 mod blocking;
@@ -45,18 +45,18 @@ const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
 pub struct RedisStreams {
     streams: Arc<Streams>,
     take_over_after: Duration,
-    /// The name of this process among the readers.
+    /// The prefix of this process's reader names.
     process: String,
 }
 
 impl RedisStreams {
-    /// Opens the bus. `partitions` counts for new topics; the others keep theirs, because records
-    /// are there.
+    /// Opens the bus. `partitions` applies to new topics; existing topics keep their number,
+    /// because they hold records.
     pub async fn open(redis: Redis, topic_prefix: &str, partitions: u32) -> Result<Self> {
         Self::with_clock(redis, topic_prefix, partitions, Clock::of_this_machine()).await
     }
 
-    /// Opens the bus. Readers live and die by Redis's own clock, until a test moves `clock`.
+    /// Opens the bus. Readers' deadlines follow the clock of Redis, unless a test moves `clock`.
     pub async fn with_clock(
         redis: Redis,
         topic_prefix: &str,
@@ -71,7 +71,7 @@ impl RedisStreams {
         })
     }
 
-    /// The topics of these that do not exist. It makes none.
+    /// Returns those of `topics` that do not exist. Creates nothing.
     pub async fn missing(
         redis: &Redis,
         topic_prefix: &str,
@@ -95,10 +95,10 @@ impl RedisStreams {
             .collect())
     }
 
-    /// How long a shared record may stay unacknowledged with one reader before another takes it
+    /// How long a record in shared reading may stay unacknowledged before another reader takes it
     /// over. The default is 30 s.
     ///
-    /// A time below that of the slowest batch makes readers process batches twice.
+    /// If this is shorter than the slowest batch takes, readers process batches twice.
     pub fn take_over_after(self, take_over_after: Duration) -> Self {
         Self {
             take_over_after,
@@ -106,10 +106,10 @@ impl RedisStreams {
         }
     }
 
-    /// The name of this process, which no other live process may have. The default is a random one.
+    /// Sets the name of this process, which no other live process may use. The default is random.
     ///
-    /// A process with the name of a dead one gets at once what that one had, without a wait for its
-    /// deadline.
+    /// A process that reuses the name of a dead one takes over its partitions and records
+    /// immediately, without waiting for its deadline.
     pub fn process(self, name: &str) -> Self {
         Self {
             process: name.to_owned(),
@@ -129,7 +129,7 @@ impl Bus for RedisStreams {
     }
 
     fn has_other_readers(&self) -> bool {
-        // Entries leave once taskd has dealt with them.
+        // Entries are deleted as soon as taskd has processed them.
         false
     }
 
@@ -155,7 +155,7 @@ impl Bus for RedisStreams {
         })
     }
 
-    /// The first part of a stream's id is the time.
+    /// The first part of a stream id is its time.
     fn published_at(&self, offset: Offset) -> Option<i64> {
         i64::try_from(offset.major).ok()
     }
@@ -180,10 +180,10 @@ impl Bus for RedisStreams {
             .collect())
     }
 
-    /// For shared reading, the offset before the first record.
+    /// For shared reading, this is the offset before the first record.
     ///
-    /// Acknowledged records are gone. So everything before the first record is committed, and some
-    /// behind it may be too.
+    /// Acknowledged records are deleted. So everything before the first record is committed, and
+    /// some records after it may be, too.
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
         Ok(self
             .streams
@@ -194,7 +194,7 @@ impl Bus for RedisStreams {
             .collect())
     }
 
-    /// Processed records are deleted, so that all others count.
+    /// Processed records are deleted, so every remaining record counts.
     async fn backlog(&self, topic: Topic) -> Result<u64> {
         let mut pipe = redis::pipe();
         for key in self.streams.keys(topic) {
@@ -205,14 +205,14 @@ impl Bus for RedisStreams {
         Ok(lengths.iter().sum())
     }
 
-    /// Trims topics that taskd does not read: the others lose their records with the commit.
+    /// Trims only topics that taskd does not read. In the others, committing a record deletes it.
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
         if topic.is_read() {
             return Ok(0);
         }
         let failed = Error::trim::<RedisError>(topic);
         let mut conn = self.streams.redis.conn();
-        // Redis makes ids from its clock.
+        // Redis creates the ids from its own clock.
         let (secs, micros): (u64, u64) = redis::cmd("TIME")
             .query_async(&mut conn)
             .await
@@ -259,8 +259,8 @@ impl Bus for RedisStreams {
         Ok(())
     }
 
-    /// Releases what the readers of this process have, so that others need not wait for their
-    /// deadlines.
+    /// Releases the partitions and records of this process's readers, so that others need not wait
+    /// for their deadlines.
     async fn close(&self) {
         let readers = self.streams.readers.lock().clone();
         for (topic, reader) in readers {

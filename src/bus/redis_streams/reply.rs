@@ -1,18 +1,19 @@
-//! Answers of Redis to read commands, parsed without a copy of a value.
+//! Parses Redis's responses to read commands without copying values.
 
 use bytes::Bytes;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 use crate::model::Offset;
 
-/// An entry of a stream. Without a value it was deleted, and only a consumer's pending list still
+/// An entry of a stream. It has no value if it was deleted and only a consumer's pending list still
 /// has its id.
 pub(super) struct Entry {
     pub(super) offset: Offset,
     pub(super) value: Option<Bytes>,
 }
 
-/// The answer of XREAD and XREADGROUP: the entries by stream, none if the wait ended without any.
+/// Parses the response of XREAD and XREADGROUP: entries by stream. Empty if the wait ended without
+/// entries.
 pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
     let streams: Vec<(Value, Value)> = match reply {
         Value::Nil => return Ok(Vec::new()),
@@ -27,7 +28,8 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
         .collect()
 }
 
-/// The answer of `bus_take_over.lua`: whether there is more, and the entries that were taken over.
+/// Parses the response of `bus_take_over.lua`: whether there is more, and the entries that were
+/// taken over.
 pub(super) fn taken_over(reply: Value) -> RedisResult<(bool, Vec<Entry>)> {
     let (more, list) = pair(reply)?;
     Ok((more == Value::Int(1), entries(list)?))
@@ -57,8 +59,8 @@ fn entry(item: Value) -> RedisResult<Entry> {
 
 /// The value of field `v`.
 ///
-/// taskd did not write an entry without one. It reads as an empty record, which nobody can decode,
-/// so it goes the way of poison instead of stopping the partition.
+/// An entry without this field was not written by taskd. It is read as an empty record, which
+/// cannot be decoded and so is handled as poison instead of blocking the partition.
 fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
     let mut fields = fields.into_iter();
     while let (Some(name), Some(value)) = (fields.next(), fields.next()) {

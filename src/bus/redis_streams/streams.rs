@@ -1,4 +1,4 @@
-//! The keys of the bus, and what all readers and publishers of a process share.
+//! The keys of the bus, and the state that all readers and publishers of a process share.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -27,12 +27,13 @@ pub(super) struct Streams {
     pub(super) partitions: HashMap<Topic, u32>,
     /// The consumer numbers in use.
     pub(super) consumers: Mutex<HashSet<(Topic, u32)>>,
-    /// Readers of this process that the others believe to be alive.
+    /// Readers of this process that other processes may consider alive.
     pub(super) readers: Mutex<HashSet<(Topic, String)>>,
 }
 
 impl Streams {
-    /// `partitions` counts for new topics; the others keep theirs, because records are there.
+    /// `partitions` applies to new topics; existing topics keep their number, because they hold
+    /// records.
     pub(super) async fn open(
         redis: Redis,
         topic_prefix: &str,
@@ -52,7 +53,7 @@ impl Streams {
     }
 }
 
-/// Reads what all processes must agree on, and writes it where it is missing.
+/// Reads the values that all processes must agree on, and writes those that are missing.
 async fn begin(
     redis: &Redis,
     topic_prefix: &str,
@@ -97,12 +98,12 @@ pub(super) fn committed_key(stream: &str) -> String {
     format!("{stream}:committed")
 }
 
-/// A stored position; without one, the position before everything.
+/// Parses a stored position. Without one, returns the position before all records.
 pub(super) fn position(id: Option<&str>) -> Result<Offset, ParseIntError> {
     id.map_or(Ok(Offset::default()), str::parse)
 }
 
-/// Entries of the partition as messages, without deleted ones.
+/// Converts entries of the partition to messages, skipping deleted entries.
 pub(super) fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Message> {
     let partition = u32::try_from(partition).expect("partitions are counted in u32");
     let message = |entry: reply::Entry| {
@@ -158,14 +159,16 @@ impl Streams {
         )
     }
 
-    /// Notes a reader, to release what it has at the close.
+    /// Remembers a reader, so that [`Bus::close`](crate::bus::Bus::close) releases its partitions
+    /// and records.
     ///
-    /// Call it before Redis is told: Redis may execute a call whose caller has given up.
+    /// Call this before the request to Redis, which may be executed even if its caller has given
+    /// up.
     pub(super) fn note_reader(&self, topic: Topic, reader: &str) {
         self.readers.lock().insert((topic, reader.to_owned()));
     }
 
-    /// Renews the deadline of an ordered reader. Answers its partitions with their tenures.
+    /// Renews the deadline of an ordered reader. Returns its partitions with their tenures.
     pub(super) async fn own(
         &self,
         topic: Topic,
@@ -197,7 +200,7 @@ impl Streams {
         for key in self.keys(topic) {
             batch.script(scripts::BUS_EXTENT.call(&[&key, &committed_key(&key)]));
         }
-        // Read behind them, so that offsets of another generation are recognized.
+        // Read after the extents, so that offsets of another generation are detected.
         batch.command(self.ask_generation());
         let answered = batch.run_all(&mut self.redis.conn()).await;
         let mut answers: Vec<Value> = answered.map_err(Error::read::<RedisError>(topic))?;
@@ -217,14 +220,14 @@ impl Streams {
     }
 }
 
-/// The answer of `bus_extent.lua`.
+/// The response of `bus_extent.lua`.
 type ExtentRow = (String, Option<String>, String, Option<String>);
 
 /// The first and the last offset of a partition, and the committed one.
 pub(super) struct Extent {
-    /// The last record that was ever appended.
+    /// The last record ever appended.
     pub(super) last: Option<Offset>,
-    /// The first record that is still there.
+    /// The first record that still exists.
     pub(super) first: Option<Offset>,
     /// True if a shared reader has ever acknowledged a record.
     acknowledged: bool,

@@ -8,11 +8,11 @@ use crate::{
     config::{ByteSize, Time},
 };
 
-/// The payloads of one insert call together: half of what taskd takes by default.
+/// The most payload bytes of one insert call: half of what taskd accepts by default.
 const MOST_BYTES_A_CALL: u64 = 16 << 20;
-/// The most tasks of the phase latency: as many as --tasks may be.
+/// The most tasks of the phase latency; --tasks has the same limit.
 const MOST_SAMPLES: u32 = 10_000_000;
-/// The most queues that a get call may name.
+/// The most queues that a get call may list.
 pub(super) const QUEUES_A_CALL: u16 = 100;
 
 /// Measure a taskd: tasks a second, latency, CPU per task
@@ -200,7 +200,7 @@ pub(super) enum Part {
     Start,
 }
 
-/// A part of a run, in the order of a run.
+/// A part of a run, in the order in which they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Phase {
@@ -226,8 +226,9 @@ impl Phase {
 }
 
 impl Bench {
-    /// Finds values that contradict each other; the first mistake, in one line. `is_given`: the
-    /// command line has it, not only the environment, which may be for other commands.
+    /// Checks for values that contradict each other; the error describes the first mistake, in one
+    /// line. `is_given` says whether an argument is on the command line, and not only in the
+    /// environment, which may be meant for other commands.
     pub(in crate::cli) fn check(&self, is_given: impl Fn(&str) -> bool) -> Result<(), String> {
         let Work {
             replicas,
@@ -292,7 +293,7 @@ impl Bench {
         (self.phases.is_empty() && is_usual) || self.phases.contains(&phase)
     }
 
-    /// The parts of a run, each with a taskd of its own.
+    /// The parts of a run, each of which gets a taskd of its own.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
         let [flat, start] = [Phase::Flat, Phase::Start].map(|phase| self.wants(phase));
         let calls = [
@@ -312,7 +313,7 @@ impl Bench {
             .filter_map(|(is_wanted, part)| is_wanted.then_some(part))
     }
 
-    /// The most tasks and queues of a part at a time.
+    /// The most tasks and the most queues that exist at the same time in a part.
     pub(super) fn room(&self, part: Part) -> (u64, u64) {
         let Self { work, flat, .. } = self;
         match part {

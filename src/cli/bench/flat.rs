@@ -1,5 +1,5 @@
-//! The phase flat: the same speed with many waiting tasks, workers and queues; what waiting tasks
-//! and idling cost.
+//! The phase flat: checks that the speed stays the same with many waiting tasks, workers and
+//! queues, and measures what waiting tasks and an idle taskd cost.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use super::{
 };
 use crate::cli::queues::Counts;
 
-/// The workers that many are compared with.
+/// The number of workers that many workers are compared with.
 const FEW_WORKERS: u16 = 10;
-/// taskd finishes what a start and the work before have left within this time.
+/// How long taskd gets to finish what the start and the previous work left.
 const QUIET: Duration = Duration::from_secs(2);
 
-/// Tasks that wait, and those that were done.
+/// The tasks of a queue: those that wait, and those that are done.
 struct Backlog {
     what: &'static str,
     tasks: Tasks,
@@ -77,7 +77,8 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes tasks in front of few, then of more of them. Looks at the memory of those that came last.
+/// Takes tasks while few tasks wait, then while more do. Measures the memory of the tasks added
+/// last.
 async fn in_front_of(run: &mut Run<'_>, backlog: &mut Backlog) -> anyhow::Result<Reference> {
     let (flat, work) = (&run.args.flat, &run.args.work);
     let (mut first, mut bytes) = (None, [None; 2]);
@@ -127,7 +128,7 @@ async fn in_front_of(run: &mut Run<'_>, backlog: &mut Backlog) -> anyhow::Result
     first.context("--waiting has a number")
 }
 
-/// Notes a speed beside the reference; the first one becomes the reference.
+/// Records a rate and compares it with the reference; the first rate becomes the reference.
 fn note(run: &mut Run<'_>, measure: String, rate: f64, reference: &mut Option<Reference>) {
     let beside = reference.as_ref().map(|(name, rate)| (&**name, *rate));
     run.report
@@ -135,7 +136,7 @@ fn note(run: &mut Run<'_>, measure: String, rate: f64, reference: &mut Option<Re
     reference.get_or_insert((measure, rate));
 }
 
-/// Looks at a taskd that nobody calls.
+/// Measures a taskd that nobody calls.
 async fn idle(run: &mut Run<'_>, what: &str) -> anyhow::Result<()> {
     let time = run.args.flat.idle.0;
     run.step(what, 0);
@@ -196,7 +197,7 @@ impl Backlog {
         self.inserted - self.done.len() as u32
     }
 
-    /// Inserts tasks until so many wait, and waits until all of them can be claimed.
+    /// Inserts tasks until `waiting` of them wait, and until all of them can be claimed.
     async fn fill(&mut self, run: &mut Run<'_>, waiting: u32) -> anyhow::Result<()> {
         let missing = waiting.saturating_sub(self.waiting());
         run.step(
@@ -212,8 +213,8 @@ impl Backlog {
         self.settle(run).await
     }
 
-    /// Lets workers complete `taken` tasks, about `part` before the backlog is as long as before:
-    /// tasks a second.
+    /// Lets workers complete `taken` tasks, about `part` at a time; the backlog is refilled in
+    /// between. Returns the rate in tasks per second.
     async fn take(
         &mut self,
         run: &mut Run<'_>,
@@ -255,7 +256,7 @@ impl Backlog {
         Ok(f64::from(done) / took.as_secs_f64())
     }
 
-    /// Waits until SQL and the queue agree with what was done.
+    /// Waits until SQL and the queue have the expected counts.
     async fn settle(&self, run: &Run<'_>) -> anyhow::Result<()> {
         let (waiting, done) = (u64::from(self.waiting()), self.done.len() as u64);
         let patience = run.args.work.give_up_after.0;
@@ -272,7 +273,7 @@ impl Backlog {
         Ok(())
     }
 
-    /// Counts that no task was completed twice.
+    /// Adds to the totals, and reports tasks that were completed twice.
     fn count(&mut self, run: &mut Run<'_>) {
         let all = self.done.len();
         self.done.sort_unstable();

@@ -1,4 +1,4 @@
-//! The HTTP port of a taskd: what its queues contain, and its version.
+//! The HTTP port of a taskd: the counts of its queues, and its version.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::cli::{
 
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// The HTTP port of the taskd that is measured.
+/// The HTTP port of the taskd under test.
 #[derive(Clone)]
 pub(super) struct Http(HttpPort);
 
@@ -22,7 +22,7 @@ impl Http {
         HttpPort::new(url, trust).map(Self)
     }
 
-    /// The counts of the queues whose name is in `names`, together.
+    /// The sum of the counts of the queues in `names`.
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;
         let look = QueuesSnapshot::read(&self.0, &answer)?;
@@ -45,7 +45,7 @@ impl Http {
         }
     }
 
-    /// The version of the taskd that answers.
+    /// The version of the taskd under test.
     pub(super) async fn version(&self) -> anyhow::Result<Option<String>> {
         let metrics = self.get("/metrics").await?;
         let metrics = String::from_utf8_lossy(&metrics);

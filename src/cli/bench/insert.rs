@@ -1,4 +1,5 @@
-//! The phases insert and duplicates: many callers insert tasks, new ones, or 9 of 10 known ones.
+//! The phases insert and duplicates: many callers insert tasks; in the phase duplicates, nine of
+//! ten are known.
 
 use std::{
     sync::{
@@ -19,16 +20,16 @@ use super::{
 };
 use crate::wire::pb::discovery_client::DiscoveryClient;
 
-/// How long the queues may stay as they are before the rest of the tasks is taken to wait in SQL
-/// for room.
+/// If the counts do not change for this long, the remaining tasks are considered to wait in SQL
+/// until the queue has capacity.
 pub(super) const SETTLE: Duration = Duration::from_secs(10);
 
-/// The tasks of a phase, in order.
+/// Which tasks a phase inserts, in order.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    /// New tasks, from this number on.
+    /// New tasks, numbered from this number.
     From(u32),
-    /// Each tenth task is new, the others are those of `From(0)`.
+    /// Every tenth task is new; the others are those of `From(0)`.
     Known,
 }
 
@@ -41,7 +42,7 @@ impl Plan {
         }
     }
 
-    /// How many of the tasks are new.
+    /// How many of `tasks` tasks are new.
     pub(super) fn new_tasks(self, tasks: u32) -> u32 {
         match self {
             Self::From(_) => tasks,
@@ -50,7 +51,7 @@ impl Plan {
     }
 }
 
-/// Inserts new tasks until all can be claimed.
+/// Inserts new tasks, and waits until all of them can be claimed.
 pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<()> {
     let (before, began) = (run.server.usage().await, Instant::now());
     let inserted = insert_all(run, work, tasks, Plan::From(0)).await?;
@@ -81,7 +82,7 @@ pub(super) async fn new(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow
     Ok(())
 }
 
-/// Inserts the tasks again, with one new task in ten.
+/// Inserts the tasks again, with one new task in every ten.
 pub(super) async fn known(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyhow::Result<()> {
     let (before, began) = (run.server.usage().await, Instant::now());
     let inserted = insert_all(run, work, tasks, Plan::Known).await?;
@@ -93,7 +94,7 @@ pub(super) async fn known(run: &mut Run<'_>, work: &Work, tasks: &Tasks) -> anyh
     Ok(())
 }
 
-/// Inserts the tasks of a plan, from as many callers as `work` says.
+/// Inserts the tasks of a plan, with the number of concurrent callers in `work`.
 pub(super) async fn insert_all(
     run: &Run<'_>,
     work: &Work,
@@ -130,7 +131,7 @@ pub(super) async fn insert_all(
     Ok(all)
 }
 
-/// Compares the answers with what they must be.
+/// Checks the answers against the plan.
 fn check(inserted: &Inserted, tasks: u32, plan: Plan, report: &mut Report) {
     report.totals.repeated_calls += u64::from(inserted.repeated);
     let expected = plan.new_tasks(tasks);
@@ -140,7 +141,7 @@ fn check(inserted: &Inserted, tasks: u32, plan: Plan, report: &mut Report) {
         report.wrong(format!("insert: {again} known tasks were answered CREATED"));
     }
     let new = inserted.new.len() - again;
-    // A call whose answer was lost may have stored its tasks.
+    // A call whose answer was lost may have stored its tasks, so its retry sees duplicates.
     if new < expected as usize && inserted.errors == 0 {
         report.wrong(format!(
             "insert: {} of {expected} new tasks were answered DUPLICATE",

@@ -1,5 +1,4 @@
-//! A taskd of the benchmark's own: a child process on embedded defaults, in a folder that is
-//! removed with it.
+//! The benchmark's own taskd: a child process with the embedded defaults, in a temporary folder.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -20,23 +19,23 @@ use uuid::Uuid;
 use super::args::{Bench, Part};
 use crate::cli::{print::say, trust::Token};
 
-/// A start has to look for redis-server and make a database.
+/// The timeout of a start, which has to find redis-server and create a database.
 const START: Duration = Duration::from_secs(60);
-/// taskd itself stops within 25 seconds.
+/// The timeout of a stop; taskd itself stops within 25 seconds.
 const STOP: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Stopped, and its folder removed, when dropped.
+/// A running taskd. Dropping it stops it and removes its folder.
 pub(super) struct Own {
     child: Child,
     folder: Folder,
     pub(super) addresses: Addresses,
     pub(super) started: Instant,
-    /// `None`: it asks for none.
+    /// `None` if it requires no token.
     pub(super) token: Option<Token>,
 }
 
-/// Where it listens, as its log says.
+/// The addresses it listens on, according to its log.
 #[derive(Default, Deserialize)]
 pub(super) struct Addresses {
     pub(super) http: String,
@@ -76,9 +75,11 @@ impl Own {
         for (key, value) in &args.settings {
             command.env(format!("TASKD_{}", key.to_uppercase()), value);
         }
-        // The other end of the pipe ends with this process, even at a SIGKILL.
+        // This process holds the other end of the pipe, so taskd stops even if this process is
+        // killed with SIGKILL.
         command.arg("--stop-with-stdin").stdin(Stdio::piped());
-        // Ctrl-C on the terminal is for the benchmark, which then stops this taskd in order.
+        // Ctrl-C in the terminal should reach only the benchmark, which then stops this taskd
+        // gracefully.
         command.process_group(0);
         let started = Instant::now();
         let child = command.spawn().context("cannot start a taskd")?;
@@ -93,7 +94,7 @@ impl Own {
         Ok(own)
     }
 
-    /// Waits for the line of the log that says where it listens.
+    /// Waits for the log line with the addresses it listens on.
     async fn up(&mut self) -> anyhow::Result<Addresses> {
         let deadline = Instant::now() + START;
         loop {
@@ -123,7 +124,7 @@ impl Own {
         format!("unix://{}", self.folder.data().join("redis.sock").display())
     }
 
-    /// Ends it in order. A taskd that does not end well voids the run.
+    /// Stops it gracefully. If it fails to stop cleanly, the run is void.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         self.signal(Signal::SIGTERM)?;
         let deadline = Instant::now() + STOP;
@@ -158,7 +159,7 @@ impl Own {
 }
 
 impl Drop for Own {
-    /// Only an orderly end takes its redis-server along.
+    /// Only a graceful stop also stops its redis-server.
     fn drop(&mut self) {
         if !matches!(self.child.try_wait(), Ok(None)) || self.signal(Signal::SIGTERM).is_err() {
             return;
@@ -177,7 +178,7 @@ impl Drop for Own {
 
 impl Folder {
     fn make() -> anyhow::Result<Self> {
-        // A short name: the path of a socket holds 107 bytes.
+        // The name must be short: the path of a socket is limited to 107 bytes.
         let name = Uuid::new_v4().simple().to_string();
         let path = std::env::temp_dir().join(format!("taskd-bench-{}", &name[..8]));
         let made = DirBuilder::new().mode(0o700).create(&path);
@@ -207,13 +208,12 @@ impl Drop for Folder {
     }
 }
 
-/// The defaults, with room in the queue for all tasks: otherwise those beyond the high water would
-/// wait in SQL. This program, without the settings of this shell: they must not change what is
-/// measured.
+/// This program with the defaults, but without the settings in the environment, which must not
+/// affect the measurement.
 fn taskd() -> anyhow::Result<Command> {
     let mut command =
         Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
-    // taskd takes the variables of OpenTelemetry for settings, too.
+    // taskd also reads the variables of OpenTelemetry as settings.
     let is_setting = |name: &str| {
         ["TASKD_", "OTEL_"]
             .iter()

@@ -1,4 +1,4 @@
-//! The taskd that is measured: the benchmark's own, or one that runs already.
+//! The taskd under test: the benchmark's own, or one that is already running.
 
 use std::{
     net::ToSocketAddrs,
@@ -29,15 +29,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub(super) struct Server {
     channels: Vec<Taskd>,
     http: Http,
-    /// Of taskd; `None` if it runs elsewhere, or this user may not see it.
+    /// The process id of taskd; `None` if it runs on another machine, or this user may not see it.
     pid: Option<u32>,
     redis: Option<MultiplexedConnection>,
     own: Option<Own>,
-    /// From the start of its process to ready.
+    /// The time from the start of its process until it was ready.
     pub(super) ready_after: Option<Duration>,
 }
 
-/// The conditions of figures: who answers, on which machine, and when it calls something stored.
+/// The conditions of the figures: which server, on which machine, and with what durability.
 #[derive(Clone, Serialize)]
 pub(super) struct Conditions {
     /// `own`, or the URL.
@@ -45,12 +45,12 @@ pub(super) struct Conditions {
     version: Option<String>,
     redis_version: Option<String>,
     appendfsync: Option<String>,
-    /// The act of SQLite at a commit; `None` if the benchmark does not know the database.
+    /// SQLite's `synchronous` setting; `None` if the benchmark does not know the database.
     synchronous: Option<&'static str>,
     machine: Machine,
 }
 
-/// Seconds of CPU so far; `None` where they are not known.
+/// CPU seconds so far; `None` if unknown.
 #[derive(Clone, Copy)]
 pub(super) struct Usage {
     pub(super) taskd: Option<f64>,
@@ -59,7 +59,7 @@ pub(super) struct Usage {
 }
 
 impl Server {
-    /// Connects to the taskd that `args` name, or starts one.
+    /// Connects to the taskd in `args`, or starts one.
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
         let own = if args.server.is_none() {
             Some(Own::start(args, part).await?)
@@ -108,7 +108,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The connection for a caller.
+    /// The connection that this caller uses.
     pub(super) fn channel(&self, caller: usize) -> Taskd {
         self.channels[caller % self.channels.len()].clone()
     }
@@ -159,7 +159,7 @@ impl Server {
         self.pid.and_then(machine::resident_bytes)
     }
 
-    /// The memory of Redis, and that of the keys of one queue, when no rewrite of its file is in
+    /// The memory of Redis, and that of the keys of one queue. Waits until no AOF rewrite is in
     /// progress.
     pub(super) async fn redis_bytes(&self, queue: &str) -> anyhow::Result<(f64, f64)> {
         let mut redis = self
@@ -180,7 +180,7 @@ impl Server {
         }
     }
 
-    /// Lets Redis lose everything.
+    /// Deletes all data in Redis.
     pub(super) async fn empty_redis(&self) -> anyhow::Result<()> {
         let mut redis = self
             .redis
@@ -193,8 +193,8 @@ impl Server {
         self.http.counts(queues).await
     }
 
-    /// Waits until `is_reached` says so of the queues; then the time of it. `None`: nothing changed
-    /// for `patience`.
+    /// Waits until `is_reached` accepts the counts of the queues, and returns when it did. Returns
+    /// `None` if the counts have not changed for `patience`.
     pub(super) async fn wait_for(
         &self,
         queues: &[String],
@@ -208,11 +208,11 @@ impl Server {
                 Ok(counts) if is_reached(&counts) => return Ok(Some(Instant::now())),
                 Ok(counts) if counts != before => (before, changed) = (counts, Instant::now()),
                 Ok(_) if changed.elapsed() > patience => return Ok(None),
-                // A taskd that starts over answers again soon.
+                // taskd may be starting over, and then answers again soon.
                 Err(error) if changed.elapsed() > patience => return Err(error),
                 Ok(_) | Err(_) => {}
             }
-            // Counting a thousand queues is work for taskd, too.
+            // Counting a thousand queues is work for taskd, so poll less often if it takes long.
             tokio::time::sleep(LOOK_EVERY.max(3 * began.elapsed())).await;
         }
     }
@@ -226,7 +226,7 @@ impl Server {
 }
 
 impl Conditions {
-    /// The server that answers, and how durable an answer is.
+    /// The server software, and how durable an answer is.
     pub(super) fn durability(&self) -> String {
         let redis = match (&self.redis_version, &self.appendfsync) {
             (Some(version), Some(fsync)) => format!("Redis {version}, appendfsync {fsync}"),
@@ -255,7 +255,7 @@ impl Conditions {
 }
 
 impl Usage {
-    /// The CPU since `before`.
+    /// The CPU used since `before`.
     pub(super) fn since(self, before: Self) -> Self {
         let difference = |now: Option<f64>, then: Option<f64>| Some(now? - then?);
         Self {
@@ -279,7 +279,7 @@ fn pid_behind(grpc: &str) -> Option<u32> {
 async fn connect_redis(url: &str) -> anyhow::Result<MultiplexedConnection> {
     let unreachable = || format!("cannot reach Redis at {}", without_password(url));
     let client = redis::Client::open(url).with_context(unreachable)?;
-    // FLUSHALL of a million tasks takes longer than the default of half a second.
+    // FLUSHALL with a million tasks takes longer than the default timeout of half a second.
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWER_TIMEOUT));
     client
         .get_multiplexed_async_connection_with_config(&patient)

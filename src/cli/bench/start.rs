@@ -1,4 +1,5 @@
-//! The phase start: the time to ready, and the way back after Redis has lost everything.
+//! The phase start: the time until taskd is ready, and the time to rebuild after Redis has lost
+//! everything.
 
 use std::time::Instant;
 
@@ -36,7 +37,8 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         .wait_for(&tasks.queues, SETTLE, |counts| counts.waiting == total)
         .await?;
     all.context("gave up: not all tasks can be claimed before the loss")?;
-    // With a task in hand, the counts of before are not those of after.
+    // Lease one task. Otherwise the counts before the loss would equal those after the rebuild, and
+    // the wait below would end at once.
     let one = Work {
         batch: 1,
         stream: false,

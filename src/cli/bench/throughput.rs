@@ -9,10 +9,10 @@ use super::{
     run::Run,
 };
 
-/// The most tasks that warm a taskd up before its figures.
+/// The most tasks with which taskd is warmed up before it is measured.
 const WARM_UP: u32 = 1000;
 
-/// Lets every part of taskd work once.
+/// Makes every part of taskd run once.
 pub(super) async fn warm_up(run: &mut Run<'_>) -> anyhow::Result<()> {
     let work = Work {
         tasks: run.args.work.tasks.min(WARM_UP),
@@ -26,7 +26,8 @@ pub(super) async fn warm_up(run: &mut Run<'_>) -> anyhow::Result<()> {
         .map(drop)
 }
 
-/// Measures the phases on the same tasks. Phases that nobody asked for run unreported.
+/// Measures the phases on the same tasks. Phases that were not selected but are needed run
+/// unmeasured.
 pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let work = &run.args.work;
     let tasks = run.tasks("tasks", work);
@@ -55,7 +56,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         .await
         .map(drop);
     }
-    // The phase measures workers, not the way of the last tasks into the queue.
+    // The phase measures the workers, not how the last tasks get into the queue.
     let wanted = u64::from(total);
     run.server
         .wait_for(&tasks.queues, SETTLE, |counts| counts.waiting == wanted)

@@ -1,5 +1,5 @@
-//! `taskd load`: made-up work at a rate, workers for it, and a comparison of what was asked for
-//! with what happened.
+//! `taskd load`: sends made-up tasks at a fixed rate, runs workers for them, and compares the
+//! result with the plan.
 
 mod args;
 mod ledger;
@@ -25,25 +25,25 @@ use super::client::{Taskd, is_transient, refused, said};
 use super::print::{print, say};
 use crate::wire::pb::{GetBooksRequest, QueueBooks, operator_client::OperatorClient};
 
-/// How often tasks are sent. A rate of thousands a second sends several at a time.
+/// How often tasks are sent. At a rate of thousands per second, each call sends several.
 const EVERY: Duration = Duration::from_millis(20);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// How long nothing ends before SQL is asked.
+/// If no task has ended for this long, ask SQL.
 const ASK_AFTER: Duration = Duration::from_secs(2);
-/// How long SQL may take to show the last ends.
+/// How long SQL may take to show the last completions.
 const LONGEST_SETTLE: Duration = Duration::from_secs(30);
-/// How many inserts may wait for their answers.
+/// How many inserts may be in flight.
 const MOST_INSERTS: usize = 64;
-/// taskd holds a bounded number of calls on one connection.
+/// taskd bounds the number of calls on one connection.
 const WORKERS_A_CONNECTION: u16 = 50;
 
-/// The numbers of an insert, and its answers.
+/// The range of tasks that an insert sent, and the answers.
 type Answered = Result<(std::ops::Range<u32>, Vec<Inserted>), taskd_client::Error>;
 
-/// Answers whether all counts are as asked for.
+/// Runs the load. Returns true if all counts are as planned.
 pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     let plan = Arc::new(Plan::new(&args)?);
-    // Workers wait on connections of their own, so that they cannot keep inserts waiting.
+    // Workers have connections of their own, so that their long calls cannot delay inserts.
     let client = args.server.client().await?;
     let queue = format!("load-{}", &Uuid::new_v4().simple().to_string()[..12]);
     let ledger = Arc::new(Ledger::new(plan.count()));
@@ -106,7 +106,7 @@ pub(super) async fn run(args: Load) -> anyhow::Result<bool> {
     Ok(report.wrong.is_empty())
 }
 
-/// Sends each task when it is due, however long the answers take.
+/// Sends each task at its scheduled time, however long the answers take.
 async fn send(
     client: &Client,
     plan: &Arc<Plan>,
@@ -142,8 +142,8 @@ async fn send(
     Ok(())
 }
 
-/// Until all `tasks` have ended, also those whose insert was answered by nobody, or nothing has
-/// ended for so long.
+/// Waits until all `tasks` have ended, including those whose insert was never answered, or until
+/// none has ended for `give_up_after`.
 async fn wait_for_ends(
     books: &mut Books,
     ledger: &Ledger,
@@ -161,8 +161,8 @@ async fn wait_for_ends(
         if ended > before {
             (before, since) = (ended, Instant::now());
         }
-        // While taskd is killed, the answer to a rejection may be lost: then only SQL knows of the
-        // end.
+        // If taskd was killed, the answer to a rejection may be lost. Then only SQL knows that the
+        // task ended.
         if since.elapsed() > ASK_AFTER && asked.elapsed() > ASK_AFTER {
             asked = Instant::now();
             if books
@@ -177,14 +177,15 @@ async fn wait_for_ends(
     }
 }
 
-/// The books of the queue, as taskd counts them.
+/// Reads the books of the queue, which taskd keeps in SQL.
 struct Books {
     operator: OperatorClient<Taskd>,
     queue: String,
 }
 
 impl Books {
-    /// `None`: taskd does not answer now, or this caller may not read.
+    /// Returns `None` if taskd does not answer at the moment, or if this caller is not allowed to
+    /// read.
     async fn look(&mut self) -> anyhow::Result<Option<QueueBooks>> {
         match self
             .operator
@@ -201,7 +202,8 @@ impl Books {
         }
     }
 
-    /// The books as soon as `tasks` have ended in SQL; those of the end if they do not in time.
+    /// Waits until `tasks` have ended in SQL, and returns the books; after the timeout, returns the
+    /// books as they are.
     async fn settled(
         &mut self,
         tasks: u64,

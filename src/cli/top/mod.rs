@@ -73,7 +73,7 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
         args.every.0.max(Duration::from_millis(100)),
         args.sort,
     );
-    // A wrong address or token is a line of error, and no screen.
+    // If the address or the token is wrong, fail with a message before opening the screen.
     view.see(look(&server, args.queue.name()).await?);
     let mut ends = [
         SignalKind::interrupt(),
@@ -89,14 +89,14 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
     let looker = async {
         loop {
             tokio::time::sleep(every).await;
-            // The view outlives the looker, and with it the sender and the receiver.
+            // Cannot fail: the view outlives this loop, and holds the sender and the receiver.
             paused.wait_for(|paused| !paused).await.ok();
             seen.send(look(&server, args.queue.name()).await).await.ok();
         }
     };
     tokio::pin!(looker);
     loop {
-        // A terminal that went away is no failure.
+        // If the terminal is gone, end without an error.
         if screen
             .draw(|width, height| view.lines(width, height))
             .is_err()

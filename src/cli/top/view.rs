@@ -59,21 +59,22 @@ impl Key {
     }
 }
 
-/// The width of a column of numbers, with the space before it.
+/// The width of a number column, including the space before it.
 const NUMBER: usize = 8;
-/// The columns of numbers.
+/// How many number columns there are.
 const NUMBERS: usize = 8;
-/// The least width of the column of names.
+/// The minimum width of the name column.
 const NAME: usize = 12;
 
-/// The findings of one look.
+/// The result of one snapshot.
 pub(super) struct Seen {
     pub(super) queues: QueuesSnapshot,
-    /// The reason why there are no latencies, as a token that does not reach all queues.
+    /// The error says why latencies are missing, for example because the token does not cover all
+    /// queues.
     pub(super) calls: Result<Calls, String>,
 }
 
-/// All that the screen shows.
+/// Everything that the screen shows.
 pub(super) struct View {
     url: String,
     pub(super) every: Duration,
@@ -102,7 +103,7 @@ impl View {
         self.failure = None;
     }
 
-    /// The last look stays on the screen, with the reason why there is none after it.
+    /// Keeps the last snapshot on the screen, and shows why the next one failed.
     pub(super) fn fail(&mut self, why: String) {
         self.failure = Some(why);
     }
@@ -111,7 +112,8 @@ impl View {
         self.sort = self.sort.next();
     }
 
-    /// The lines for a screen of this size. None is wider, and there are no more.
+    /// The lines for a screen of this size, each at most `width` wide and at most `height` in
+    /// number.
     pub(super) fn lines(&self, width: usize, height: usize) -> Vec<String> {
         let every = Time(self.every);
         let state = if self.is_paused {
@@ -176,7 +178,7 @@ impl View {
             .iter()
             .map(|queue| (queue, now.queues.rates(queue, before).unwrap_or_default()))
             .collect();
-        // Rates are finite, and never below zero: their bits have their order.
+        // Rates are finite and never negative, so their bits sort like the numbers.
         rows.sort_by_cached_key(|(queue, rates)| {
             let by = match self.sort {
                 Key::Waiting => queue.counts.waiting,
@@ -201,7 +203,7 @@ impl View {
             format!("{:<name$}{others}", cut(&first, name))
         };
         let mut lines = vec![row(Key::ALL.map(|(_, name)| name.to_owned()))];
-        // One line for the header, and one for those that do not fit.
+        // Leave one line for the header, and one for the note about rows that do not fit.
         let fit = height.saturating_sub(2);
         lines.extend(rows.iter().take(fit).map(|(queue, rates)| {
             let oldest = queue.oldest_waiting_ms.map_or("-".to_owned(), age);
@@ -229,7 +231,7 @@ impl View {
     }
 }
 
-/// A number in at most seven characters.
+/// Formats a number in at most seven characters.
 fn number(value: f64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")];
     match UNITS.into_iter().find(|(unit, _)| value >= *unit) {
@@ -239,7 +241,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The greatest unit of an age.
+/// Formats an age in its largest unit.
 fn age(ms: u64) -> String {
     match ms / 1000 {
         seconds @ 0..120 => format!("{seconds}s"),

@@ -10,7 +10,7 @@ use crate::{
     model::{QueueName, WorkerName},
 };
 
-/// The client takes no shorter lease.
+/// The shortest lease of the client.
 const SHORTEST_LEASE: Duration = Duration::from_millis(300);
 
 /// Work on tasks: run a command for each, or check its URL
@@ -231,7 +231,7 @@ impl Work {
         queues.cloned().collect()
     }
 
-    /// The name of the worker.
+    /// The given name of the worker, or one made from the host and the process id.
     pub(super) fn name(&self) -> String {
         let host = || {
             let host = nix::unistd::gethostname().ok()?.into_string().ok()?;
@@ -244,7 +244,8 @@ impl Work {
     }
 }
 
-/// taskd would refuse each completion with a wrong one, and the tasks would die.
+/// Validates the queue name: with an invalid one, taskd would refuse every completion, and the
+/// tasks would die.
 fn queue(text: &str) -> Result<String, String> {
     QueueName::new(text)
         .map(|_| text.to_owned())

@@ -1,5 +1,5 @@
-//! A command for a task: started without a shell, fed, watched, and killed with all that it
-//! started.
+//! Runs a command for a task: starts it without a shell, feeds it, watches it, and kills it
+//! together with all processes that it started.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -40,20 +40,20 @@ use super::{
 };
 use crate::{cli::print::say, config::Time};
 
-/// Between the polite signal and the last one; and how long a process that was left behind may hold
-/// an output open.
+/// The time between SIGTERM and SIGKILL; also how long a process left behind by the command may
+/// hold an output open.
 pub(super) const KILL_AFTER: Duration = Duration::from_secs(5);
-/// A command has a process group of its own in less than this.
+/// The time within which a started command certainly has its own process group.
 const START: Duration = Duration::from_secs(1);
-/// The end of stderr that becomes the reason.
+/// How many bytes from the end of stderr become the failure reason.
 const REASON_BYTES: usize = 1000;
 const FOUND_BYTES: u64 = 32 << 20;
-/// A task that is put off does not come again at once.
+/// The minimum delay of a task that is put off.
 const SHORTEST_WAIT: Duration = Duration::from_secs(1);
-/// The descriptor on which a command names discovered tasks.
+/// The file descriptor on which a command lists discovered tasks.
 const FOUND_FD: i32 = 3;
 
-/// The command of all tasks.
+/// The command, and how to run it for each task.
 pub(super) struct Plan {
     command: Vec<OsString>,
     has_file: bool,
@@ -70,7 +70,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// `Err`: there is no such command.
+    /// Fails if the command does not exist.
     pub(super) fn new(args: &Work) -> anyhow::Result<Self> {
         let command = args.command.clone();
         look_for(command.first().context("no command is given")?)?;
@@ -93,12 +93,12 @@ impl Plan {
         })
     }
 
-    /// Why the command starts for no task.
+    /// Why the command cannot start, whatever the task, if that is so.
     pub(super) fn unusable(&self) -> Option<&str> {
         self.unusable.get().map(String::as_str)
     }
 
-    /// The command did not start. If no task is to blame, this one goes back at no cost.
+    /// Handles a failed start. If the cause is not this task, the task is given back at no cost.
     fn failed_to_start(&self, error: &io::Error) -> Failure {
         let failure = Failure::new(format!("cannot start the command: {error}"));
         let Some(program) = self.command.first().filter(|program| !is_of_task(program)) else {
@@ -112,7 +112,7 @@ impl Plan {
             Errno::EACCES => {
                 "this user may not run it, or the program that its first line (#!) names"
             }
-            // The arguments of this task are too long, or the system is short of something.
+            // The arguments of this task are too long, or the system is out of some resource.
             _ => return failure,
         };
         self.unusable
@@ -125,7 +125,7 @@ impl Plan {
     }
 }
 
-/// Runs the command of a task. A command that starts for no task ends the worker.
+/// Runs the command of a task. If the command cannot start for any task, stops the worker.
 pub(super) async fn run(
     plan: Arc<Plan>,
     stop: Stop,
@@ -161,14 +161,14 @@ struct Ended {
     status: ExitStatus,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// The lines that name discovered tasks on [`FOUND_FD`].
+    /// What the command wrote to [`FOUND_FD`]: lines with discovered tasks.
     named: Vec<u8>,
     after: Duration,
 }
 
 impl Ended {
-    /// True if a signal to the group of taskd itself may have ended it. A terminal sends SIGINT to
-    /// the whole group, to which a command belongs until it has one of its own.
+    /// True if a signal to taskd's own process group may have ended the command. A terminal sends
+    /// SIGINT to the whole group, which includes a command until it has a group of its own.
     fn met_a_signal_at_its_start(&self) -> bool {
         let ended_by = self
             .status
@@ -185,7 +185,7 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
     let started = Instant::now();
     let (mut child, found) = start(plan, task, file)?;
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    // From here on all ways out end the group.
+    // From here on, every return kills the group.
     let group = Group(pid.map(Pid::from_raw));
     let stdin = child.stdin.take();
     let stdout = child.stdout.take();
@@ -246,7 +246,7 @@ async fn run_once(plan: &Plan, task: &Task, file: Option<&Path>) -> Result<Ended
     let after = started.elapsed();
     let (stdout, stderr, named) = match output {
         Some(output) => output,
-        // A process that the command left behind may hold an output open.
+        // A process left behind by the command may hold an output open.
         None => match timeout(KILL_AFTER, &mut outputs).await {
             Ok(output) => output?,
             Err(_) => {
@@ -309,13 +309,13 @@ fn start(
     let child = command
         .spawn()
         .map_err(|error| plan.failed_to_start(&error))?;
-    // The command dies here, and with it this end of the pipe: otherwise nobody would see the end
-    // of the other.
+    // Dropping the command closes our copy of the pipe's write end; otherwise reading would never
+    // reach the end.
     Ok((child, found))
 }
 
-/// The argument with the values of the task in place of their names. One pass: a key may have the
-/// name of another.
+/// Replaces the placeholders in an argument with the values of the task. It makes a single pass,
+/// because a key may itself contain a placeholder.
 fn fill(part: &OsStr, task: &Task, file: Option<&Path>) -> OsString {
     let attempt = task.attempt().to_string();
     let file = file
@@ -357,7 +357,7 @@ fn environment(task: &Task) -> Vec<(OsString, OsString)> {
         text("TASKD_ATTEMPT", &task.attempt().to_string()),
         text("TRACEPARENT", task.traceparent()),
     ];
-    // A variable with a zero byte would keep the command from starting.
+    // A zero byte in a variable would make the start fail.
     let headers = task
         .headers()
         .iter()
@@ -430,20 +430,21 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
     Ok(done.discover(discovered.tasks))
 }
 
-/// The wait that a command asks for in the last line of its output, if that is a time.
+/// The delay that a command asks for, if the last line of its output is a time.
 fn asked_wait(stdout: &[u8]) -> Option<Duration> {
     let text = std::str::from_utf8(stdout).ok()?;
     let time: Time = text.lines().last()?.trim().parse().ok()?;
     Some(time.0)
 }
 
-/// The process group of a command. Nothing of it survives the handler, also if that is dropped.
+/// The process group of a command. Dropping it kills all of its processes, including when the
+/// handler itself is dropped.
 struct Group(Option<Pid>);
 
 impl Group {
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.0 {
-            // The signal fails when nothing is left of the group.
+            // The signal fails if no process of the group is left.
             killpg(group, signal).ok();
         }
     }
@@ -455,7 +456,7 @@ impl Drop for Group {
     }
 }
 
-/// A file with the payload, removed when dropped. Only this user may read it.
+/// A temporary file with the payload, removed when dropped. Only this user can read it.
 struct PayloadFile(PathBuf);
 
 impl PayloadFile {
@@ -483,7 +484,7 @@ impl Drop for PayloadFile {
     }
 }
 
-/// `Err`: the program cannot be started, as far as one can see.
+/// Fails if the program evidently cannot be started.
 fn look_for(program: &OsStr) -> anyhow::Result<()> {
     let is_file = |path: &Path| path.metadata().is_ok_and(|file| file.is_file());
     let may_run = |path: &Path| {
@@ -512,7 +513,7 @@ fn look_for(program: &OsStr) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// True if each task may name another program.
+/// True if the program depends on the task.
 fn is_of_task(program: &OsStr) -> bool {
     contains(program.as_bytes(), b"{")
 }

@@ -1,4 +1,4 @@
-//! Asks whether the queues of a worker are drained, for `--exit-when-idle`.
+//! Checks whether the queues of a worker are drained, for `--exit-when-idle`.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::cli::{
     wait::are_drained,
 };
 
-/// How long a call waits for the queues to be drained.
+/// How long each call waits for the queues to become drained.
 const WAIT: Duration = Duration::from_secs(1);
 
 pub(super) struct Drained<'a> {
     server: &'a Server,
     queues: &'a [String],
-    /// The connection of the last call that had an answer.
+    /// The connection of the last successful call.
     taskd: Mutex<Option<Taskd>>,
 }
 
@@ -29,7 +29,7 @@ impl<'a> Drained<'a> {
         }
     }
 
-    /// Fails if the question will never have an answer.
+    /// Fails if asking can never succeed.
     pub(super) async fn may_ask(&self) -> anyhow::Result<()> {
         let taskd = self.server.connect().await?;
         let Err(status) = are_drained(&taskd, self.queues, Duration::ZERO).await else {
@@ -45,7 +45,8 @@ impl<'a> Drained<'a> {
         Ok(())
     }
 
-    /// Whether the queues are drained, after a short wait for that. `Err`: why there is no answer.
+    /// Returns whether the queues are drained, after waiting a short time for that. The error says
+    /// why taskd did not answer.
     pub(super) async fn ask(&self) -> Result<bool, String> {
         let mut connection = self.taskd.lock().await;
         let taskd = match connection.take() {

@@ -1,5 +1,5 @@
-//! The ready worker that asks for each key as a URL. The answer of the server, whatever its status,
-//! is the result.
+//! The built-in worker that requests each key as a URL. Any answer of the server, whatever its
+//! status, becomes the result.
 
 mod gate;
 mod hop;
@@ -37,23 +37,23 @@ pub(super) struct Checker {
     put_offs: PutOffs,
 }
 
-/// The result of a task.
+/// The result of a task, as JSON.
 #[derive(Serialize)]
 struct Checked<'a> {
     url: &'a str,
     status: u16,
     method: &'a str,
-    /// The last of the redirects.
+    /// The URL after all redirects.
     final_url: &'a str,
     redirects: &'a [Redirect],
-    /// From the first request to the end of the last answer, without the waits for other requests
-    /// to a host.
+    /// From the first request to the end of the last answer, without the time spent waiting for a
+    /// turn at a host.
     seconds: f64,
-    /// To the head of the last answer.
+    /// Until the head of the last answer.
     first_byte_seconds: f64,
-    /// The part of the body that was read.
+    /// How many bytes of the body were read.
     bytes: u64,
-    /// There was more.
+    /// True if the body was longer.
     truncated: bool,
     content_length: Option<u64>,
     content_type: Option<String>,
@@ -67,12 +67,12 @@ struct Redirect {
     to: String,
 }
 
-/// The time that a check has taken so far.
+/// The time that a check has spent so far.
 #[derive(Default)]
 struct Spent {
-    /// For its turn at a host.
+    /// Waiting for its turn at a host.
     waiting: Duration,
-    /// For answers.
+    /// Waiting for answers.
     asking: Duration,
 }
 
@@ -104,7 +104,7 @@ impl Checker {
         })
     }
 
-    /// One request, when its host has room.
+    /// Makes one request, once it is its turn at the host.
     async fn ask(
         &self,
         url: &Url,
@@ -151,8 +151,8 @@ impl Checker {
         }
     }
 
-    /// The host asks to wait: the check is put off, at no cost. A host that asks for it again and
-    /// again fails attempts.
+    /// Handles a host that asks to wait: puts the check off, at no cost. If the host keeps asking,
+    /// it eventually becomes a failed attempt.
     fn put_off(&self, task: &str, failure: Failure, asked: Duration) -> Failure {
         match self.put_offs.next(task, asked) {
             Some(wait) => failure.put_off(wait),
@@ -162,7 +162,8 @@ impl Checker {
 
     /// `is_limited`: the task has a limit key.
     async fn follow(&self, task: &str, first: Url, is_limited: bool) -> Result<Done, Failure> {
-        // A site outside must not make the check ask servers inside.
+        // Prevents server-side request forgery: a public site must not make the check request
+        // internal servers.
         let mut sent_by = None;
         let mut method = if self.is_head {
             Method::HEAD
@@ -234,7 +235,7 @@ impl Checker {
     }
 }
 
-/// Checks the URL of a task.
+/// Checks the URL that is the key of a task.
 pub(super) async fn check(checker: Arc<Checker>, task: Task<()>) -> Result<Done, Failure> {
     let key = task.key();
     let url = Url::parse(&key).ok().filter(is_http);

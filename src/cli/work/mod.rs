@@ -1,4 +1,4 @@
-//! `taskd work`: a worker without a line of code: a command for each task, or a check of the task's
+//! `taskd work`: a worker that needs no code: it runs a command for each task, or checks the task's
 //! URL.
 
 mod args;
@@ -22,7 +22,7 @@ use self::{command::Plan, drained::Drained, http_check::Checker, show::Show};
 use super::client::refused;
 use crate::app;
 
-/// A call that asks only whether taskd answers has a quarter of this.
+/// The lease of a call that only checks whether taskd answers; its timeout is a quarter of this.
 const ASKING: Duration = Duration::from_secs(8);
 
 /// Works until it is stopped.
@@ -91,7 +91,8 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
 }
 
 fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
-    // The handler has a time-out of its own, and says more. A check may wait as long for its host.
+    // The handler has a timeout of its own, with a better message. A check may spend the same time
+    // again waiting for its host.
     let waiting = if args.http_check {
         args.timeout.0
     } else {
@@ -112,7 +113,7 @@ fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
     if args.poll { worker.poll() } else { worker }
 }
 
-/// The work on a task.
+/// What the worker does with a task.
 enum Handler {
     Command(Arc<Plan>),
     HttpCheck(Arc<Checker>),
@@ -151,7 +152,7 @@ impl Handler {
         }
     }
 
-    /// Why the worker can do no task.
+    /// Why the worker cannot do any task, if that is so.
     fn unusable(&self) -> Option<&str> {
         match self {
             Self::Command(plan) => plan.unusable(),

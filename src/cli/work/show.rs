@@ -14,10 +14,10 @@ use tokio::time::sleep;
 use super::output::{Output, Said};
 use crate::cli::{ask::printable, patience::progress_bar};
 
-/// How often to tell that taskd does not answer.
+/// How often to repeat that taskd does not answer.
 const TELL_EVERY: Duration = Duration::from_secs(10);
-/// How long to wait for taskd, without an answer. If no call fails for so long, taskd is there
-/// again.
+/// How long taskd may fail to answer before the worker gives up. If no call has failed for this
+/// long, taskd counts as available again.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 /// The lines of a command, and the characters of a line, that a terminal shows.
 const MOST_PRINTED: usize = 100;
@@ -26,7 +26,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 
 pub(super) struct Show {
-    /// JSON lines, and no bar.
+    /// Prints JSON lines, and no progress bar.
     is_json: bool,
     output: Output,
     state: Mutex<State>,
@@ -39,13 +39,13 @@ struct State {
     given_back: u64,
     lost: u64,
     told: Option<Instant>,
-    /// Of the last event of a task.
+    /// When the last event of a task happened.
     at: Instant,
-    /// There was no event of a task since.
+    /// Failed calls since the last event of a task.
     away: Option<Away>,
 }
 
-/// Calls that fail.
+/// A series of failed calls.
 struct Away {
     first: Instant,
     last: Instant,
@@ -141,7 +141,7 @@ impl Show {
         }
     }
 
-    /// A call failed that may succeed later.
+    /// Records a call that failed and may succeed later.
     fn away(&self, state: &mut State, why: &str) {
         state.fails(why, Instant::now());
         if state.told.is_some_and(|told| told.elapsed() < TELL_EVERY) {
@@ -174,7 +174,7 @@ impl Show {
         }
     }
 
-    /// Some tasks that a handler discovered are wrong, and not stored.
+    /// Reports discovered tasks that are invalid and were not stored.
     pub(super) fn not_stored(&self, task: &TaskInfo, reason: &str) {
         if self.is_json {
             self.line(&json!({
@@ -189,8 +189,8 @@ impl Show {
         }
     }
 
-    /// Waits until no task has run for this time and the queues are drained. `Err`: why taskd did
-    /// not answer for a minute.
+    /// Waits until no task has run for this time and the queues are drained. Fails, with the
+    /// reason, if taskd has not answered for a minute.
     pub(super) async fn idle(
         &self,
         time: Duration,
@@ -212,7 +212,7 @@ impl Show {
         }
     }
 
-    /// The last word; without a summary after an error.
+    /// Prints the last line; without a summary after an error.
     pub(super) async fn finish(&self, summary: Option<&Summary>) {
         self.output.say(Said::Finish);
         if let Some(Summary {
@@ -291,14 +291,14 @@ impl State {
         });
     }
 
-    /// Why calls have failed for too long.
+    /// Returns why calls fail, if they have done so for too long.
     fn gives_up(&self, now: Instant) -> Option<String> {
         let away = self.away.as_ref()?;
         (now - away.first >= GIVE_UP_AFTER && now - away.last < GIVE_UP_AFTER)
             .then(|| away.why.clone())
     }
 
-    /// True if no task has run for so long while no call failed.
+    /// True if for this time no task has run and no call has failed.
     fn is_idle(&self, time: Duration, now: Instant) -> bool {
         let since = self.away.as_ref().map_or(self.at, |away| away.last);
         self.running == 0 && now - since >= time
@@ -321,7 +321,7 @@ mod tests {
             [2, 3].map(|seconds| state.is_idle(TIME, after(seconds))),
             [false, true]
         );
-        // The report of a task that runs no more gets no answer.
+        // A task whose handler has ended still counts as running until its report is answered.
         state.running = 1;
         for seconds in (2..62).step_by(10) {
             state.fails("away", after(seconds));
@@ -329,7 +329,7 @@ mod tests {
         }
         assert!(!state.is_idle(TIME, after(60)));
         assert_eq!(state.gives_up(after(62)), Some("away".to_owned()));
-        // A failure after a minute without one is another trouble.
+        // A failure after a minute without one starts a new series.
         assert_eq!(state.gives_up(after(112)), None);
         state.fails("away", after(112));
         assert_eq!(state.gives_up(after(112)), None);

@@ -1,4 +1,5 @@
-//! The service `Operator`: dead letters, changes of live work and of many tasks, and bulk changes.
+//! The service `Operator`: books, fsck, dead letters, acts, paused queues, changes of unfinished
+//! tasks, and bulk changes.
 
 use tonic::{Request, Response, Status};
 

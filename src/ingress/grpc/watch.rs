@@ -14,7 +14,8 @@ use crate::{
 /// The events of a watch.
 pub(super) type Events = Pin<Box<dyn Stream<Item = Result<pb::TaskEvent, Status>> + Send>>;
 
-/// The last message of a watch that ended before its task did is its status.
+/// Turns a watch into a stream. If the watch ends before the task, the last item is a status that
+/// says why.
 pub(super) fn events(watching: Watching) -> Events {
     Box::pin(stream::unfold(watching, async |mut watching| {
         loop {

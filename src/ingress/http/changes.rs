@@ -46,8 +46,8 @@ pub(in crate::ingress) async fn cancel_task(Id(id): Id, call: Call) -> Answer {
     Ok(Json(answer).into_response())
 }
 
-/// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart: a name is the
-/// whole segment for it.
+/// `POST /v1/queues/NAME:pause` and `:resume`. The router cannot tell them apart, because it takes
+/// the whole segment for the name.
 pub(in crate::ingress) async fn pause_or_resume(Id(asked): Id, call: Call) -> Answer {
     let (queue, changed, paused) = match asked.rsplit_once(':') {
         Some((queue, "pause")) => (

@@ -26,11 +26,11 @@ use crate::{
     model::{InsertStatus, Watched},
 };
 
-/// The wait of a browser before it connects again.
+/// How long a browser waits before it connects again.
 const RETRY: &str = "retry: 1000\n\n";
 
-/// The last event that the caller has seen: browsers send it in a header, others may name it in the
-/// query.
+/// The header with the last event that the caller has seen. Browsers send it; other clients may put
+/// the id into the query.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Deserialize)]
@@ -54,7 +54,7 @@ pub(in crate::ingress) async fn watch_task(Id(id): Id, call: Call) -> Answer {
         .api
         .watch_task(&call.caller, &id, last.as_deref())
         .await?;
-    // A browser that gets 204 does not come again.
+    // A browser that gets 204 does not connect again.
     Ok(if watching.is_over() {
         StatusCode::NO_CONTENT.into_response()
     } else {
@@ -95,7 +95,7 @@ fn events(watching: Watching) -> Response {
     let head = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-store"),
-        // A proxy that gathers bytes would hold events back.
+        // A proxy that buffers would hold events back.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
     (head, Body::from_stream(events.map(Ok::<_, Infallible>))).into_response()
@@ -123,8 +123,8 @@ fn written(next: Watched, key: Option<&Bytes>) -> Bytes {
     text.into()
 }
 
-/// Inserts, and answers when the tasks are final or the wait is over. The room of the request's
-/// parts returns before the wait.
+/// Inserts tasks, and answers when they are final or the wait is over. The memory of the request's
+/// parts is given back before the wait.
 pub(in crate::ingress) async fn insert_and_wait(
     call: Call,
     asked: NewTasks,
@@ -177,7 +177,7 @@ pub(in crate::ingress) async fn insert_and_wait(
             drop(room);
             match answer {
                 Ok(answer) => answer,
-                // The tasks are stored: the caller hears so.
+                // The tasks are stored, so the caller must get an answer.
                 Err(_) => {
                     awaited.iter_mut().for_each(|one| one.results.clear());
                     list(

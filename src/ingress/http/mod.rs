@@ -55,7 +55,7 @@ use crate::{
 pub use ports::Ports;
 pub use waiting::Waiting;
 
-/// Serves until `state.stop`, then answers the requests in hand.
+/// Serves until `state.stop`, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, state: State) {
     let max_connections = descriptors::for_each_listener(&state.settings);
     let without_room = full(state.clone(), max_connections);
@@ -105,7 +105,7 @@ fn router(state: State) -> Router {
         .merge(openapi::routes(auth))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
-        // The code that meets a failure logs it.
+        // Failures are logged by the code in which they occur.
         .layer(TraceLayer::new_for_http().on_failure(()))
         .layer(middleware::from_fn_with_state(guard, guard::check))
         .layer(middleware::from_fn(measure::http))
@@ -114,7 +114,7 @@ fn router(state: State) -> Router {
         .with_state(state)
 }
 
-/// The routes of the operations that ask for a role.
+/// The routes of the operations that require a role.
 fn with_operations(api: &Arc<Api>) -> Router<State> {
     let mut router = Router::new();
     let mut before = None;
@@ -127,7 +127,7 @@ fn with_operations(api: &Arc<Api>) -> Router<State> {
         let Some(handler) = route.handler else {
             continue;
         };
-        // Its handler also does what the operation before this one does.
+        // The handler of the previous operation serves this one, too.
         if before.replace((route.method.clone(), path)) == Some((route.method.clone(), path)) {
             continue;
         }
@@ -143,8 +143,8 @@ fn with_operations(api: &Arc<Api>) -> Router<State> {
     router
 }
 
-/// Asks for the token of a call, and refuses a query with parameters that the route does not know:
-/// a request must not do something else than it says.
+/// Authenticates a call, and refuses a query with parameters that the route does not know: a
+/// request must not do something else than it says.
 async fn admit(Extract(entry): Extract<Entry>, request: Request, next: Next) -> Response {
     let (mut head, body) = request.into_parts();
     let client: Client = *head
@@ -176,7 +176,7 @@ fn log_refusal(answer: &Response, client: &Client, access: Option<&Access>, rout
     }
 }
 
-/// Browsers take an answer as what it says it is, and keep none.
+/// Makes browsers respect the content type of answers and keep them out of their caches.
 async fn secure(mut answer: Response) -> Response {
     let headers = answer.headers_mut();
     headers
@@ -188,7 +188,7 @@ async fn secure(mut answer: Response) -> Response {
     answer
 }
 
-/// Says what this is, and where to go. It names nothing that only a token may see.
+/// Says what this is and where to go. It contains nothing that requires a token.
 async fn index(Extract(state): Extract<State>) -> impl IntoResponse {
     let mut lines: Vec<(Method, &str, String, Role)> = Vec::new();
     for operation in operations::all() {
@@ -223,7 +223,7 @@ async fn index(Extract(state): Extract<State>) -> impl IntoResponse {
     (state.ports.header(), text)
 }
 
-/// The routes of connections beyond the limit. They answer probes and refuse all others.
+/// The routes of connections beyond the limit. They answer probes and refuse everything else.
 fn full(state: State, max_connections: usize) -> Router {
     let ports = state.ports;
     let refuse = move || async move {

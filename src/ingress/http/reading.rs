@@ -1,5 +1,5 @@
-//! Tasks, queues and acts over HTTP, as they are now; fsck, which may also mend them;
-//! metrics.
+//! HTTP handlers that read tasks, queues, acts and metrics, and the one for fsck, which may also
+//! repair what it finds.
 
 use axum::{http::header, response::IntoResponse};
 use futures::{StreamExt as _, stream};
@@ -27,7 +27,7 @@ pub(in crate::ingress) async fn list_tasks(call: Call) -> Answer {
 }
 
 pub(in crate::ingress) async fn get_task(Id(id): Id, call: Call) -> Answer {
-    // The room comes before the JSON.
+    // Reserve memory for the answer before building the JSON.
     let room = |bytes| {
         let room = call.state.budget.answer(&call.caller.access, bytes);
         room.map_err(|no_room| Problem::from(Excess::from(no_room)))
@@ -40,8 +40,8 @@ pub(in crate::ingress) async fn get_task(Id(id): Id, call: Call) -> Answer {
 
 pub(in crate::ingress) async fn get_results(Id(id): Id, call: Call) -> Answer {
     let mut pages = call.state.api.results(&call.caller, &id).await?;
-    // The room comes before the results: they may have 100 MiB. It is that of a page, because the
-    // next one is read when the client has taken the one before.
+    // Reserve memory before reading the results, which may have 100 MiB. One page is enough,
+    // because the next one is read only after the client has taken the one before.
     let room = call
         .state
         .budget

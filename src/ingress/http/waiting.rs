@@ -1,5 +1,5 @@
-//! The ways in while taskd waits for servers: they tell probes and callers what is missing, instead
-//! of letting them hang.
+//! What both ports answer while taskd waits for servers: probes and callers are told what is
+//! missing instead of being left hanging.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{model::Protocol, runtime::Supervisor};
 
-/// The limit until taskd can do more than tell what is missing.
+/// The most connections of each port during this time.
 const MAX_CONNECTIONS: usize = 256;
 /// A small budget is enough: no handler reads a body.
 const BUDGET: usize = 1 << 20;
@@ -77,12 +77,12 @@ impl Waiting {
         Self { what, server }
     }
 
-    /// Names what callers are told.
+    /// Sets which server callers are told that taskd waits for.
     pub fn wait_for(&self, what: &'static str) {
         self.what.send_replace(what);
     }
 
-    /// Stops, and ends when all callers are answered.
+    /// Stops, and returns when all callers have been answered.
     pub async fn end(self) {
         self.server.stop();
         self.server.wait().await;

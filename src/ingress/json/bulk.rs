@@ -55,7 +55,7 @@ pub(super) fn chosen(
     Ok(filter.and_then(|filter| ChangeTasks::new(ids.0, filter, dry_run, yes)))
 }
 
-/// The answers about ids, a count, or the bulk change that changes the tasks of a filter.
+/// The answers for ids, a count, or the bulk change that changes the tasks of a filter.
 #[derive(JsonSchema, Serialize)]
 #[serde(untagged)]
 #[schemars(rename = "TasksChanged")]

@@ -1,4 +1,4 @@
-//! Changes of live work.
+//! Changes of unfinished tasks, and pauses of queues.
 
 use bytes::Bytes;
 use schemars::JsonSchema;
@@ -50,16 +50,16 @@ pub(in crate::ingress) struct Requeue {
     reserved_for: Option<Time>,
 }
 
-/// The state of a queue behind a pause or a resume.
+/// The state of a queue after a pause or a resume.
 #[derive(JsonSchema, Serialize)]
 pub(in crate::ingress) struct Pausing<'a> {
     pub(in crate::ingress) queue: &'a str,
     pub(in crate::ingress) paused: bool,
-    /// False: it was so before.
+    /// False if the queue was in this state before.
     pub(in crate::ingress) changed: bool,
 }
 
-/// Which tasks to change, and how. Either may be wrong.
+/// Which tasks to change, and how. Either may be invalid.
 pub(in crate::ingress) type Asked<T> = (Result<ChangeTasks, String>, Result<T, String>);
 
 /// Reads tasks, and their new values.

@@ -1,4 +1,4 @@
-//! Events of tasks, and the answers of inserts that wait.
+//! Events of tasks, and the answers to inserts that wait.
 
 use std::time::Duration;
 
@@ -67,12 +67,12 @@ pub(in crate::ingress) struct AwaitedTask<'a> {
     /// Its status at the end of the wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     task_status: Option<TaskStatus>,
-    /// Of a completed task.
+    /// The results, if the task is completed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     results: Vec<TaskResult<'a>>,
 }
 
-/// The answer as an entry of a large one.
+/// Writes the answer as an entry of a large list.
 pub(in crate::ingress) fn large(mut awaited: model::AwaitedTask) -> Entry {
     let results = std::mem::take(&mut awaited.results);
     let mut entry = Entry::new(&AwaitedTask::from(&awaited));

@@ -22,7 +22,7 @@ use crate::model::{self, QueueName, validate::MAX_HEADERS};
 #[serde(deny_unknown_fields, expecting = "a task")]
 #[schemars(extend("required" = ["queue"]))]
 pub(in crate::ingress) struct NewTask<'a> {
-    // No default for the document: an empty name is not valid.
+    // The OpenAPI document shows no default, because an empty name is not valid.
     #[serde(default)]
     #[schemars(with = "QueueName", transform = without_default)]
     queue: String,
@@ -44,24 +44,24 @@ pub(in crate::ingress) struct NewTask<'a> {
     delay: Option<Time>,
     /// The time of the first attempt, in place of `delay`.
     not_before: Option<Instant>,
-    /// The time until which the task must have its completions: then it is dead.
+    /// When the task must have its completions. After that it is dead.
     deadline: Option<Instant>,
-    /// How long after the insert that is, in place of `deadline`.
+    /// The time from the insert to the deadline, in place of `deadline`.
     finish_within: Option<Time>,
     lease_duration: Option<Time>,
-    /// Failures until the task is dead.
+    /// After how many failures the task is dead.
     max_attempts: Option<u32>,
     backoff: Option<Nested<Backoff>>,
     #[serde(default, deserialize_with = "headers::<_, MAX_HEADERS>")]
     #[schemars(with = "HashMap<String, String>", extend("maxProperties" = MAX_HEADERS))]
     headers: HashMap<String, String>,
     #[serde(default)]
-    /// The caller's trace, as W3C writes it. Empty: taskd makes one.
+    /// The caller's trace in the W3C format. Empty: taskd makes one.
     #[schemars(length(max = 256))]
     traceparent: String,
     #[serde(default)]
-    /// An insert that is sent again with the same one is answered as the first time, for the
-    /// queue's `idempotency_window`. Not for discovered tasks.
+    /// An insert that is repeated with the same key gets the first answer again, for the queue's
+    /// `idempotency_window`. Not for discovered tasks.
     #[schemars(length(max = 256))]
     idempotency_key: String,
     #[serde(default)]
@@ -88,7 +88,8 @@ pub fn new_task(text: &Bytes) -> Result<model::NewTask, String> {
     task_within(text, utf8(text)?)
 }
 
-/// Reads a task from a line and counts its parts. An outer error says nothing about the task.
+/// Reads a task from a line and counts its parts. An outer error is a limit, not a mistake in the
+/// task.
 pub(in crate::ingress) fn counted_task(
     text: &Bytes,
     tally: &mut Tally<'_>,
@@ -100,7 +101,7 @@ pub(in crate::ingress) fn counted_task(
 #[derive(Debug)]
 pub(in crate::ingress) struct NewTasks {
     pub(in crate::ingress) tasks: Vec<Result<model::NewTask, String>>,
-    /// The body was a task, not a list.
+    /// True if the body was a single task, not a list.
     pub(in crate::ingress) is_single: bool,
 }
 
@@ -125,7 +126,7 @@ pub(in crate::ingress) fn new_tasks(
     })
 }
 
-/// The entries of an array, up to the limit.
+/// Reads the entries of an array, up to the limit.
 fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValue>, Unread> {
     struct Entries<'t, 's> {
         tally: &'t mut Tally<'s>,
@@ -167,7 +168,7 @@ fn entries<'a>(body: &'a Bytes, tally: &mut Tally<'_>) -> Result<Vec<&'a RawValu
     }
 }
 
-/// Adds a hint: a second value behind the first looks like NDJSON that was sent as JSON.
+/// Adds a hint: a second value after the first looks like NDJSON that was sent as JSON.
 fn perhaps_lines(error: serde_json::Error) -> Unread {
     let mut unread = Unread::from(error);
     if let Unread::Malformed { detail, .. } = &mut unread
@@ -179,8 +180,7 @@ fn perhaps_lines(error: serde_json::Error) -> Unread {
     unread
 }
 
-/// Reads a task that is a part of `body`, and counts it. An outer error is that of the whole
-/// request.
+/// Reads a task that is a part of `body`, and counts it. An outer error concerns the whole request.
 pub(super) fn part(
     body: &Bytes,
     text: &str,

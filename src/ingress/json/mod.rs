@@ -1,8 +1,8 @@
 //! The JSON of the HTTP API, and of the files that `taskd insert` reads.
 //!
-//! Its names are the proto's, in snake_case; durations are `"30s"`, times RFC 3339. A payload is a
-//! slice of the body, not a copy. The reader counts a list before it reads the entries, and reads
-//! each entry on its own: a wrong entry does not spoil the others.
+//! Field names are those of the proto, in snake_case; durations are `"30s"`, times RFC 3339. A
+//! payload is a slice of the body, not a copy. Lists are counted before their entries are read, and
+//! each entry is read on its own, so that a wrong one does not spoil the others.
 
 pub mod backoff;
 pub(super) mod books;
@@ -38,10 +38,10 @@ use crate::{
     config::in_field,
 };
 
-/// The reason why taskd reads nothing of a request.
+/// Why taskd reads nothing of a request.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Unread {
-    /// The text is wrong.
+    /// The text is not JSON, or not of the expected form.
     #[error("{detail}")]
     Malformed {
         detail: String,
@@ -70,7 +70,7 @@ impl From<serde_json::Error> for Unread {
     }
 }
 
-/// A list of at most `N` entries. One more is an error, and is not kept.
+/// A list of at most `N` entries. One entry more is an error, and is not kept.
 struct AtMost<T, const N: usize>(Vec<T>);
 
 impl<T, const N: usize> Default for AtMost<T, N> {
@@ -108,7 +108,7 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
     }
 }
 
-/// Reads a map of at most `N` headers. One more is an error, and is not kept.
+/// Reads a map of at most `N` headers. One header more is an error.
 fn headers<'de, D: Deserializer<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<HashMap<String, String>, D::Error> {
@@ -141,10 +141,10 @@ fn headers<'de, D: Deserializer<'de>, const N: usize>(
     deserializer.deserialize_map(Headers::<N>)
 }
 
-/// An object within another one. serde alone would also take an array, field by field.
+/// An object within another one. serde alone would also accept an array, field by field.
 struct Nested<T>(T);
 
-/// The document shows what is nested, and not that it is.
+/// The schema is that of the inner object.
 impl<T: JsonSchema> JsonSchema for Nested<T> {
     fn inline_schema() -> bool {
         T::inline_schema()
@@ -186,10 +186,10 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Nested<T> {
     }
 }
 
-/// Reads an object. serde alone would also take an array, field by field.
+/// Reads an object. serde alone would also accept an array, field by field.
 fn object<'a, T: Deserialize<'a>>(body: &'a Bytes) -> Result<T, Unread> {
     if first_byte(body).is_some_and(|byte| byte != b'{') {
-        // Syntax first: text that is no JSON gets that answer.
+        // Checks the syntax first, so that text that is not JSON is reported as such.
         let _: &RawValue = serde_json::from_slice(body)?;
         return Err(Unread::Malformed {
             detail: "expected a JSON object".into(),
@@ -228,7 +228,7 @@ fn item<'a, T: Deserialize<'a>>(text: &'a str, what: &str) -> Result<T, String> 
     })
 }
 
-/// The error with the path of its field. serde does not say the path, so a slower reader reads the
+/// Adds the path of the field to an error. serde does not report it, so a slower reader reads the
 /// text again.
 fn in_its_field<'a, T: Deserialize<'a>>(text: &'a [u8], error: &serde_json::Error) -> String {
     let message = without_place(error);
@@ -249,12 +249,13 @@ fn utf8(text: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(text).map_err(|error| format!("not UTF-8 at byte {}", error.valid_up_to()))
 }
 
-/// serde's message without its " at line 1 column 9": the sender cannot use a place within an item.
+/// serde's message without its " at line 1 column 9": a position within an item does not help the
+/// sender.
 fn without_place(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let end = text.rfind(" at line ").unwrap_or(text.len());
     match &text[..end] {
-        // serde_json's words for the first and for the second half.
+        // serde_json's messages for a surrogate without the other half.
         "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
             "an escape is half of a character: a surrogate without the other one".to_owned()
         }
@@ -262,7 +263,7 @@ fn without_place(error: &serde_json::Error) -> String {
     }
 }
 
-/// `{"results": […]}`, or another list under its name.
+/// Writes `{"results": […]}`, or another list under its name.
 pub fn list<T: Serialize>(
     name: &'static str,
     entries: impl IntoIterator<Item = T>,
@@ -287,7 +288,7 @@ mod testing {
         Budget::new(256 << 20).share()
     }
 
-    /// For a body of 4 MiB.
+    /// A tally for a body of 4 MiB.
     pub(super) fn tally(share: &Share) -> Tally<'_> {
         Tally::new(&Settings::default(), share, 4 << 20)
     }
@@ -306,7 +307,7 @@ mod tests {
         *,
     };
 
-    /// Reads a body. An error is that of the request, or the first one of its parts.
+    /// Reads a body. The error is that of the request, or the first one of its parts.
     type Read = fn(&Bytes) -> Result<(), String>;
 
     fn first_error<T, E: ToString>(
@@ -326,7 +327,8 @@ mod tests {
         )
     }
 
-    /// A discovered task that cannot be read costs no completion; its answer says what is wrong.
+    /// A discovered task that cannot be read does not fail its completion; the answer says what is
+    /// wrong with it.
     fn completions(
         parts: Vec<Result<crate::model::Item<crate::model::Completion>, crate::model::ItemAnswer>>,
     ) -> Result<(), String> {
@@ -340,7 +342,7 @@ mod tests {
         items(parts)
     }
 
-    /// Every body of the API, with each object that it may have.
+    /// Every body of the API, with every object that it may contain.
     fn bodies() -> Vec<(Value, Read)> {
         let backoff = json!({"kind": "linear", "initial": "1s", "maximum": "9s", "jitter": 0.1, "give_up_after": "1h"});
         let task = json!({"queue": "q", "key": "k", "payload": {"a": {"b": 1}}, "headers": {"h": "v"}, "backoff": backoff});
@@ -455,7 +457,8 @@ mod tests {
         ]
     }
 
-    /// The places of the objects of a body. Payloads and results are any JSON.
+    /// Collects the JSON pointers of the objects in a body. Skips payloads and results, which may
+    /// be any JSON.
     fn objects(value: &Value, at: String, found: &mut Vec<String>) {
         match value {
             Value::Object(members) => {
@@ -483,7 +486,7 @@ mod tests {
             read(&Bytes::from(body.to_string())).unwrap_or_else(|error| panic!("{error}: {body}"));
             let mut places = Vec::new();
             objects(&body, String::new(), &mut places);
-            // An array of tasks is a body, too.
+            // Except the body itself: an array of tasks is valid.
             for place in places.into_iter().filter(|place| !place.is_empty()) {
                 for values in [true, false] {
                     let mut wrong = body.clone();
@@ -522,7 +525,7 @@ mod tests {
             let mut places = Vec::new();
             objects(&body, String::new(), &mut places);
             for place in places {
-                // The first name of the object comes again at its end.
+                // Repeats the first name of the object at its end.
                 let mut marked = body.clone();
                 let object = marked.pointer_mut(&place).unwrap().as_object_mut().unwrap();
                 let (name, value) = object

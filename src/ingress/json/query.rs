@@ -1,5 +1,5 @@
-//! The query of a URL. Each parameter is known to its route and given once, so that a request does
-//! what it says.
+//! The query of a URL. Each parameter must be known to the route and given only once, so that a
+//! request does what it says.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -12,7 +12,7 @@ const HEADER: &str = "header.";
 /// How long a call waits for a queue to be drained, unless it says.
 const DRAINED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Reads the parameters of a query. The error names the first mistake.
+/// Reads the parameters of a query. The error is about the first mistake.
 pub(in crate::ingress) fn parameters(query: &str) -> Result<Vec<(String, String)>, String> {
     let mut parameters = Vec::new();
     let mut seen = HashSet::new();
@@ -77,7 +77,7 @@ pub(super) fn not_a_number(name: &str, value: &str) -> String {
     format!("{name} {:?} is not a whole number", shorten(value, ECHO))
 }
 
-/// The header that a parameter names.
+/// Returns the header that a parameter names.
 pub(super) fn header(name: &str) -> Option<&str> {
     name.strip_prefix(HEADER)
 }
@@ -99,7 +99,7 @@ fn text(encoded: &str) -> Result<String, String> {
                         bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
                         rest = ahead;
                     }
-                    // As browsers read it.
+                    // As browsers do: a `%` without two hex digits stands for itself.
                     _ => bytes.push(b'%'),
                 }
             }

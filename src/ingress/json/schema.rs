@@ -12,7 +12,7 @@ use super::{
 };
 use crate::model::{self, BulkState, ItemStatus, LetterKind, QueueName, Rfc3339, TaskId};
 
-/// A type whose schema stands where it is used, without a name of its own.
+/// A type whose schema is written where it is used, without a name of its own.
 macro_rules! inline {
     ($type:ty, $schema:tt) => {
         impl JsonSchema for $type {
@@ -39,7 +39,7 @@ inline!(Time, {
 inline!(Instant, { "type": "string", "format": "date-time", "examples": ["2030-01-31T12:00:00Z"] });
 inline!(Rfc3339, { "type": "string", "format": "date-time", "examples": ["2030-01-31T12:00:00Z"] });
 inline!(BulkState, { "type": "string", "enum": Self::ALL.map(Self::as_str) });
-// In any case; answers have them as they stand here.
+// Requests may use upper or lower case; answers use these forms.
 inline!(Priority, { "type": "string", "enum": model::Priority::ALL.map(model::Priority::as_str) });
 inline!(Kind, { "type": "string", "enum": model::BackoffKind::OWN.map(model::BackoffKind::as_str) });
 inline!(model::Priority, { "type": "string", "enum": Self::ALL.map(Self::as_str) });

@@ -75,8 +75,8 @@ pub(super) struct Rejection {
     lease_token: String,
     #[serde(default)]
     reason: String,
-    /// `false`: counts as `max_attempts` failures, so a task for one worker is dead. Otherwise
-    /// taskd tries it again.
+    /// `false` counts as `max_attempts` failures, so a task for one worker is dead. Otherwise the
+    /// task is tried again.
     retry: Option<bool>,
     /// The wait before the next attempt, in place of the backoff.
     delay: Option<Time>,
@@ -94,7 +94,7 @@ pub(super) struct Rejection {
 pub(super) struct Extension {
     id: String,
     lease_token: String,
-    /// From now on. Without it the answer is INVALID.
+    /// How long the lease lasts from now. Without it the answer is INVALID.
     by: Option<Time>,
 }
 
@@ -102,20 +102,20 @@ pub(super) struct Extension {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "an object with worker and queues")]
 pub(in crate::ingress) struct GetTasks {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
     #[schemars(with = "AtMost<QueueName, MAX_QUEUES>", extend("minItems" = 1))]
     queues: AtMost<String, MAX_QUEUES>,
-    /// 0: one.
+    /// 0 means one.
     #[serde(default)]
     max_tasks: u32,
     /// How long to wait for the first task.
     wait: Option<Time>,
     lease_duration: Option<Time>,
     #[serde(default)]
-    /// The size of the answer, about; 0: 3.5 MiB.
+    /// The approximate size of the answer; 0 means 3.5 MiB.
     max_bytes: u64,
 }
 
@@ -126,15 +126,15 @@ pub(in crate::ingress) struct GetTasks {
     expecting = "an object with worker and completions"
 )]
 pub(in crate::ingress) struct CompleteTasks<'a> {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
     #[serde(borrow)]
     #[schemars(with = "AtMost<Completion<'a>, MAX_ITEMS>")]
     completions: AtMost<&'a RawValue, MAX_ITEMS>,
-    /// Leases the worker tasks that are there, in the same call. It does not wait, and has no
-    /// worker of its own.
+    /// Also leases tasks that are available now. This does not wait, and needs no worker of its
+    /// own.
     next: Option<Nested<GetTasks>>,
 }
 
@@ -145,7 +145,7 @@ pub(in crate::ingress) struct CompleteTasks<'a> {
     expecting = "an object with worker and rejections"
 )]
 pub(in crate::ingress) struct RejectTasks<'a> {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -161,7 +161,7 @@ pub(in crate::ingress) struct RejectTasks<'a> {
     expecting = "an object with worker and extensions"
 )]
 pub(in crate::ingress) struct ExtendTasks<'a> {
-    /// The worker's name. Only a token that names the worker makes it dispensable.
+    /// The worker's name. It may be left out only with a token for one worker.
     #[serde(default)]
     #[schemars(length(max = 128))]
     worker: String,
@@ -231,7 +231,7 @@ pub(super) fn batch<T>(
     tally: &mut Tally<'_>,
     read: impl Fn(&str, &mut Tally<'_>) -> Result<Result<Item<T>, String>, Excess>,
 ) -> Result<Batch<T>, Unread> {
-    // The caller's token may say which worker it is.
+    // Without a name, the caller's token may say which worker it is.
     if !worker.is_empty() {
         WorkerName::new(&worker).map_err(|error| Unread::Invalid(error.to_string()))?;
     }
@@ -247,7 +247,7 @@ pub(super) fn batch<T>(
     Ok(Batch { worker, items })
 }
 
-/// The id of an item that cannot be read, if that can.
+/// Returns the id of an item that cannot be read as a whole, if at least the id can.
 fn echoed_id(text: &str) -> String {
     #[derive(Deserialize)]
     struct Id {
@@ -358,7 +358,7 @@ impl<'a> Completed<'a> {
         }
     }
 
-    /// Without tasks, which follow.
+    /// The answer before its tasks, which follow.
     pub(in crate::ingress) fn before_tasks(answers: &'a [ItemAnswer]) -> Entry {
         Entry::new(&Self {
             results: answers,
@@ -417,7 +417,7 @@ impl<'a> From<&'a model::LeasedTask> for LeasedTask<'a> {
     }
 }
 
-/// A task as an entry of a large answer.
+/// Writes a task as an entry of a large answer.
 pub(in crate::ingress) fn large(mut task: model::LeasedTask) -> Entry {
     let payload = Large::of(
         std::mem::take(&mut task.body.payload),

@@ -1,4 +1,4 @@
-//! The queues that there are, and what each holds.
+//! The existing queues, and how many unfinished tasks each has.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -13,26 +13,26 @@ use crate::{
     model::{QueueName, Scope},
 };
 
-/// How long a name keeps its place before SQL knows a task of it. After that its task was not
-/// stored.
+/// How long a newly admitted name counts before SQL has a task of it. If there is none by then, the
+/// task was not stored.
 const LET_IN: Duration = Duration::from_secs(10);
 
-/// The names and unfinished tasks of the installation, as SQL said last, plus what was let in
-/// since. Clones share it.
+/// The queue names and the numbers of unfinished tasks in the whole installation: as last read from
+/// SQL, plus what this process has admitted since. Clones share it.
 #[derive(Clone, Default)]
 pub struct Occupancy(Arc<RwLock<QueueCounts>>);
 
 #[derive(Default)]
 struct QueueCounts {
     unfinished: HashMap<QueueName, u64>,
-    /// How often SQL said the counts.
+    /// How many times the counts were read from SQL.
     readings: u64,
-    /// When the oldest task came that waits in SQL.
+    /// When the oldest task that still waits in SQL was inserted.
     oldest: HashMap<QueueName, i64>,
-    /// Names with unfinished tasks, with an open shard, or let in a moment ago.
+    /// Names with unfinished tasks, with an open shard, or admitted a moment ago.
     names: HashSet<QueueName>,
     let_in: HashMap<QueueName, Instant>,
-    /// The scopes of tokens that reach some queues only.
+    /// The scopes of restricted tokens, which reach only some queues.
     scopes: Vec<Scope>,
     /// The number of names that a scope includes, for the scopes that somebody asked about since
     /// the last reading.
@@ -42,14 +42,14 @@ struct QueueCounts {
 /// The reason why a new name is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoName {
-    /// There are as many names as there may be.
+    /// The limit on names is reached.
     All,
-    /// A token reaches this name, and half of all names that there may be.
+    /// The scope of a token includes this name, and already half of the names that are allowed.
     OfScope,
 }
 
 impl QueueCounts {
-    /// True if the scope includes half of all names that there may be.
+    /// Returns whether the existing names in this scope are at least half of the limit `max`.
     fn has_half(&mut self, scope: &Scope, max: usize) -> bool {
         let names = &self.names;
         let count = || {
@@ -73,7 +73,8 @@ impl QueueCounts {
     }
 }
 
-/// Room for tasks that may be new. Dropped, it gives back that of the tasks that were not.
+/// Capacity that is reserved for tasks that may be new. When dropped, it returns the part of those
+/// that were not.
 pub struct OccupancyPermit {
     of: Occupancy,
     reading: u64,
@@ -81,7 +82,7 @@ pub struct OccupancyPermit {
 }
 
 impl OccupancyPermit {
-    /// A task of this queue is stored as new.
+    /// Keeps the capacity of one task of this queue, because it was stored as new.
     pub fn keep(&mut self, queue: &QueueName) {
         if let Some(left) = self.left.get_mut(queue) {
             *left = left.saturating_sub(1);
@@ -89,7 +90,7 @@ impl OccupancyPermit {
     }
 }
 
-/// Gives back what is left, unless SQL has said the counts meanwhile, in which it is not.
+/// Returns what is left, unless the counts were read from SQL again since: they do not include it.
 impl Drop for OccupancyPermit {
     fn drop(&mut self) {
         if self.left.values().all(|left| *left == 0) {
@@ -140,7 +141,8 @@ impl Occupancy {
         self.0.read().unfinished.get(queue).copied().unwrap_or(0)
     }
 
-    /// When the oldest task of each queue came that waits in SQL. Two seconds old at most.
+    /// Returns when the oldest task that waits in SQL was inserted, for each queue. At most two
+    /// seconds old.
     pub fn oldest(&self) -> HashMap<QueueName, i64> {
         self.0.read().oldest.clone()
     }
@@ -150,15 +152,15 @@ impl Occupancy {
         self.0.read().names.contains(queue)
     }
 
-    /// Takes over the scopes of the tokens that reach some queues only.
+    /// Replaces the scopes of restricted tokens.
     pub fn set_scopes(&self, mut scopes: Vec<Scope>) {
         scopes.retain(|scope| !scope.is_everything());
         self.0.write().scopes = scopes;
     }
 
-    /// Whether tasks may go to a queue of this name. A known name always passes, and so does one
-    /// with settings of its own; a new name passes while there are fewer than `max`, and the scope
-    /// of a restricted caller includes less than half of that.
+    /// Decides whether tasks may go to a queue of this name. A known name always passes, and so
+    /// does one with settings of its own. A new name passes if there are fewer than `max` names
+    /// and, for a restricted caller, fewer than half of `max` in its scope.
     pub fn lets_in(
         &self,
         queue: &QueueName,
@@ -182,8 +184,8 @@ impl Occupancy {
         Ok(())
     }
 
-    /// Does as [`Self::lets_in`] for a discovered task. Nobody knows any more whose token reported
-    /// it, so each scope of a token that includes the name counts.
+    /// Does what [`Self::lets_in`] does, for a discovered task. It is no longer known whose token
+    /// reported the task, so every scope of a token that includes the name counts.
     pub fn lets_in_discovered(
         &self,
         queue: &QueueName,
@@ -204,8 +206,8 @@ impl Occupancy {
         self.lets_in(queue, max, queues, None)
     }
 
-    /// Takes room for so many tasks of each queue. Takes none, and answers the queue, where one has
-    /// its `max_unfinished`.
+    /// Reserves capacity for this many tasks of each queue. If a queue has reached its
+    /// `max_unfinished`, reserves nothing and returns that queue.
     pub fn admit(
         &self,
         tasks: BTreeMap<QueueName, u64>,
@@ -231,8 +233,8 @@ impl Occupancy {
         })
     }
 
-    /// Takes room for `count` tasks that may be new. Takes none and answers false when there is not
-    /// enough for all.
+    /// Reserves capacity for `count` tasks that may be new. If there is not enough for all,
+    /// reserves nothing and returns false.
     pub fn admit_all(&self, queue: &QueueName, count: u64, queues: &Queues) -> bool {
         let mut known = self.0.write();
         let unfinished = known.unfinished.entry(queue.clone()).or_default();
@@ -272,7 +274,8 @@ mod tests {
             occupancy.lets_in(&queue("beyond"), 3, &queues, None),
             Err(NoName::All)
         );
-        // A name counts until SQL has it or its time is over; a name that is gone makes room.
+        // An admitted name counts until SQL has it or its time is over. A name that is gone makes
+        // room for another.
         occupancy.set_names(HashMap::new(), [queue("open")].into_iter());
         assert_eq!(
             occupancy.lets_in(&queue("beyond"), 3, &queues, None),
@@ -297,13 +300,13 @@ mod tests {
         occupancy.set_names([(queue("a.0"), 1)].into(), [queue("b.0")].into_iter());
         let lets_in = |name: &str, scope| occupancy.lets_in(&queue(name), 6, &queues, scope);
         assert_eq!(lets_in("a.1", Some(&scope)), Ok(()));
-        // A name counts whoever it came from.
+        // A name counts in the scope no matter who created it.
         assert_eq!(lets_in("a.2", None), Ok(()));
         assert_eq!(lets_in("a.3", Some(&scope)), Err(NoName::OfScope));
         for name in ["a.0", "a.2", "a.named"] {
             assert_eq!(lets_in(name, Some(&scope)), Ok(()), "{name}");
         }
-        // Without a token that is restricted to the name, the installation is its operator's.
+        // A scope limits discovered names only if a restricted token has it.
         assert_eq!(
             occupancy.lets_in_discovered(&queue("a.3"), 7, &queues),
             Ok(())
@@ -322,7 +325,7 @@ mod tests {
             Ok(())
         );
         assert_eq!(lets_in("c", None), Err(NoName::All));
-        // SQL knows better how many there are.
+        // Reading SQL again corrects the number of names.
         occupancy.0.write().let_in.clear();
         occupancy.set_names([(queue("a.0"), 1)].into(), std::iter::empty());
         assert_eq!(lets_in("a.5", Some(&scope)), Ok(()));
@@ -360,11 +363,11 @@ mod tests {
         room.keep(&queue("q"));
         drop(room);
         assert_eq!(unfinished("q"), Some(1), "eight were known before");
-        // A call that is refused for one queue takes no room of another.
+        // A call that is refused because of one queue reserves nothing in another.
         occupancy.set_names([(queue("full"), 10)].into(), std::iter::empty());
         assert_eq!(admit(&[("a", 5), ("full", 1)]).err(), Some(queue("full")));
         assert_eq!(unfinished("a"), None);
-        // SQL has counted again meanwhile.
+        // SQL was read again in between, so the permit returns nothing.
         let room = admit(&[("a", 5)]).ok().unwrap();
         occupancy.set_names([(queue("a"), 3)].into(), std::iter::empty());
         drop(room);

@@ -30,8 +30,8 @@ use crate::{
     telemetry::metrics::{self, Dropped, Source},
 };
 
-/// The weight of the tasks that wait to be stored, beside the bound on their number. A caller that
-/// is alone may have more.
+/// The bound on the weight of the tasks that wait to be stored, next to the bound on their number.
+/// A single caller may exceed it.
 const BUFFER_KIB: u32 = 64 << 10;
 
 /// The insert side, for callers. Cheap to clone.
@@ -84,16 +84,17 @@ pub(super) fn start(
 }
 
 impl Handle {
-    /// Stores new tasks and answers per task, in order. Waits at most for the batches before it.
+    /// Stores new tasks. Returns one answer per task, in order. Waits at most for the batches
+    /// before it.
     ///
-    /// Answers an error when no task was stored. When only the rest could not be stored, that is
+    /// Returns an error if no task was stored. If only the rest could not be stored, its tasks are
     /// answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, true).await
     }
 
-    /// Lets in a task of a caller that is restricted to a scope, before [`Self::insert`]. A name
-    /// that is not valid is left to that.
+    /// Admits the queue name of a caller that is restricted to a scope, before [`Self::insert`].
+    /// Leaves an invalid name to `insert`.
     pub fn let_in(&self, queue: &str, scope: &Scope) -> Result<(), String> {
         let Ok(name) = QueueName::new(queue) else {
             return Ok(());
@@ -168,8 +169,8 @@ impl Handle {
         }
     }
 
-    /// Stores the tasks that are valid, unless their endpoints reject them, and keeps the others.
-    /// Answers all.
+    /// Stores the valid tasks that their endpoints do not reject, and keeps the refused ones as
+    /// dead letters. Returns the answers to all.
     async fn store_sorted(
         &self,
         sorted: Sorted,
@@ -213,13 +214,14 @@ impl Handle {
             }
             answers[place] = answer(id, inserted);
         }
-        // Nobody waits for `room` while the topic of letters takes its time.
+        // Return the unused capacity now: sending the letters may take long.
         drop(room);
         self.keep(refused, &mut answers).await;
         Ok(answers)
     }
 
-    /// Answers the rows that their endpoints reject, by place.
+    /// Enriches the rows. Returns those that their endpoints reject, by index, each with the
+    /// reason.
     async fn enrich(
         &self,
         rows: &mut [TaskRow],
@@ -243,7 +245,7 @@ impl Handle {
         Ok(rejected)
     }
 
-    /// Makes rows of the tasks that are valid, and answers the others.
+    /// Makes rows of the valid tasks, and answers for the others.
     async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> (Sorted, Inserts) {
         let settings = &self.context.settings;
         let partitions = self.context.partitions();
@@ -295,14 +297,15 @@ impl Handle {
         )
     }
 
-    /// Keeps refused tasks as dead letters. Where that fails, their callers are told to send them
-    /// again.
+    /// Keeps refused tasks as dead letters. If that fails, their answers ask the caller to send
+    /// them again.
     async fn keep(&self, refused: Vec<(usize, DeadLetter)>, answers: &mut [InsertAnswer]) {
         if refused.is_empty() {
             return;
         }
         let (places, letters): (Vec<usize>, Vec<DeadLetter>) = refused.into_iter().unzip();
-        // In a box: an insert need not keep room for letters, which it seldom has.
+        // Boxed, so that the future of every insert need not have space for letters, which are
+        // rare.
         if let Err(error) = Box::pin(self.context.letters.send_once(letters)).await {
             let why = format!(
                 "the task is wrong, and taskd cannot keep it as a dead letter now: {error}"
@@ -352,7 +355,7 @@ impl Handle {
             .collect())
     }
 
-    /// Takes room for the rows, before any is stored. Refuses all when one queue is full.
+    /// Reserves capacity for the rows, before any is stored. Refuses all if one queue is full.
     fn admit(&self, rows: &[TaskRow]) -> Result<OccupancyPermit, Error> {
         if let Some(shortage) = self.context.gates.shortage() {
             metrics::discovery_dropped(Source::Api, Dropped::Busy, rows.len());
@@ -376,21 +379,21 @@ impl Handle {
 
 /// The tasks of a batch, checked.
 struct Sorted {
-    /// Per task. That of a valid one comes later.
+    /// One per task. Those of valid tasks are filled in later.
     answers: Vec<InsertAnswer>,
     rows: Vec<TaskRow>,
-    /// Per row, the place of its task.
+    /// The index of each row's task.
     places: Vec<usize>,
     refused: Vec<(usize, DeadLetter)>,
 }
 
-/// Keeps the entries at some places.
+/// Keeps the entries at the indices for which `stays` returns true.
 fn retain<T>(list: &mut Vec<T>, stays: impl Fn(usize) -> bool) {
     let mut at = 0..;
     list.retain(|_| at.next().is_some_and(&stays));
 }
 
-/// SQL did not say which tasks are new.
+/// The error of an insert if it could not be found out which of its tasks are new.
 fn unavailable(failure: Failure) -> Error {
     match failure {
         Failure::Store(error) => Error::Unavailable(Unavailable::Store(Arc::new(error))),
@@ -398,12 +401,12 @@ fn unavailable(failure: Failure) -> Error {
     }
 }
 
-/// The letter of a refused task. One that is larger than any stored task leaves out its payload and
-/// headers.
+/// Returns the dead letter of a refused task. Leaves out the payload and the headers if the task is
+/// larger than any stored task may be.
 fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
     let mut reason = reason.to_owned();
     let mut incomplete = false;
-    // These are short in every valid task. A page of letters has them all.
+    // These are short in every valid task, and a page of letters contains all of them.
     let short = [
         (&mut task.queue, 64),
         (&mut task.traceparent, MAX_TRACEPARENT_BYTES),

@@ -150,9 +150,9 @@ impl<'m> Reports<'m> {
         })
     }
 
-    /// Makes a row of a discovered task; one that is wrong becomes a letter. The completion counted
-    /// nevertheless, and its answer named the task, unless settings have changed since or a later
-    /// version wrote it.
+    /// Makes a row of a discovered task; an invalid one becomes a dead letter. The completion
+    /// counted nevertheless. Its answer named the invalid task, unless settings have changed since
+    /// or a later version wrote the report.
     fn row(
         &mut self,
         context: &Context,

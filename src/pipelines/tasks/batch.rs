@@ -1,4 +1,5 @@
-//! The path of every batch: items are checked, sent to their shards, and answered in their order.
+//! What all batch calls have in common: items are checked, sent to their shards, and answered in
+//! their order.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,18 +20,18 @@ use crate::{
 /// cost a call each.
 const MAX_UNKNOWN_SHARDS: usize = 100;
 
-/// A checked item and its place in its request.
+/// A checked item and its index in its request.
 pub(super) struct Placed<T> {
     pub(super) place: usize,
     pub(super) shard: ShardId,
     pub(super) item: T,
 }
 
-/// The queue's answers, with the items' places.
+/// The queue's answers, with the items' indices.
 pub(super) type Outcomes<A> = Vec<(usize, queue::Result<A>)>;
 
 impl Handle {
-    /// Checks the items; the answers so far are those to the wrong ones.
+    /// Checks the items. The returned answers are final for the invalid ones.
     pub(super) fn accept<I, T>(
         &self,
         items: Vec<Item<I>>,
@@ -67,7 +68,7 @@ impl Handle {
                     accepted.push(placed);
                     ItemAnswer::new(id, ItemStatus::TryLater)
                 }
-                // An id that is none may have megabytes.
+                // An invalid id can be megabytes long: shorten it before echoing it.
                 Err(error) => ItemAnswer::invalid(shorten(&id, ECHO).into_owned(), error),
             });
         }
@@ -93,7 +94,7 @@ impl Handle {
     }
 }
 
-/// Tasks that a worker got together have one token: the last one is read once.
+/// Tasks that were leased in one call share a token, so the last token is parsed only once.
 fn parse_lease(
     id: &str,
     lease_token: String,
@@ -118,7 +119,7 @@ pub(super) fn shards<T>(items: &[Placed<T>]) -> BTreeSet<ShardId> {
     items.iter().map(|placed| placed.shard.clone()).collect()
 }
 
-/// The items of each shard, with their places.
+/// Groups the items by shard, with their indices.
 pub(super) fn by_shard<T>(items: Vec<Placed<T>>) -> BTreeMap<ShardId, (Vec<usize>, Vec<T>)> {
     let mut by_shard: BTreeMap<ShardId, (Vec<usize>, Vec<T>)> = BTreeMap::new();
     for Placed { place, shard, item } in items {
@@ -129,7 +130,7 @@ pub(super) fn by_shard<T>(items: Vec<Placed<T>>) -> BTreeMap<ShardId, (Vec<usize
     by_shard
 }
 
-/// Calls each shard once, all at the same time. A shard that fails fails its own items.
+/// Calls all shards concurrently, each once. If one fails, only its own items fail.
 pub(super) async fn per_shard<T, A, Fut>(
     items: Vec<Placed<T>>,
     call: impl Fn(ShardId, Vec<T>) -> Fut,
@@ -159,7 +160,7 @@ where
         .collect()
 }
 
-/// Adds the outcomes to the answers. An error of the call as a whole when no item has an answer.
+/// Adds the outcomes to the answers. Returns an error if no item has an answer.
 pub(super) fn answer<A>(
     mut answers: Vec<ItemAnswer>,
     outcomes: Outcomes<A>,

@@ -1,5 +1,5 @@
-//! Workers report what became of tasks: completed, rejected, or to be held longer. Each item has
-//! its own answer.
+//! Workers report what became of tasks: completed, rejected, or still being worked on. Each item
+//! has its own answer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,14 +31,14 @@ use crate::{
 const MAX_DISCOVERED: usize = 10_000;
 /// The longest reason of a rejection.
 const MAX_REASON_BYTES: usize = 4096;
-/// The longest delay of a rejection. A time that no clock can show would never come.
+/// The longest delay of a rejection. A time that no clock can represent would never come.
 const MAX_REJECT_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a worker waits for a task that it gave back before it had started. Others may have it
-/// at once.
+/// How long a worker has to wait for a task that it gave back before starting it. Others may have
+/// it at once.
 const REST: Duration = Duration::from_secs(1);
 
-/// The completions of one shard, with their places.
+/// The completions of one shard, with their indices.
 type Group = (ShardId, Vec<usize>, Arc<[queue::Completion]>);
 
 impl Handle {
@@ -93,24 +93,25 @@ impl Handle {
         Ok(answers)
     }
 
-    /// Notes the discovered tasks that are wrong, and returns their places. The completion counts
-    /// nevertheless, and the pipeline that stores its tasks sends the wrong ones to dead-letters.
+    /// Records the invalid discovered tasks in their reports, and returns their places. The
+    /// completions count nevertheless, and the pipeline that stores the other tasks sends the
+    /// invalid ones to dead-letters.
     fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> HashSet<schema::Place> {
         let mut invalid = HashSet::new();
         for (place, item) in items.iter_mut().enumerate() {
             let Ok(report) = &mut item.report else {
                 continue;
             };
-            // One with more of them is refused for that.
+            // A completion with more of them is refused for that.
             for (index, task) in report
                 .discovered
                 .iter_mut()
                 .enumerate()
                 .take(MAX_DISCOVERED)
             {
-                // A completion may be repeated without it.
+                // Completions may be repeated without idempotency keys.
                 task.idempotency_key.clear();
-                // A deadline that has passed is no mistake: it ends the task, with a letter.
+                // A deadline that has passed is no error here: it ends the task, with a letter.
                 let rules = self.settings.task_rules(&task.queue).for_accepted();
                 if let Err(error) = validate::check(task, &rules, 0) {
                     let key = String::from_utf8_lossy(&task.key);
@@ -124,8 +125,8 @@ impl Handle {
         invalid
     }
 
-    /// Asks SQL about leases that the queue has lost, or takes for others: a repeat is `OK` for as
-    /// long as SQL has its result.
+    /// Asks SQL about leases that the queue has lost, or attributes to others: a repeat is answered
+    /// `OK` for as long as SQL has its result.
     async fn ask_sql(&self, worker: &WorkerName, groups: &[Group], outcomes: &mut Outcomes<Code>) {
         let unsure = |outcome: &queue::Result<Code>| {
             matches!(
@@ -226,7 +227,7 @@ impl Handle {
         })
     }
 
-    /// Gives tasks back: to be tried again, or never.
+    /// Gives tasks back, to be tried again or never.
     pub async fn reject(
         &self,
         worker: &str,
@@ -262,7 +263,7 @@ impl Handle {
         answer(answers, outcomes, |_, (code, _end)| code)
     }
 
-    /// Makes leases last longer.
+    /// Extends leases.
     pub async fn extend(
         &self,
         worker: &str,
@@ -341,15 +342,16 @@ fn rejection(
     })
 }
 
-/// The answer of SQL, where it knows better than the queue.
+/// Returns the answer of SQL, if it knows more than the queue.
 ///
-/// A token of another queue says nothing of the task: its caller may not reach that queue.
+/// With a token of another queue, returns nothing about the task, because its caller may not be
+/// allowed to reach that queue.
 fn code_in_sql(state: &StateFor, token: &LeaseToken) -> Option<Code> {
     if state.shard.queue != token.shard.queue {
         return None;
     }
     match state.completed_under {
-        // Each shard counts its generations and grants by itself.
+        // Compare the shard, too, because each shard counts its generations and grants by itself.
         Some(stored) if state.shard == token.shard && stored == token.lease() => Some(Code::Repeat),
         Some(_) => Some(Code::AlreadyCompleted),
         None => match state.status {

@@ -1,4 +1,4 @@
-//! The spans `claim` and `work`: a task to its worker, and its worker's report.
+//! The spans `claim` and `work`: a task goes to its worker, and its worker reports it.
 
 use std::{
     collections::HashMap,
@@ -102,8 +102,7 @@ impl Works {
         Self(items.iter().filter_map(work).collect())
     }
 
-    /// Records the work of completed tasks, and of those whose lease was over: their worker did it
-    /// in vain.
+    /// Records the work on completed tasks, and on those whose lease was over, which was in vain.
     pub(super) fn completed(self, worker: &WorkerName, outcomes: &Outcomes<Code>) {
         self.end(worker, outcomes, |code| match code {
             Code::Ok => Some("completed"),
@@ -116,8 +115,8 @@ impl Works {
         });
     }
 
-    /// Records the work of rejected tasks. One that was not started has none: its next lease is the
-    /// same attempt.
+    /// Records the work on rejected tasks. One that was not started has no span, because its next
+    /// lease is the same attempt.
     pub(super) fn rejected(self, worker: &WorkerName, outcomes: &Outcomes<(Code, Rejected)>) {
         self.end(worker, outcomes, |(code, end)| match (code, end) {
             (Code::Ok, Rejected::Retried) => Some("rejected"),

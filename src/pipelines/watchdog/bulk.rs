@@ -1,14 +1,14 @@
-//! Bulk changes: changes of all tasks of a filter, page by page. Each running bulk change gets a
-//! page in turn.
+//! Bulk changes: changes of all tasks that match a filter, page by page. All running bulk changes
+//! take turns, one page each.
 //!
-//! A page is changed first, then SQL stores how far the bulk change is. A process that is killed in
-//! between leaves a page that the next leader changes again. A task that was changed does not fit
-//! the filter of the bulk change any more, or stays as it is. So each task is changed once, and the
-//! bulk change counts fewer of them than it has changed. A requeue is made twice: it ends the
-//! leases that were given since.
+//! A page is changed first, then SQL stores the progress of the bulk change. If the process is
+//! killed in between, the next leader changes the page again. A task that was changed does not
+//! match the filter any more, or stays as it is. So each task is changed once, but the bulk change
+//! may count fewer tasks than it has changed. Only a requeue is made twice: it also ends the leases
+//! that were given since.
 //!
-//! A page of a requeue has its turn again for the tasks whose shards do not answer, and for those
-//! that come into the page meanwhile.
+//! A page of a requeue gets another turn for the tasks whose shards do not answer, and for those
+//! that come into the page in the meantime.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,16 +34,16 @@ use crate::{
     telemetry::metrics,
 };
 
-/// The tasks that a page changes, in one transaction, and that it looks at.
+/// How many tasks a page changes in one transaction, and how many it reads.
 const CHANGED_AT_ONCE: u32 = 250;
 const LOOKED_AT_ONCE: u32 = 5_000;
 /// The pause of a loop that has nothing to do.
 const IDLE: Duration = Duration::from_millis(500);
-/// The shortest pause behind a page, and the longest.
+/// The shortest pause after a page, and the longest.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
 
-/// How long a page of a requeue waits for its last tasks. Then they stay as they are.
+/// How long a page of a requeue waits for its last tasks. After that they stay as they are.
 const REQUEUED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The tasks that a page changed, and those that it did not.
@@ -54,18 +54,18 @@ struct Outcome {
     unchanged: Vec<(TaskId, &'static str)>,
 }
 
-/// A page of a requeue that has its turn again.
+/// A page of a requeue that gets another turn.
 #[derive(Clone)]
 struct Rest {
-    /// The page.
+    /// The cursor after which the page begins.
     behind: Option<TaskCursor>,
-    /// Tasks whose turn is over. Those that end meanwhile make room in the page for others.
+    /// Tasks that have had their turn. When some of them end, the page has space for others.
     seen: HashSet<TaskId>,
     outcome: Outcome,
     since: Instant,
 }
 
-/// When each token expires; `None`: never.
+/// When each token expires; `None` if it never does.
 type Expiries = HashMap<SecretHash, Option<i64>>;
 
 /// The tokens that were read last, and their version.
@@ -77,7 +77,7 @@ pub(super) struct BulkChanges {
     changing: Changing,
     clock: Clock,
     lead: Lead,
-    /// Of pages that have their turn again. A process that takes over requeues the whole page once
+    /// The pages that get another turn. A process that takes over requeues the whole page once
     /// more.
     rests: Arc<Mutex<HashMap<Uuid, Rest>>>,
     tokens: Arc<Mutex<TokensRead>>,
@@ -115,20 +115,21 @@ impl BulkChanges {
                 if !self.lead.wait(&cx).await {
                     return Ok(());
                 }
-                // Before each page, so that a bulk change changes nothing more once its token is
-                // revoked.
+                // Checked before each page, so that a bulk change changes nothing more once its
+                // token is revoked.
                 self.stop_without_right(&running, &mut stopped).await?;
                 if stopped.contains(&bulk.id) {
                     continue;
                 }
                 let started = Instant::now();
-                // A bulk change whose page fails now holds up no other one: it has its turn again.
+                // If the page of a bulk change fails, the others go on, and this one gets another
+                // turn.
                 let stepped = self.step(bulk.clone()).await;
                 failed = failed.and(stepped);
                 metrics::watchdog_step("bulk", started.elapsed());
                 cx.beat();
-                // The loop works at most half of the time, so that others reach the database,
-                // however much is to do.
+                // Work at most half of the time, so that others can use the database however much
+                // there is to do.
                 if !cx.pause(started.elapsed().clamp(SHORTEST, LONGEST)).await {
                     return Ok(());
                 }
@@ -147,7 +148,7 @@ impl BulkChanges {
         if running.iter().all(|bulk| bulk.token.is_none()) {
             return Ok(());
         }
-        // The version first: a change after it is read again.
+        // Read the version first, so that a change after it is read again.
         let version = self.store.tokens_version().await?;
         let known = self.tokens.lock().clone();
         let tokens = match known {
@@ -187,7 +188,7 @@ impl BulkChanges {
         Ok(())
     }
 
-    /// Changes a page of the bulk change. A bulk change that can never go on holds up no other one.
+    /// Changes a page of the bulk change. If that can never continue, it does not hold up others.
     async fn step(&self, mut bulk: BulkChange) -> Result<(), Error> {
         let from = bulk.progress.cursor;
         match self.page(&mut bulk).await {
@@ -200,8 +201,8 @@ impl BulkChanges {
             Err(error) => return Err(error),
         }
         bulk.updated_unix_ms = self.clock.now_unix_ms();
-        // Another leader has done the same page, or somebody has stopped the bulk change: their row
-        // stays.
+        // If another leader has done the same page, or somebody has stopped the bulk change, their
+        // row stays.
         if self.store.advance_bulk_change(&bulk, from).await? && bulk.state == BulkState::Done {
             let id = bulk.id;
             let words = bulk.change.of_tasks();
@@ -274,8 +275,8 @@ impl BulkChanges {
         ))
     }
 
-    /// Requeues tasks, and records an act for each. SQL keeps no wish to requeue, so an error says
-    /// that the page has its turn again.
+    /// Requeues tasks, and records an act for each. SQL stores no pending change for a requeue, so
+    /// after an error the page gets another turn.
     async fn requeue(
         &self,
         bulk: &BulkChange,
@@ -328,7 +329,7 @@ impl BulkChanges {
 }
 
 impl Outcome {
-    /// Of tasks, each with the reason why it stays as it is.
+    /// Collects tasks, each with the reason if it stays as it is.
     fn of(tasks: impl Iterator<Item = (TaskId, Option<&'static str>)>) -> Self {
         let mut outcome = Self::default();
         tasks.for_each(|(id, stays)| outcome.note(id, stays));
@@ -367,13 +368,14 @@ fn acts(bulk: &BulkChange, ids: &[TaskId], now_unix_ms: i64) -> Vec<TaskAct> {
         .collect()
 }
 
-/// The words of an act, which SQL keeps up to 64 characters long. The bulk change has the rest.
+/// The text of an act, of which SQL keeps up to 64 characters. The bulk change has the rest.
 fn act_of(bulk: &BulkChange) -> String {
     format!("{} task (bulk change {})", bulk.change.verb(), bulk.id)
 }
 
-/// True if SQL has the values that the bulk change gives: from before, or since a page that was
-/// changed and not counted. The queue has them, too, or SQL keeps the wish.
+/// Returns whether SQL already has the new values of this task: it had them before, or got them
+/// from a page that was changed but not counted. Then the queue has them, too, or the change is
+/// pending in SQL.
 fn has_values(change: &BulkAction, task: &ListedTask) -> bool {
     let BulkAction::Update(Update { priority, replicas }) = change else {
         return false;
@@ -382,7 +384,8 @@ fn has_values(change: &BulkAction, task: &ListedTask) -> bool {
         && replicas.is_none_or(|new| new == task.replicas)
 }
 
-/// Why a task was not changed; `None`: it is, or SQL keeps the wish until its shard answers.
+/// Returns why a task was not changed; `None` if it was, or if the change is pending until its
+/// shard answers.
 fn reason(changed: Changed) -> Option<&'static str> {
     match changed {
         Changed::Done | Changed::Later => None,
@@ -397,7 +400,7 @@ fn reason(changed: Changed) -> Option<&'static str> {
     }
 }
 
-/// True if the same page fails again.
+/// Returns whether the same page would fail again.
 fn is_refusal(error: &Error) -> bool {
     match error {
         Error::Store(error) | Error::Change(changing::Error::Store(error)) => error.is_refusal(),

@@ -1,16 +1,16 @@
-//! Events that SQL keeps go to topic `events`.
+//! Publishes the events that SQL has stored to topic `events`.
 //!
-//! The transaction that stores, ends or sends again a task of a queue with `events = true` keeps an
-//! event. This loop publishes them in the order of their numbers, then removes them. Of a task, a
-//! later event has a later number, is never in SQL before the earlier one, and goes out behind it,
-//! so the topic has them in order. Crash windows:
+//! The transaction that stores, ends or sends again a task of a queue with `events = true` also
+//! stores an event. This loop publishes events in the order of their numbers, then removes them. A
+//! later event of a task has a larger number, is never in SQL before the earlier one, and is
+//! published after it, so they are in order in the topic. Crash windows:
 //!
-//! - before the transaction's commit: neither the change nor its event is there.
-//! - behind the commit, before the publish: the event is in SQL, and the next leader publishes it.
-//! - behind the publish, before the removal: it is published again, with the same number.
+//! - Before the transaction's commit: there is neither the change nor its event.
+//! - After the commit, before the publish: the event is in SQL, and the next leader publishes it.
+//! - After the publish, before the removal: it is published again, with the same number.
 //!
-//! Two leaders at once publish some events twice. Each begins with the first that SQL has, so a
-//! later event of a task still comes behind the first record of an earlier one.
+//! Two leaders at once publish some events twice. Each begins with the first event in SQL, so a
+//! later event of a task still comes after the first record of an earlier one.
 
 use std::{
     collections::HashMap,
@@ -32,12 +32,13 @@ use crate::{
     wire,
 };
 
-/// Rows that are published at once, of 64 KiB at most.
+/// How many rows of at most 64 KiB are published at once.
 const AT_ONCE: u32 = 32;
-/// The pause behind a full page, and behind any other.
+/// The pause after a full page, and after any other.
 const BUSY: Duration = Duration::from_millis(1);
 const IDLE: Duration = Duration::from_millis(100);
-/// The pause where no queue of this process has events. Another process may have other settings.
+/// The pause if no queue has events by this process's settings. Another process may have other
+/// settings.
 const OFF: Duration = Duration::from_secs(30);
 
 #[derive(Clone)]
@@ -52,7 +53,7 @@ pub(super) struct Events {
 struct Numbered {
     task: TaskId,
     number: u64,
-    /// Without the number.
+    /// The event as SQL has it, without the number.
     kept: Bytes,
     record: Bytes,
 }
@@ -84,8 +85,8 @@ impl Events {
             let kept = self.store.kept_events(AT_ONCE).await?;
             if !kept.is_empty() {
                 let published = self.publish(&kept, &|| cx.beat()).await;
-                // A topic that refuses events is no reason for another process to take over all
-                // work of the watchdog.
+                // If a topic refuses events, that is no reason for another process to take over the
+                // watchdog's work.
                 cx.beat();
                 metrics::events_published(
                     published.inspect_err(|_| metrics::events_publish_failed())?,
@@ -105,7 +106,7 @@ impl Events {
         Ok(())
     }
 
-    /// Publishes these events. Answers how many.
+    /// Publishes these events. Returns how many there were.
     async fn publish(&self, kept: &[KeptEvents], beat: &(dyn Fn() + Sync)) -> bus::Result<usize> {
         self.bus.ensure(Topic::Events).await?;
         let mut count = 0;
@@ -117,13 +118,14 @@ impl Events {
     }
 }
 
-/// Publishes events of different tasks. If one is too large, those around it go in halves.
+/// Publishes events of different tasks. If one is too large, splits them in halves to publish the
+/// others.
 async fn publish_layer(
     bus: &dyn Bus,
     events: &[Numbered],
     beat: &(dyn Fn() + Sync),
 ) -> bus::Result<()> {
-    // The last one is the next.
+    // The last part is the next one to publish.
     let mut parts = vec![events];
     while let Some(part) = parts.pop() {
         match (publish_all(bus, part).await, part) {
@@ -151,7 +153,7 @@ async fn publish_all(bus: &dyn Bus, events: &[Numbered]) -> bus::Result<()> {
     Ok(())
 }
 
-/// Publishes an event without what may be large. It must not hold up the others.
+/// Publishes an event without the fields that may be large, so that it does not hold up the others.
 async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
     let shorter =
         wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
@@ -179,10 +181,11 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
     }
 }
 
-/// The events, so that of each task one is in a layer, and the earlier one in an earlier layer.
+/// Splits the events into layers with at most one event of each task, earlier events in earlier
+/// layers.
 ///
-/// Of a publish that fails any part may be on the bus. A later event must not be there without the
-/// earlier one.
+/// After a publish that failed, any part of it may be on the bus. A later event must not be there
+/// without the earlier one.
 fn layers(events: impl Iterator<Item = Numbered>) -> Vec<Vec<Numbered>> {
     let mut layers: Vec<Vec<Numbered>> = Vec::new();
     let mut of_task: HashMap<TaskId, usize> = HashMap::new();
@@ -199,13 +202,13 @@ fn layers(events: impl Iterator<Item = Numbered>) -> Vec<Vec<Numbered>> {
     layers
 }
 
-/// The partition of a task's events. The end of an id is random.
+/// The partition of a task's events, chosen by the end of its id, which is random.
 fn partition(task: TaskId, partitions: u32) -> u32 {
     let [.., a, b, c, d] = *task.as_bytes();
     u32::from_be_bytes([a, b, c, d]) % partitions.max(1)
 }
 
-/// The events of a row. One that cannot be read is left out: it would hold up all others.
+/// The events of a row. Leaves out one that cannot be read, because it would hold up all others.
 fn numbered(kept: &KeptEvents) -> Vec<Numbered> {
     let row = kept.number;
     let unread =
@@ -241,7 +244,7 @@ mod tests {
         model::{Offset, QueueName},
     };
 
-    /// A bus that takes no large records. Keeps what it took, and counts the calls.
+    /// A bus that rejects large records. Keeps what it accepted, and counts the calls.
     #[derive(Default)]
     struct Picky(Mutex<(Vec<Bytes>, usize)>);
 

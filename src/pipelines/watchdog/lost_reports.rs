@@ -1,9 +1,9 @@
-//! Final records whose report is lost.
+//! Finds final records whose report is lost.
 //!
-//! A bus may fall back: a master of a Redis Cluster that fails over has told its replica nearly
+//! A bus may be set back: a master of a Redis Cluster may fail over before its replica has
 //! everything. So it may lose a report that its shard, on another master, has forwarded and
-//! deleted. The record says that all is done, and SQL will never hear of it. Workers that SQL has
-//! not credited do such a task again.
+//! deleted. The record says that the task is done, and SQL will never learn of it. Such a task is
+//! done again by workers that SQL has not credited.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,13 +21,13 @@ use crate::{
     store::Tasks,
 };
 
-/// How long a task that was done again is not looked at. A report that SQL refuses is not lost, and
-/// the next one would be refused too; but a report may also be lost twice.
+/// For how long a task that is done again is not checked. A report that SQL refuses is not lost,
+/// and the next one would be refused too; but a report may also be lost twice.
 const AGAIN_AFTER: Duration = Duration::from_secs(3600);
-/// The number of such tasks that are remembered. Beyond it all are looked at again.
+/// The most such tasks to remember. Beyond that all are forgotten, and so checked again.
 const MOST_REDONE: usize = 100_000;
 
-/// How often to ask where the reports of a shard are.
+/// How often to check how far the reports of a shard have come.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Clone)]
@@ -37,17 +37,16 @@ pub(super) struct LostReports {
     queue: Upkeep,
     clock: Clock,
     shards: HashMap<ShardId, Unsettled>,
-    /// Tasks that were done again, and when.
+    /// Tasks that are done again, and since when.
     redone: HashMap<TaskId, Instant>,
 }
 
-/// Final records of a shard that SQL did not show final. Each comes round again behind the records
-/// that ended before its last turn, so those of one page are followed until all their reports are
-/// dealt with.
+/// Final records of a shard that SQL did not show as final. It takes a while until the same record
+/// is on a page again, so those of one page are followed until all their reports have been handled.
 #[derive(Clone, Default)]
 struct Unsettled {
     asked: Option<Asked>,
-    /// No report of these is on its way any more.
+    /// The reports of these are in SQL, or lost.
     read: HashSet<TaskId>,
 }
 
@@ -58,12 +57,13 @@ struct Asked {
     at: Instant,
 }
 
-/// Where reports are, if they are not lost.
+/// How far reports have come, if they are not lost.
 #[derive(Clone)]
 enum Reports {
-    /// In the shard's outbox, up to this entry, or farther.
+    /// In the shard's outbox, up to this entry, or farther along.
     InOutbox(Offset),
-    /// Before these ends of all partitions: their number may have grown since the report.
+    /// On the bus, before these ends of all partitions. All count, because the number of partitions
+    /// may have grown since the report.
     OnBus(Vec<Option<Offset>>),
     Read,
 }
@@ -108,11 +108,11 @@ impl LostReports {
         }
     }
 
-    /// Of a page of final records, those that SQL does not show final and never will. `open`: those
-    /// that it does not show final now.
+    /// Returns the tasks of a page of final records that SQL does not show as final and never will.
+    /// `open` are those that it does not show as final now.
     ///
-    /// A task needs two calls at least: all that was on the bus at the first must be dealt with at
-    /// the second.
+    /// A task needs at least two calls: everything that was on the bus at the first must have been
+    /// handled at the second.
     pub(super) async fn among(
         &mut self,
         shard: &ShardId,
@@ -121,7 +121,7 @@ impl LostReports {
     ) -> Result<HashSet<TaskId>, Error> {
         let now = self.clock.now();
         self.redone.retain(|_, at| now - *at < AGAIN_AFTER);
-        // After an error the shard begins anew.
+        // After an error the shard starts from the beginning.
         let mut shard_has = self.shards.remove(shard).unwrap_or_default();
         page.iter()
             .filter(|id| !open.contains(id))
@@ -160,7 +160,7 @@ impl LostReports {
         Ok(lost.into_iter().collect())
     }
 
-    /// Finds out whether the reports that were asked for have gone farther.
+    /// Checks whether the reports that are being followed have come farther.
     async fn follow(&self, shard: &ShardId, shard_has: &mut Unsettled) -> Result<(), Error> {
         let Some(Asked { ids, reports, at }) =
             shard_has.asked.take().filter(|asked| !asked.ids.is_empty())
@@ -193,8 +193,8 @@ impl LostReports {
         Ok(match reports {
             Reports::InOutbox(last) => match self.queue.outbox_extent(shard).await?.first {
                 Some(first) if first <= last => reports,
-                // In this order: a report that has left the shard's outbox stands before the end,
-                // or in a partition that is younger than this opening of the bus.
+                // In this order: a report that has left the shard's outbox is before the end, or in
+                // a partition that is newer than this process's connection to the bus.
                 _ => {
                     self.bus.check_partitions().await?;
                     Reports::OnBus(self.bus.ends(Topic::TaskResults).await?)

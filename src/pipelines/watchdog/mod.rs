@@ -1,22 +1,22 @@
-//! Watchdog: finds what ran out of time, stayed behind or got lost, and puts it back.
+//! Watchdog: finds what ran out of time, was left over or got lost, and puts it right.
 //!
 //! - `leases`: expired leases and due delays, when the next one is due, at the latest every
 //!   `interval`;
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows
-//!   whose queue has room;
+//!   whose queue is not full any more;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost
 //!   (`lost_reports`);
 //! - `changes`: changes of live work that nobody carried out;
 //! - `deadlines`: tasks whose deadline has passed;
-//! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every` a page
-//!   of SQL compared with Redis;
-//! - `retention`: tasks that finished longer ago than `retention` leave SQL, letters after
+//! - `reconcile`: shards that Redis lost (`lost_shards`, `rebuild`); every `reconcile_every`
+//!   compares a page of SQL with Redis;
+//! - `retention`: removes tasks from SQL that finished longer ago than `retention`, letters after
 //!   `letter_retention`, and failed attempts after `history_retention`;
-//! - `idempotency`: idempotency keys whose window is over leave SQL;
-//! - `bulk`: changes of all tasks of a filter, page by page;
-//! - `events`: events that SQL keeps go to topic `events`;
-//! - `closing`: shards that had nothing for `forget_queues_after` are closed;
-//! - `trim`: old records that everybody has read leave the bus, once a minute;
+//! - `idempotency`: removes idempotency keys from SQL whose window is over;
+//! - `bulk`: changes of all tasks that match a filter, page by page;
+//! - `events`: publishes the events that SQL has stored to topic `events`;
+//! - `closing`: closes shards that were empty for `forget_queues_after`;
+//! - `trim`: removes old records that everybody has read from the bus, once a minute;
 //! - `fsck`: goes over all shards, slice by slice, and reports where SQL and Redis do not agree;
 //! - `depths`: gauges.
 //!
@@ -62,7 +62,8 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
         supervisor,
         names: Vec::new(),
     };
-    // A shard that is being closed looks lost between the two steps.
+    // Held so that a shard that is being closed, which looks lost between the two steps, is not
+    // brought back.
     let moves_shards = Arc::default();
     let forgets = Arc::default();
     loops.start(
@@ -143,7 +144,7 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
     );
 }
 
-/// The loops that were started: a leader stands back when one of them makes no progress.
+/// The loops that were started: a leader steps back if one of them makes no progress.
 struct Loops<'a> {
     supervisor: &'a Supervisor,
     names: Vec<&'static str>,

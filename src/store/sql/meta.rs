@@ -1,4 +1,4 @@
-//! The values of `meta`. A migration gives each its first one.
+//! The values of `meta`. A migration sets the initial value of each.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use super::{
 };
 use crate::store::Result;
 
-/// The value, for `operation`.
+/// Reads a value, as part of `operation`.
 pub(super) async fn read<DB: Backend, T: FromStr>(
     sql: &Runner<DB>,
     operation: &'static str,
@@ -16,7 +16,7 @@ pub(super) async fn read<DB: Backend, T: FromStr>(
     parsed(name, sql.read(operation, select(name)).await?)
 }
 
-/// The value, in a transaction.
+/// Reads a value in a transaction.
 pub(super) async fn value<S: Session, T: FromStr>(session: &mut S, name: &str) -> Result<T> {
     parsed(name, session.fetch(select(name)).await?)
 }
@@ -35,7 +35,7 @@ pub(super) async fn set_once<S: Session>(
     session.execute(set).await.map(drop)
 }
 
-/// Raises a number by one. Its row stays locked until the transaction ends.
+/// Increments a number. Its row stays locked until the transaction ends.
 pub(super) async fn raise<S: Session>(session: &mut S, name: &str) -> Result<()> {
     let raise = "UPDATE meta SET value = CAST(CAST(value AS SIGNED) + 1 AS CHAR) WHERE name = ?";
     session

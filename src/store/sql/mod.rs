@@ -1,33 +1,34 @@
 //! The store in SQL: everything that both databases have in common.
 //!
-//! - `tasks`: a task, its status, and the offset of its last record on the bus, if that is not its
-//!   batch's. `on_bus` says that it is unfinished and not in the outbox: Redis knows it, or will
-//!   when its batch is published.
-//! - `batches`: the fresh tasks of one insert; whether they are published, and where.
-//! - `outbox`: narrow, one row for each other unfinished task that is not on the bus: scheduled,
-//!   parked, missing.
-//! - `results`: what each worker reported, by (task, worker): no worker gets two credits. In SQLite
-//!   the task is a number there, which groups tasks of a shard (docs/internals/measurements.md).
-//! - `history`: the attempts that failed.
-//! - `seen`: the keys of removed tasks. In SQLite also of stored ones, but for the latest: those
-//!   are in `new_keys`.
-//! - `letters`: dead letters; that of a dead task has its id.
-//! - `shards`: the shards that ever were, each with its generation, whether it is closed, whether
-//!   it is being rebuilt, and the offset at which the last rebuild published its tasks.
+//! - `tasks`: each task with its status, and the offset of its last record on the bus, unless that
+//!   is the offset of its batch. `on_bus` means that the task is unfinished and not in the outbox:
+//!   Redis has it, or will have it once its batch is published.
+//! - `batches`: the fresh tasks of one insert, with whether they are published, and where.
+//! - `outbox`: a narrow table with one row for each other unfinished task that is not on the bus:
+//!   scheduled, parked, missing.
+//! - `results`: what each worker reported, by (task, worker), so that no worker gets two credits.
+//!   In SQLite a number stands for the task, so that results of tasks of the same shard are stored
+//!   together (docs/internals/measurements.md).
+//! - `history`: failed attempts.
+//! - `seen`: the keys of removed tasks. In SQLite also those of stored tasks, except the latest,
+//!   which are in `new_keys`.
+//! - `letters`: dead letters. The letter of a dead task has the task's id.
+//! - `shards`: all shards that ever existed, each with its generation, whether it is closed,
+//!   whether it is being rebuilt, and the offset at which the last rebuild published its tasks.
 //! - `idempotency_keys`: the idempotency keys of inserts, until the end of their windows.
-//! - `bulk`: changes of all tasks of a filter, and how far they have come.
-//! - `kept_events`: events until topic `events` has them.
-//! - `turned_away`: how many tasks came in and were not stored.
-//! - `changes`: what somebody wants of unfinished tasks, until the queue has it; and the deadlines
-//!   of tasks.
-//! - `paused_queues`: the queues of which no worker gets anything.
+//! - `bulk`: bulk changes, with their progress.
+//! - `kept_events`: events that topic `events` does not have yet.
+//! - `turned_away`: the number of inserted or discovered tasks that were not stored.
+//! - `changes`: pending changes of unfinished tasks, until the queue has applied them, and the
+//!   deadlines of tasks.
+//! - `paused_queues`: the queues whose tasks no worker gets.
 //! - `tokens`, `acts`: who may do what, and what operators did.
-//! - `queue_counts`: each transaction keeps it up to date, in its last step, so that it holds the
-//!   few rows briefly.
+//! - `queue_counts`: the number of tasks by queue and status. Each transaction updates it in its
+//!   last step, so that it locks these few rows only briefly.
 //!
-//! A transaction that settles or moves tasks locks their rows first, in the order of ids. Keys are
-//! inserted in the order of their hashes. When two transactions conflict nevertheless, a deadlock
-//! ends one of them, and it is repeated.
+//! A transaction that settles or moves tasks locks their rows first, sorted by id. Keys are
+//! inserted sorted by hash. If two transactions conflict nevertheless, a deadlock ends one of them,
+//! which is then repeated.
 
 mod access;
 mod backend;
@@ -65,7 +66,7 @@ use self::{retry::Outage, runner::Runner, tasks::insert::OldKeys};
 use super::{Result, Store};
 use crate::config::EventQueues;
 
-/// A store in SQL.
+/// The store in an SQL database.
 pub struct SqlStore<DB> {
     sql: Runner<DB>,
     migrated: usize,
@@ -74,7 +75,7 @@ pub struct SqlStore<DB> {
 }
 
 impl<DB: Backend> SqlStore<DB> {
-    /// A store in a database that `migrated` migrations have just brought up to date.
+    /// A store in a database to which `migrated` migrations have just been applied.
     pub(super) fn new(database: DB, migrated: usize) -> Self {
         Self {
             sql: Runner(database, Outage::default()),
@@ -84,7 +85,7 @@ impl<DB: Backend> SqlStore<DB> {
         }
     }
 
-    /// The queues whose events are kept.
+    /// The queues whose events are stored.
     fn event_queues(&self) -> Arc<EventQueues> {
         Arc::clone(&self.events.read())
     }
@@ -94,7 +95,7 @@ impl<DB: Backend> SqlStore<DB> {
         &self.sql.0
     }
 
-    /// The number of migrations that the opening applied.
+    /// The number of migrations that were applied when the store was opened.
     pub fn migrated(&self) -> usize {
         self.migrated
     }

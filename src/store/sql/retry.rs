@@ -1,41 +1,41 @@
-//! Retries of a whole transaction, on another connection, after a conflict or a server's restart.
+//! Retries of a whole transaction, on another connection, after a conflict or a restart of the
+//! server.
 //!
-//! The crash window: when a connection breaks during COMMIT, nobody knows whether it took effect.
-//! The retry then meets its own work. Each operation is made so that this changes nothing, except
-//! that `add_turned_away` counts twice:
+//! If a connection breaks during COMMIT, nobody knows whether the commit took effect. If it did,
+//! the retry encounters the work of the first attempt. Each operation is written such that
+//! repeating it then changes nothing, except that `add_turned_away` counts twice:
 //!
-//! - `insert`: a row whose id is stored is `New` again, never a duplicate of itself. It is neither
-//!   counted nor put into a batch or the outbox again. The answer names another batch than the one
-//!   that was stored, so the mark gives each task an offset of its own.
+//! - `insert`: a row whose id is already stored is `New` again, never a duplicate of itself. It is
+//!   neither counted nor put into a batch or the outbox again. The answer names a different batch
+//!   than the stored one, so marking the tasks as published gives each of them its own offset.
 //! - `settle`: the reports are `repeated`. Their discovered tasks are in a batch, where the
 //!   watchdog finds them.
-//! - `mark_published`: the batch is marked with these offsets, the rows have left the outbox, and
-//!   the offsets are the same.
+//! - `mark_published`: the batch is already marked with these offsets, the rows are no longer in
+//!   the outbox, and the offsets are the same.
 //! - `unpublish`: the row gets a new turn. At worst the task is published once more, and the queue
-//!   knows it.
-//! - `remove_finished`, and all that removes old rows: the rows are gone, and the answer does not
-//!   count them. The watchdog goes on at its next turn.
-//! - `purge`: the rows are gone, and the answer is the greatest number of an attempt.
-//! - `retry`: the acts of the first attempt are recorded, so that its tasks are answered as sent
-//!   again.
+//!   recognises it.
+//! - `remove_finished`, and all other operations that remove old rows: the rows are gone, and the
+//!   answer does not count them. The watchdog continues in its next round.
+//! - `purge`: the rows are gone, and the answer is the highest count of all attempts.
+//! - `retry`: the acts of the first attempt are recorded, so its tasks are returned as sent again.
 //! - `add_token`, `revoke_token`, `pause`, `resume`: the act is recorded, and the answer is the
 //!   same.
-//! - `keep_letters`, `keep_failures`, `keep_acts`: each has its id, and is kept once.
-//! - `want_change`: the wish is kept in another turn. A task that was reopened is unfinished, and
-//!   gets a wish, too.
-//! - `end_changes`: the tasks have ended already, and the answer has their status.
-//! - `due_deadlines`: the page is not due any more, so none is answered. It is due again a little
-//!   later.
+//! - `keep_letters`, `keep_failures`, `keep_acts`: each row has its own id, and is stored once.
+//! - `want_change`: the pending change gets another turn. A task that was reopened is unfinished,
+//!   and so gets a pending change, too.
+//! - `end_changes`: the tasks have already ended, and the answer has their status.
+//! - `due_deadlines`: the page is no longer due, so the answer is empty. It becomes due again a
+//!   little later.
 //! - `replace_holder`: the answer is no, and the caller reads the holder again.
-//! - `begin_rebuild`, `close_shard`: the generation is raised, or the shard closed, already.
-//! - `end_rebuild`: the shard is not being rebuilt any more.
-//! - `open_shards`: the shard is open already, so that nobody opens it in Redis. The watchdog finds
-//!   it lost and opens it.
+//! - `begin_rebuild`, `close_shard`: the generation is already raised, or the shard closed.
+//! - `end_rebuild`: the shard is no longer being rebuilt.
+//! - `open_shards`: the shard is already open, so nobody opens it in Redis. The watchdog finds that
+//!   it is lost, and opens it.
 //! - `remove_batches`: they are gone.
-//! - `add_bulk_change`, `advance_bulk_change`, `stop_bulk_change`: the bulk change is there, has
-//!   advanced or has ended already. The answer to `advance_bulk_change` is then no, and the caller
+//! - `add_bulk_change`, `advance_bulk_change`, `stop_bulk_change`: the bulk change already exists,
+//!   has advanced, or has ended. The answer to `advance_bulk_change` is then no, and the caller
 //!   reads the bulk change again.
-//! - `bring_forward`: the rows are due already.
+//! - `bring_forward`: the rows are already due.
 
 use std::{future::Future, time::Duration};
 
@@ -49,15 +49,16 @@ use crate::{
     telemetry::metrics,
 };
 
-/// How long calls try.
+/// How long calls keep trying.
 struct Patience {
-    /// The time for retries: longer than a server takes to restart, shorter than what `/readyz`
-    /// calls a stall.
+    /// How long to retry. Longer than a server takes to restart, and shorter than the time after
+    /// which `/readyz` reports a stall.
     retries: Duration,
-    /// The longest that a call takes, also when the server has accepted it and falls silent.
+    /// The maximum duration of a call, even if the server has accepted it and then does not
+    /// respond.
     whole: Duration,
-    /// The time for a call that begins while the server is known to be away. It rides out a short
-    /// restart all the same.
+    /// How long a call tries that begins while the server is known to be unavailable. Still long
+    /// enough for a short restart.
     if_away: Duration,
 }
 
@@ -67,12 +68,12 @@ const PATIENCE: Patience = Patience {
     if_away: Duration::from_secs(5),
 };
 
-/// Whether the server is known to be away, and why: what the last ping found.
+/// Whether the server is known to be unavailable, and why, according to the last ping.
 #[derive(Default)]
 pub(super) struct Outage(RwLock<Option<String>>);
 
 impl Outage {
-    /// Notes the answer to a ping.
+    /// Records the result of a ping.
     pub(super) fn note(&self, error: Option<&Error>) {
         let why = error.map(|error| in_short(error));
         if self.0.read().is_some() || why.is_some() {
@@ -85,10 +86,12 @@ impl Outage {
     }
 }
 
-/// Repeats `attempt` while another one may help: after a conflict, or while the server is away.
+/// Repeats `attempt` as long as that may help: after a conflict, or while the server is
+/// unavailable.
 ///
-/// A caller that got no connection because all are in use has waited enough. A call that begins
-/// during an outage waits a few seconds only, unless the server answers again meanwhile.
+/// It does not retry if all connections are in use, because that caller has already waited long
+/// enough. A call that begins during an outage waits only a few seconds, unless the server responds
+/// again in the meantime.
 pub(super) async fn repeating<T, Fut>(
     operation: &'static str,
     outage: &Outage,
@@ -195,12 +198,12 @@ mod tests {
             "{error}"
         );
 
-        // A pool that has no connection answers nothing for long.
+        // A pool without connections does not respond for a long time.
         repeating_with(&SHORT, "read", &outage, std::future::pending::<Result<()>>)
             .await
             .unwrap_err();
 
-        // The server is back before the call gives up, and the call takes long.
+        // The server is back before the call gives up, but the call takes long.
         let answer = repeating_with(&SHORT, "read", &outage, || async {
             outage.note(None);
             tokio::time::sleep(SHORT.if_away * 3).await;

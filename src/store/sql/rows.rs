@@ -1,4 +1,4 @@
-//! From columns to the types of the model.
+//! Converts columns to the types of the model.
 
 use bytes::Bytes;
 
@@ -7,13 +7,13 @@ use crate::model::{
 };
 use crate::store::{Error, Result, TaskDetail};
 
-/// The columns of [`TaskColumns`].
+/// The columns that [`TaskColumns`] reads.
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
      backoff, COALESCE(deadline_ms, 0) AS deadline, COALESCE(limit_key, '') AS limit_key";
 
-/// Declares a struct that rows of both databases can be read into: a field from the column of its
-/// name, a `#[flatten]` field from the row. The derive of sqlx would compile sqlx a second time.
+/// Declares a struct that can be read from rows of both databases: a field from the column with its
+/// name, a `#[flatten]` field from the whole row. sqlx's derive would compile sqlx a second time.
 macro_rules! columns {
     (
         $(#[$attribute:meta])*
@@ -140,7 +140,7 @@ impl TryFrom<TaskDetailColumns> for TaskDetail {
     }
 }
 
-/// The stored text of headers.
+/// The text form of headers in the database.
 pub(super) fn headers_text(headers: &[(String, String)]) -> String {
     serde_json::to_string(headers).expect("pairs of strings are always JSON")
 }
@@ -149,7 +149,7 @@ pub(super) fn task_id(bytes: &[u8]) -> Result<TaskId> {
     TaskId::from_slice(bytes).ok_or_else(|| corrupt(format!("a task id of {} bytes", bytes.len())))
 }
 
-/// The ids of rows that have no other column.
+/// Reads rows that consist only of an id.
 pub(super) fn task_ids(rows: Vec<(Vec<u8>,)>) -> Result<Vec<TaskId>> {
     rows.iter().map(|(id,)| task_id(id)).collect()
 }
@@ -165,7 +165,7 @@ pub(super) fn queue_name(text: &str) -> Result<QueueName> {
     QueueName::new(text).map_err(|e| corrupt(e.to_string()))
 }
 
-/// A worker's name. It is stored as bytes, because databases compare text in their own ways.
+/// Reads a worker's name. It is stored as bytes, because databases compare text in different ways.
 pub(super) fn worker_name(bytes: Vec<u8>) -> Result<String> {
     String::from_utf8(bytes).map_err(|e| corrupt(format!("a worker's name: {e}")))
 }
@@ -174,12 +174,12 @@ pub(super) fn status(number: i64) -> Result<StoredStatus> {
     StoredStatus::from_number(number).ok_or_else(|| corrupt(format!("status {number}")))
 }
 
-/// A number that was stored unsigned.
+/// Reads a number that was stored from an unsigned one.
 pub(super) fn number<T: TryFrom<i64>>(number: i64) -> Result<T> {
     T::try_from(number).map_err(|_| corrupt(format!("the number {number}")))
 }
 
-/// The database contains what taskd never stores.
+/// The error for data that taskd never stores.
 pub(super) fn corrupt(what: impl Into<String>) -> Error {
     Error::Corrupt { what: what.into() }
 }

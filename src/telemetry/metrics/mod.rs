@@ -1,8 +1,8 @@
 //! Every metric: its name, unit and labels. Names are `taskd_<subject>_<what>_<unit>[_total]`.
 //!
 //! One function per event records everything that the event means, so that related numbers never
-//! differ. Label values are enums, names of queues, scripts or operations. Ids go into logs, never
-//! here.
+//! disagree. Label values are enums or names of queues, scripts and operations. Ids go into logs,
+//! never here.
 
 mod changes;
 mod discovery;
@@ -33,13 +33,13 @@ use super::{error::Error, openmetrics, series::Recorders};
 
 /// The interval of [`upkeep`].
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-/// Old series leave when they are rendered: at each upkeep of this number.
+/// Only rendering drops old series, so the metrics are rendered at every upkeep of this number.
 const RENDER_AT: u64 = 12;
 
-/// Installs the recorder, once per process. Records of before are lost.
+/// Installs the recorder, once per process. What was recorded before is lost.
 ///
-/// Series of a queue leave when nothing was recorded for it for `forget_queues_after` (zero:
-/// never).
+/// The series of a queue are dropped when nothing was recorded for it for `forget_queues_after`
+/// (zero: never).
 pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
     latency::forget_after(forget_queues_after);
     let recorders = Recorders::new(builder()?, builder()?, forget_queues_after);
@@ -56,12 +56,12 @@ pub fn install(forget_queues_after: Duration) -> Result<Handle, Error> {
     Ok(handle)
 }
 
-/// The metrics in the form of OpenMetrics, with exemplars.
+/// Renders the metrics as OpenMetrics, with exemplars.
 pub fn openmetrics(handle: &Handle) -> String {
     openmetrics::openmetrics(&handle.render(), latency::add_exemplar)
 }
 
-/// Drains histograms to where they are rendered from, and drops old series, for ever.
+/// Moves what histograms have gathered into their buckets, and drops old series, for ever.
 ///
 /// Without it both grow until somebody scrapes.
 pub async fn upkeep(handle: Handle) {
@@ -76,7 +76,7 @@ pub async fn upkeep(handle: Handle) {
 }
 
 fn builder() -> Result<PrometheusBuilder, BuildError> {
-    // A get that has waited for the 60 s of `max_wait` ends a little later.
+    // Above the 60 s of `max_wait`, since a get that waits for that long ends a little later.
     const SECONDS: [f64; 16] = [
         0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 4.0, 16.0,
         32.0, 64.0,

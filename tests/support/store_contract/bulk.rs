@@ -1,4 +1,4 @@
-//! Bulk changes, and what they do to tasks.
+//! Tests of bulk changes, and of their effect on tasks.
 
 use taskd::{
     model::{
@@ -47,7 +47,7 @@ fn act(what: &str) -> Act {
 pub(crate) async fn a_bulk_change_goes_on_where_it_stands(db: &impl Database) {
     let store = db.open().await;
     let (first, second) = (bulk_change(), bulk_change());
-    // A repeated call has added it already.
+    // A repeated call finds that it was already added.
     let start = act("start");
     for _ in 0..2 {
         assert_eq!(
@@ -90,7 +90,7 @@ pub(crate) async fn a_bulk_change_goes_on_where_it_stands(db: &impl Database) {
     );
     assert_eq!(store.acts(None, 10).await.unwrap().len(), 2);
 
-    // Of two leaders with the same page one stores it.
+    // If two leaders have the same page, only one can store it.
     let cursor = Some(TaskCursor(TaskId::new()));
     let progress = BulkProgress {
         cursor,
@@ -137,7 +137,7 @@ pub(crate) async fn a_bulk_change_goes_on_where_it_stands(db: &impl Database) {
         std::slice::from_ref(&second)
     );
 
-    // A stop ends a running bulk change, and leaves one that has ended.
+    // A stop ends a running bulk change, but does not affect one that has ended.
     let (stop, too_late) = (act("stop"), act("too late"));
     let progress = BulkProgress {
         last_error: "why".into(),
@@ -209,7 +209,7 @@ pub(crate) async fn bulk_changes_are_bounded_and_those_of_a_later_taskd_are_left
         AddedBulk::Yes
     );
     assert!(store.bulk_change(old.id).await.unwrap().is_some());
-    // The bulk changes of one token are bounded apart.
+    // The bulk changes of one token have a separate limit.
     let of_token = BulkChange {
         token: Some(SecretHash([7; 32])),
         ..bulk_change()
@@ -320,7 +320,7 @@ pub(crate) async fn each_task_that_is_sent_again_has_its_act(db: &impl Database)
     let mut targets = [0, 1].map(|row| rows[row].task.id.to_string());
     targets.sort_unstable();
     assert_eq!(acts().await, targets);
-    // A second time nothing is dead, and nothing is recorded.
+    // The second time nothing is dead, so nothing is recorded.
     assert_eq!(
         store
             .retry_with_acts(&named, NOW, "ops", "retry task")

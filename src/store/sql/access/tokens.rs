@@ -1,8 +1,8 @@
 //! Access tokens and operators' acts.
 //!
-//! Each change raises `meta.tokens_version`. Its row stays locked until the transaction ends, so
-//! changes come one after the other. An act has the id of its call, by which a repeated call knows
-//! that it has taken effect.
+//! Each change raises `meta.tokens_version`, whose row stays locked until the transaction ends, so
+//! changes are serialized. An act has the id of its call, by which a repeated call recognises that
+//! it has already taken effect.
 
 use std::{collections::HashSet, num::NonZeroU32};
 
@@ -24,10 +24,10 @@ use crate::{
 };
 
 pub(crate) const VERSION: &str = "tokens_version";
-/// Old acts that go with a new one.
+/// The maximum number of old acts that are removed when a new one is recorded.
 const OLD_ACTS: u32 = 2000;
 
-/// The columns of a token and its [`AccessToken`].
+/// The columns of a token: its hash, and the fields of [`AccessToken`].
 type TokenColumns = (Vec<u8>, String, i64, String, Vec<u8>, i64, i64, i64);
 /// The columns of an [`Act`].
 pub(crate) type ActColumns = (Vec<u8>, String, String, String);
@@ -54,8 +54,8 @@ pub(crate) async fn acts<DB: Backend>(
         .collect()
 }
 
-/// The token, unless this taskd does not understand it. Such a token gives no right, and takes none
-/// from others.
+/// The token, or `None` if this taskd does not understand it. Such a token grants nothing, and does
+/// not affect others.
 fn token_or_none(columns: TokenColumns) -> Option<(SecretHash, AccessToken)> {
     let name = columns.1.clone();
     token(columns)
@@ -180,7 +180,7 @@ pub(crate) async fn recorded<S: Session>(
     Ok(recorded)
 }
 
-/// Records an act that is not one of tokens, once.
+/// Records an act that does not concern tokens, unless it is already recorded.
 pub(crate) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     if is_recorded(session, act).await? {
         Ok(())
@@ -189,7 +189,7 @@ pub(crate) async fn keep<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     }
 }
 
-/// Records acts, each once.
+/// Records those acts that are not recorded yet.
 pub(crate) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Result<()> {
     for piece in pieces(acts, |_| 0) {
         let rows = piece.iter().map(|act| {
@@ -209,7 +209,7 @@ pub(crate) async fn keep_all<S: Session>(session: &mut S, acts: &[Act]) -> Resul
     }
 }
 
-/// Records an act, and removes those that have been there for long.
+/// Records an act, and removes old ones.
 async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let row = [
         (&act.id).into(),
@@ -223,8 +223,9 @@ async fn record<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     remove_old(session, act).await
 }
 
-/// Removes acts that have been there for long before this one, a thousand more than a call adds at
-/// most. A bulk change leaves an act for each task, so millions may come of age together.
+/// Removes acts that are more than [`ACTS_STAY`] older than this one, at most [`OLD_ACTS`], which
+/// is a thousand more than a call can add. A bulk change records an act for each task, so millions
+/// may become old at the same time.
 async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
     let now: Vec<(i64,)> = session
         .fetch(Statement::new(format!("SELECT {}", S::NOW_MS)))
@@ -233,7 +234,7 @@ async fn remove_old<S: Session>(session: &mut S, act: &Act) -> Result<()> {
         .first()
         .map(|(now,)| *now)
         .ok_or_else(|| corrupt("no time"))?;
-    // The clock of the act's process may be ahead.
+    // The clock of the process that recorded the act may be ahead.
     let at_ms = act.at_unix_ms().min(now);
     let old_ms = at_ms
         .unsigned_abs()

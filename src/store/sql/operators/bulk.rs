@@ -1,6 +1,5 @@
-//! Bulk changes. A page of a bulk change is changed first; then one statement stores the progress,
-//! if the bulk change still stands where the page began. So a page that was changed twice is
-//! counted once.
+//! Bulk changes. A page of tasks is changed first. Then one statement stores the progress, if the
+//! cursor is still where the page began, so that a page that was changed twice is counted once.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -61,7 +60,7 @@ pub(crate) async fn bulk_changes<DB: Backend>(
 pub(crate) async fn running_bulk_changes<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<BulkChange>> {
     let running = select(&DB::Connection::by_index("bulk_changes_state"))
         .sql(" WHERE state = 0 ORDER BY id LIMIT ?")
-        // Two calls at once may exceed the most by one.
+        // Two concurrent calls may exceed the maximum by one.
         .bind(2 * MOST_BULK_CHANGES);
     Ok(readable(sql.read("running_bulk_changes", running).await?))
 }
@@ -194,7 +193,7 @@ async fn count<S: Session>(session: &mut S, statement: Statement<'_>) -> Result<
     Ok(counts.first().map_or(0, |(count,)| *count))
 }
 
-/// Tasks, each with the act that it gets if it is sent again.
+/// The tasks to send again, each with the act that is recorded for it.
 pub(crate) type Acts = BTreeMap<TaskId, Act>;
 
 pub(crate) async fn retry<S: Session>(
@@ -215,7 +214,8 @@ pub(crate) async fn retry<S: Session>(
     Ok(retried)
 }
 
-/// The tasks whose acts are recorded: an earlier attempt of this call has sent them again.
+/// The tasks whose acts are already recorded, because an earlier attempt of this call has sent them
+/// again.
 async fn sent_before<S: Session>(
     session: &mut S,
     acts: &[(&TaskId, &Act)],
@@ -258,7 +258,7 @@ columns! {
     }
 }
 
-/// The bulk changes that this taskd understands.
+/// The bulk changes that this version of taskd understands.
 fn readable(rows: Vec<Columns>) -> Vec<BulkChange> {
     let read = |columns: Columns| {
         let id = Uuid::from_slice(&columns.id).unwrap_or_default();
@@ -315,8 +315,8 @@ fn token_of(hash: &[u8]) -> Result<Option<SecretHash>> {
     Ok(Some(SecretHash(hash)))
 }
 
-/// A filter as SQL keeps it. A field that only a later taskd knows makes the bulk change one of its
-/// own.
+/// A filter as stored in SQL. A field that is unknown here means that a later version of taskd
+/// added the bulk change.
 #[derive(Default, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 struct StoredFilter {

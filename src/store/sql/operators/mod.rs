@@ -84,7 +84,7 @@ impl<DB: Backend> Operators for SqlStore<DB> {
         who: &str,
         what: &str,
     ) -> Result<Vec<Retried>> {
-        // Every attempt has the same acts, by which it knows what an earlier one has done.
+        // Every attempt uses the same acts, so that it recognises what an earlier attempt has done.
         let acts: bulk::Acts = ids
             .iter()
             .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))

@@ -1,7 +1,7 @@
 //! Inserts of tasks that may be new.
 //!
-//! In MySQL the unique key decides, and the row that is there afterwards tells the owner of the
-//! key. If no row had the key, `seen` tells whether a removed task had it. In SQLite the keys in
+//! In MySQL the unique key decides, and the row that exists afterwards tells which task owns the
+//! key. If no row had the key, `seen` tells whether a removed task had it. In SQLite, the keys in
 //! memory and `seen` decide before the insert.
 
 use std::{
@@ -32,11 +32,11 @@ use crate::{
     },
 };
 
-/// The task that has a key.
+/// The task that owns a key.
 struct Owner {
     id: TaskId,
     status: StoredStatus,
-    /// This transaction inserted it. A row that an earlier attempt left is not counted or published
+    /// This transaction inserted it. A row left by an earlier attempt is not counted or published
     /// again.
     fresh: bool,
 }
@@ -61,9 +61,9 @@ impl From<Removed> for Owner {
     }
 }
 
-/// True while many of the latest keys are those of removed tasks.
+/// True while many of the latest keys belong to removed tasks.
 ///
-/// Then it is cheaper to ask for them before the insert than to take rows back after it.
+/// In that case it is cheaper to look them up before the insert than to delete rows again after it.
 #[derive(Default)]
 pub(crate) struct OldKeys(AtomicBool);
 
@@ -77,7 +77,7 @@ impl OldKeys {
     }
 }
 
-/// Stores new rows, the fresh ones as this batch, and answers per row.
+/// Stores new rows, with the fresh ones as this batch. Returns one answer per row.
 pub(crate) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
@@ -107,12 +107,13 @@ pub(crate) async fn insert<S: Session>(
     Ok(answers)
 }
 
-/// Whether the row goes to the bus with its batch.
+/// Whether the row is published with its batch.
 fn is_batched(row: &NewRow) -> bool {
     row.unpublished == Unpublished::Fresh
 }
 
-/// The first row of each key, in the order of key hashes, in which every transaction takes them.
+/// The first row of each key, sorted by key hash, because every transaction takes keys in this
+/// order.
 fn first_of_each_key(rows: Vec<&NewRow>) -> Vec<&NewRow> {
     let mut candidates = rows;
     candidates.sort_by_key(|row| row.task.key_hash); // stable: the first of equals stays first
@@ -126,12 +127,12 @@ fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
             id: owner.id,
             status: owner.status,
         },
-        // No owner: the id was stored before with another key. The row exists and stays as it is.
+        // No owner: the id was already stored with another key. That row stays unchanged.
         _ => Inserted::New,
     }
 }
 
-/// Inserts the rows whose keys no task has or had.
+/// Inserts those rows whose keys no task has or ever had. Returns the owner of each key.
 async fn insert_candidates<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
@@ -144,7 +145,7 @@ async fn insert_candidates<S: Session>(
     }
 }
 
-/// The keys in memory and `seen` say which rows are new.
+/// Inserts those rows that are new according to the keys in memory and `seen`.
 async fn insert_by_memory<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
@@ -157,11 +158,11 @@ async fn insert_by_memory<S: Session>(
         .filter(|row| !known.contains_key(&row.task.key_hash))
         .copied()
         .collect();
-    // Rows get their places in this order. Workers end the tasks of a shard one behind the other,
-    // and then those of one insert share pages.
+    // Rows are stored in this order. Workers finish the tasks of a shard one after the other, and
+    // then those of one insert share pages.
     new.sort_unstable_by(|a, b| place(a).cmp(&place(b)));
     if insert_tasks(session, &new, batch).await? < new.len() as u64 {
-        // An id was stored before, with another key.
+        // An id was already stored, with another key.
         let ids: Vec<TaskId> = new.iter().map(|row| row.task.id).collect();
         let mut stored = HashSet::new();
         for ids in lists(&ids) {
@@ -191,8 +192,8 @@ fn place(row: &NewRow) -> (&QueueName, u32, TaskId) {
     (&row.task.queue, row.task.partition, row.task.id)
 }
 
-/// The unique index of `tasks` says which rows are new, and `seen` which keys are those of removed
-/// tasks.
+/// Inserts those rows that are new according to the unique index of `tasks`, unless `seen` has
+/// their keys from removed tasks.
 async fn insert_by_index<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
@@ -210,8 +211,8 @@ async fn insert_by_index<S: Session>(
         .collect();
     insert_tasks(session, &rest, batch).await?;
     let mut owners = owners(session, &key_hashes(&rest), batch).await?;
-    // Asked only now, and under lock: a removal that frees a key has moved it before another row
-    // can take its place.
+    // Looked up only now, with a lock: a removal that frees a key moves it to `seen` before another
+    // row can take it.
     let fresh: Vec<&NewRow> = rest
         .into_iter()
         .filter(|row| {
@@ -246,7 +247,7 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
     rows.iter().map(|row| row.task.key_hash).collect()
 }
 
-/// Answers how many rows it inserted, if the database tells.
+/// Inserts the rows. Returns how many were inserted, if the database reports that.
 async fn insert_tasks<S: Session>(
     session: &mut S,
     candidates: &[&NewRow],
