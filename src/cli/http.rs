@@ -22,8 +22,8 @@ use crate::{config::without_password, ingress::http::Ports, model::printable};
 const MOST_BYTES: usize = 64 << 20;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long `GET /` may take. A server that says nothing may be one of gRPC.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long `GET /` may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Server {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {

@@ -37,7 +37,7 @@ async fn taskd_wait(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     command
         .env_clear()
         .envs(own)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .arg("wait")
         .args(args);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap())

@@ -48,7 +48,7 @@ pub(crate) fn lines(daemon: &Daemon, args: &[&str]) -> Vec<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
     let output = command
         .args(args)
-        .env("TASKD_GRPC_URL", daemon.grpc())
+        .env("TASKD_URL", daemon.http())
         .output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();

@@ -766,12 +766,12 @@ async fn a_terminal_that_closes_drains() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_is_not_idle_while_taskd_does_not_answer() {
     let daemon = Daemon::start("", &[]).await;
-    daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
+    let task = json!({"queue": "q", "key": "1", "delay": "3s"});
+    daemon.insert(&[task]).await;
+    let work = Work::new(&daemon, &["--exit-when-idle", "1s"]);
+    let (child, _) = read_until(work.command(&["true"]).spawn().unwrap(), "up").await;
     daemon.signal(Signal::SIGSTOP);
-    let mut work = Work::new(&daemon, &["--exit-when-idle", "3s"]);
-    // A silent HTTP port cannot name the other one.
-    work.args[2] = daemon.grpc();
-    let (child, _) = read_until(work.command(&["true"]).spawn().unwrap(), "away").await;
+    let (child, _) = read_until(child, "away").await;
     daemon.signal(Signal::SIGCONT);
     let (code, lines, stderr) = finish(child).await;
     assert_eq!((code, stderr.as_str()), (0, ""));

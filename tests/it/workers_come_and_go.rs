@@ -520,7 +520,7 @@ async fn workers_side_by_side_outlive_kills_of_taskd_and_are_listed() {
             .args(["work", "--queue", "q", "--name", name, "--concurrency", "2"])
             .args(how)
             .args(["--", "sleep", "0.05"])
-            .env("TASKD_GRPC_URL", daemon.grpc())
+            .env("TASKD_URL", daemon.http())
             .stdout(std::process::Stdio::null())
             .kill_on_drop(true);
         command.spawn().unwrap()
