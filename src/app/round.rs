@@ -245,27 +245,14 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         }
     };
     let filter = Filter::new(redis.clone());
-    if settings.pipelines.contains(&Pipeline::Discovery) {
-        let check = || async {
-            let checked = discovery::check_filter(&**store, &filter).await;
-            checked.map_err(|error| Unreachable::Yet(error.into()))
-        };
-        let Some(()) = wait.until("the database", check).await? else {
-            return Ok(None);
-        };
-    }
-    let mut limit_partitions = 0;
-    if settings.queues.any_limited() {
-        let ask = || async {
-            let present = bus.partitions(Topic::Pipeline);
-            let asked = store.limit_partitions(present).await;
-            asked.map_err(|error| Unreachable::Yet(error.into()))
-        };
-        let Some(partitions) = wait.until("the database", ask).await? else {
-            return Ok(None);
-        };
-        limit_partitions = partitions;
-    }
+    let check = || check_filter(settings, &**store, &filter);
+    let Some(()) = wait.until("the database", check).await? else {
+        return Ok(None);
+    };
+    let limit_partitions = || limit_partitions(settings, &**store, &*bus);
+    let Some(limit_partitions) = wait.until("the database", limit_partitions).await? else {
+        return Ok(None);
+    };
     let shortcut = shortcut(settings, &*bus, &queue, &gates);
     let cx = Context {
         publisher: Publisher::new(
@@ -293,6 +280,32 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         queues,
         tokens,
     }))
+}
+
+/// Checks the filter against the database, if this process runs discovery.
+async fn check_filter(
+    settings: &Settings,
+    store: &dyn Store,
+    filter: &Filter,
+) -> Result<(), Unreachable> {
+    if !settings.pipelines.contains(&Pipeline::Discovery) {
+        return Ok(());
+    }
+    let checked = discovery::check_filter(store, filter).await;
+    checked.map_err(|error| Unreachable::Yet(error.into()))
+}
+
+/// Returns the partitions among which limit keys are distributed; 0 if no queue has limits per key.
+async fn limit_partitions(
+    settings: &Settings,
+    store: &dyn Store,
+    bus: &dyn Bus,
+) -> Result<u32, Unreachable> {
+    if !settings.queues.any_limited() {
+        return Ok(0);
+    }
+    let asked = store.limit_partitions(bus.partitions(Topic::Pipeline));
+    asked.await.map_err(|error| Unreachable::Yet(error.into()))
 }
 
 /// Returns the shortcut past the bus, if discovery and the fanout both run in this process and no

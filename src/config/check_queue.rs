@@ -61,7 +61,7 @@ impl Checker<'_> {
         self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=MOST)?;
         self.range(&key("max_unfinished"), queue.max_unfinished, 1..=MOST)?;
         self.range(&key("filter_keys"), queue.filter_keys, 1..=MOST)?;
-        self.key_limits(&key, queue)?;
+        self.key_limits(key, queue)?;
         self.enrichment(key, queue)
     }
 

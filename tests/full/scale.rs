@@ -321,8 +321,9 @@ async fn leftovers(redis: &mut MultiplexedConnection) -> Vec<String> {
         .unwrap();
     let mut left = Vec::new();
     // Topics are not the queue's: records of results are removed by their readers, and others are
-    // for people.
-    for key in keys.into_iter().filter(|key| !key.contains("{bus")) {
+    // for people. Processes name the workers that they heard of last, for a while.
+    let of_queues = |key: &String| !key.contains("{bus") && !key.contains("{processes}");
+    for key in keys.into_iter().filter(of_queues) {
         let kind: String = redis::cmd("TYPE")
             .arg(&key)
             .query_async(redis)

@@ -149,7 +149,7 @@ async fn never_more_of_a_limit_key_at_a_time_whatever_is_killed() {
     for worker in workers {
         worker.await.expect("no panic");
     }
-    let most = &witness.lock().expect("no panic").most;
+    let most = witness.lock().expect("no panic").most.clone();
     assert_eq!(most.len(), 3);
     assert!(most.values().all(|most| *most <= 2), "{most:?}");
     let queue = daemon.queue("q").await;

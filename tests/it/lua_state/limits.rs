@@ -709,7 +709,7 @@ async fn lines_are_as_long_as_they_have_to_be() {
                 .expect("claim");
             assert_eq!(answer[4], String::from_utf8_lossy(id), "in their order");
             s.run(&scripts::COMPLETE_LIMITED, |call| {
-                complete_all(call, &[id.clone()], &[format!("h{}:w", n + 1)]);
+                complete_all(call, std::slice::from_ref(id), &[format!("h{}:w", n + 1)]);
             })
             .await
             .expect("complete");
