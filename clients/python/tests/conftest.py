@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -254,7 +255,9 @@ class Program:
         # A file and no pipe: nobody reads while the test waits.
         self.output = Path(tempfile.mkstemp(prefix="taskd-py-out-")[1])
         with self.output.open("wb") as output:
-            environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | (env or {})
+            # Workers of other tests, whose queues have the same names, run on this machine, too.
+            own_name = {"TASKD_WORKER": f"w-{uuid.uuid4()}"}
+            environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"} | own_name | (env or {})
             self.process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
 
     def said(self) -> str:

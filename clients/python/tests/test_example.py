@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -53,7 +54,8 @@ def site() -> Iterator[tuple[str, Counter[str]]]:
 def test_two_crawlers_fetch_each_page_once(taskd: Taskd, queue: str, site: tuple[str, Counter[str]]) -> None:
     url, visits = site
     command = [sys.executable, str(ROOT / "examples" / "crawl.py"), url, "--address", taskd.address, "--queue", queue]
-    crawlers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    names = [{**os.environ, "TASKD_WORKER": f"{queue}-{n}"} for n in range(2)]
+    crawlers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) for env in names]
     said = [crawler.communicate(timeout=90)[0] for crawler in crawlers]
     assert [crawler.returncode for crawler in crawlers] == [0, 0], said
     assert sum(int(line.split(" pages")[0]) for line in said) == len(PAGES)

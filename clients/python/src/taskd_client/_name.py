@@ -38,5 +38,5 @@ def take_name(stack: contextlib.ExitStack, name: str, queues: Sequence[str]) -> 
                 raise
             raise InvalidRequest(
                 f"a worker {name} of queue {queue} runs on this machine already, and taskd would take both for one: "
-                f"give this one a name of its own, as in Worker(…, name={f'{name}-2'!r})"
+                f"give this one a name of its own, as in Worker(…, name={f'{name}-2'!r}) or TASKD_WORKER={name}-2"
             ) from None
