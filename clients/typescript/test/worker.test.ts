@@ -210,7 +210,7 @@ test("tasks that did not begin go back at a stop, and another worker does them",
   await until("two wait", () => first.stats.waiting === 2);
   const stopped = first.stop();
   await withWorker(
-    { queue: "back" },
+    { queue: "back", name: "second" },
     () => "second",
     async (second) => {
       await until("the other worker did two", () => second.stats.completed === 2);
