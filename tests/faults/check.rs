@@ -204,6 +204,10 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
     if tag.starts_with("bus") {
         return undone(node, key).await;
     }
+    // What living processes say of themselves expires.
+    if tag == "processes" {
+        return None;
+    }
     match name.strip_prefix(':')? {
         "generation" | "offset" | "seen" => None,
         // Keys of the filter.
@@ -220,7 +224,7 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
             (!wrong.is_empty()).then(|| wrong.join(", "))
         }
         "outbox" => length(node, "XLEN", key).await,
-        "records" | "bodies" => length(node, "HLEN", key).await,
+        "records" | "bodies" | "lines" => length(node, "HLEN", key).await,
         "leases" | "delayed" => length(node, "ZCARD", key).await,
         "finals" => length(node, "LLEN", key).await,
         // No record is left, so the elements that remain in a lane are spent, and will be swept.
