@@ -47,7 +47,8 @@ local function record_of(id)
   local record = redis.call('HGET', RECORDS, id)
   if record then return record end
   local head = head_text(id)
-  if head == '' then return false end
+  -- Absent, or damaged from outside.
+  if head == '' then return fresh(id) end
   local _, limit = limited_head(head)
   return limit and 'k' .. limit .. '1' or '1'
 end
