@@ -191,10 +191,14 @@ async fn a_requeue_reaches_tasks_that_come_into_its_page_while_a_shard_does_not_
         .await
         .unwrap();
     let shown = ended(&daemon, &bulk).await;
-    // A turn may have read some of the others before their end.
+    // A turn may have read some of the others before their end: it requeued them too, or found
+    // them completed.
+    let count = |field: &str| shown[field].as_u64().unwrap();
+    assert_eq!(shown["state"], "DONE", "{shown}");
+    assert!(count("changed") >= 200, "{shown}");
     assert_eq!(
-        (&shown["state"], &shown["changed"]),
-        (&json!("DONE"), &json!(200)),
+        count("changed") + count("failed"),
+        count("matched"),
         "{shown}"
     );
     let requeued: BTreeSet<String> = targets(&daemon, "requeue task").await.into_iter().collect();
