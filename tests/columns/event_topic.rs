@@ -294,11 +294,12 @@ async fn events_are_printed_as_lines_of_json_from_an_offset_on() {
         serde_json::from_str::<Value>(&line).unwrap()
     });
     let mut later = 0;
-    while !first.is_finished() {
+    until("the follower prints an event", async || {
         later += 1;
         daemon.insert(&[task(&format!("later-{later}"))]).await;
-        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-    }
+        first.is_finished()
+    })
+    .await;
     let first = first.await.unwrap();
     assert!(
         first["key"].as_str().unwrap().starts_with("later-"),
