@@ -17,10 +17,12 @@ from uuid import UUID
 
 import pytest
 
-from taskd_client import Encoding, InvalidRequest, PayloadError, PutOff, Reject, Retry, Task, Worker
+from taskd_client import Encoding, InvalidRequest, Limit, PayloadError, PutOff, Reject, Retry, Task, Worker
 from taskd_client._codec import encode
+from taskd_client._threads import _run
 from taskd_client._typed import payload_reader
 from taskd_client.logs import JsonFormatter, TaskFields
+from taskd_client.source import Lease
 from taskd_client.testing import MockSource, make_task
 
 
@@ -93,6 +95,20 @@ def test_a_mock_counts_how_often_a_task_is_put_off() -> None:
     source.run(worker)
     assert (source.result("twice"), source.task("twice").put_off) == (1, 2)
     assert (source.task("always").status, source.task("always").reasons) == ("DELAYED", [])
+
+
+def test_a_handler_in_a_process_reports_of_its_limit_key() -> None:
+    def work(task: Task[Any]) -> None:
+        task.hold(5)
+        if task.key == "fails":
+            raise Retry
+
+    for key in ("works", "fails"):
+        lease = Lease(
+            id=key, queue="q", key=key.encode(), payload=b"", encoding=Encoding.UNSPECIFIED, token="t", limit_key="site"
+        )
+        outcome, _ = _run(work, None, lease, "w")
+        assert outcome.limit == Limit(hold=5)
 
 
 def test_a_handler_is_a_function() -> None:

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from conftest import ROOT, Background, Program, Taskd, until
@@ -66,6 +67,23 @@ def test_the_typed_worker() -> None:
     exec(example("class Page"), names)
     exec(example("def shrink"), names)
     assert names["worker"].queues == ["q", "images"]
+
+
+def test_the_polite_handler() -> None:
+    busy = SimpleNamespace(status_code=429, headers={"retry-after": "7"})
+    answers = iter([busy, SimpleNamespace(status_code=200, headers={})])
+    worker = taskd_package.Worker(queue="q")
+    names: dict[str, Any] = {
+        "requests": SimpleNamespace(get=lambda _: next(answers)),
+        "worker": worker,
+        "PutOff": taskd_package.PutOff,
+    }
+    exec(example("429"), names)
+    source = MockSource(max_attempts=1)
+    source.insert("q", "https://example.org/", limit_key="example.org")
+    source.run(worker)
+    task = source.task("https://example.org/")
+    assert (task.result, task.put_off, [limit.hold for limit in task.limits]) == (200, 1, [7])
 
 
 def test_results_and_watches(taskd: Taskd) -> None:

@@ -341,6 +341,63 @@ def test_a_task_is_put_off_at_no_cost(taskd: Taskd, queue: str) -> None:
     assert (worker.stats.returned, worker.stats.rejected) == (3, 0)
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_handler_holds_and_slows_its_limit_key(
+    new_taskd: Callable[..., Taskd], queue: str, caplog: pytest.LogCaptureFixture, is_async: bool
+) -> None:
+    taskd = new_taskd(f'[queues.{queue}]\nlimit_by = "given"\nlimit_at_a_time = 1\nmax_attempts = 1\n')
+    plain = f"{queue}-plain"
+    worker = Worker(taskd.address, queue=[queue, plain])
+    visits: list[tuple[str, str, float, float]] = []
+
+    def visit(task: Task[Any]) -> str:
+        began = time.monotonic()
+        is_first = task.key not in [key for key, *_ in visits]
+        try:
+            match task.key:
+                case "root":
+                    for name in ("a", "b"):
+                        task.discover(name, limit_key="site")
+                    task.hold(timedelta(seconds=1))
+                case "a" if is_first:
+                    task.hold(1.5)
+                    raise PutOff("the site answers 429")
+                case "a":
+                    task.pace(1)
+                case "plain":
+                    task.hold(3600)
+            return task.limit_key
+        finally:
+            visits.append((task.key, task.limit_key, began, time.monotonic()))
+
+    async def visit_in_the_loop(task: Task[Any]) -> str:
+        return visit(task)
+
+    worker.handler(visit_in_the_loop if is_async else visit)
+    with Background(worker), Client(taskd.address) as client:
+        assert client.insert(plain, "plain").is_new
+        assert client.insert(queue, "root", limit_key="site").is_new
+        client.wait_drained(queue, timeout=60)
+        client.wait_drained(plain, timeout=60)
+        ids = {task.key: task.id for task in client.list_tasks(queue)}
+        # SQL has the attempts a moment after they have their effect.
+        wait_for(lambda: all(client.get_task(one).history for one in ids.values()), "the attempts are stored")
+        tasks = {key: client.get_task(one) for key, one in ids.items()}
+    starts = {key: task.history[-1].started_at for key, task in tasks.items()}
+    assert starts["a"]
+    assert starts["b"]
+    limited = [visit for visit in visits if visit[0] != "plain"]
+    assert [(key, limit_key) for key, limit_key, *_ in limited] == [(key, "site") for key in ("root", "a", "a", "b")]
+    (_, _, _, root_ended), (_, _, first_began, first_ended), (_, _, second_began, _), _ = limited
+    assert first_began - root_ended >= 1
+    assert second_began - first_ended >= 1.5
+    assert (starts["b"] - starts["a"]).total_seconds() >= 1
+    assert {task.status for task in tasks.values()} == {TaskStatus.COMPLETED}
+    assert tasks["a"].attempts == 0
+    assert (worker.stats.completed, worker.stats.returned, worker.stats.rejected) == (4, 1, 0)
+    assert "the task has no limit key, so hold and pace do nothing" in caplog.text
+
+
 def test_a_task_has_a_deadline(taskd: Taskd, queue: str) -> None:
     worker = Worker(taskd.address, queue=queue)
     found = f"{queue}-found"

@@ -10,7 +10,7 @@ from taskd_client._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connec
 from taskd_client._time import to_duration
 from taskd_client.errors import Unavailable
 from taskd_client.source import Answer, Completion, ItemStatus, Lease, Rejection
-from taskd_client.task import read_priority
+from taskd_client.task import Limit, read_priority
 from taskd_client.v1 import taskd_pb2 as pb
 
 # taskd answers a report in milliseconds; a process that hangs must not keep it.
@@ -18,6 +18,8 @@ REPORT_TIMEOUT = 20.0
 _SHORTEST_EXTENSION, _LONGEST_EXTENSION = 0.5, 30.0
 # taskd refuses a longer one.
 _LONGEST_DELAY = 365 * 24 * 3600.0
+# taskd refuses a longer hold or pace.
+_LONGEST_LIMIT = 3600.0
 # How long the answer of a poll may take at a stop: as long as taskd takes where it has tasks. taskd gives back what it
 # leased for a call only if it has not written the answer.
 _ANSWER_COMES = 0.25
@@ -124,17 +126,32 @@ def completion(one: Completion) -> pb.Completion:
         result=one.result,
         result_encoding=one.encoding.value,
         discovered=one.discovered,
+        limit=_limit(one.limit),
     )
 
 
 def rejection(one: Rejection) -> pb.Rejection:
     lease = one.lease
     item = pb.Rejection(
-        id=lease.id, lease_token=lease.token, reason=one.reason, retry=one.retry, not_started=one.not_started
+        id=lease.id,
+        lease_token=lease.token,
+        reason=one.reason,
+        retry=one.retry,
+        not_started=one.not_started,
+        limit=_limit(one.limit),
     )
     if one.delay is not None:
         item.delay.CopyFrom(to_duration(min(one.delay, _LONGEST_DELAY)))
     return item
+
+
+def _limit(one: Limit | None) -> pb.LimitReport | None:
+    if one is None:
+        return None
+    return pb.LimitReport(
+        hold=to_duration(min(one.hold, _LONGEST_LIMIT)),
+        pace=to_duration(min(one.pace, _LONGEST_LIMIT)),
+    )
 
 
 def extension(lease: Lease, by: float) -> pb.Extension:
@@ -165,4 +182,5 @@ def read_lease(task: pb.LeasedTask) -> Lease:
         attempt=task.attempt,
         replicas=task.replicas,
         priority=read_priority(task.priority),
+        limit_key=task.limit_key,
     )

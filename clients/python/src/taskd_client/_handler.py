@@ -73,6 +73,7 @@ class Handler:
             attempt=lease.attempt,
             replicas=lease.replicas,
             priority=lease.priority,
+            limit_key=lease.limit_key,
             worker=worker,
         )
 

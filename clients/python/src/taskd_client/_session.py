@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -330,8 +330,8 @@ class Session:
                 outcome = await self._run_handler(held, handler)
             if isinstance(outcome, Rejection):
                 # Its error stayed in its process.
-                level = logging.INFO if outcome.is_put_off else logging.WARNING
-                what = "put off" if outcome.is_put_off else "rejected"
+                level = logging.INFO if outcome.not_started else logging.WARNING
+                what = "put off" if outcome.not_started else "rejected"
                 logger.log(level, "%s: %s (%s)", what, outcome.reason, held.name, extra=held.fields())
         except GeneratorExit:
             raise
@@ -411,8 +411,8 @@ class Session:
     def _log_failure(self, held: Held, outcome: Rejection, error: BaseException) -> None:
         if isinstance(error, Reject | Retry | PayloadError | PutOff):
             # Without a setup, logging shows warnings.
-            level = logging.INFO if outcome.is_put_off else logging.WARNING
-            what = "put off" if outcome.is_put_off else "rejected"
+            level = logging.INFO if outcome.not_started else logging.WARNING
+            what = "put off" if outcome.not_started else "rejected"
             logger.log(level, "%s: %s (%s)", what, outcome.reason, held.name, extra=held.fields())
         else:
             logger.error("the handler failed: %s (%s)", outcome.reason, held.name, exc_info=error, extra=held.fields())
@@ -423,8 +423,16 @@ class Session:
         if held.is_over:
             return
         held.is_over = True
-        if held.task is not None and isinstance(outcome, Rejection):
-            held.task._cancelled.set()
+        if held.task is not None:
+            if held.task.limit is not None:
+                outcome = replace(outcome, limit=held.task.limit)
+            if isinstance(outcome, Rejection):
+                held.task._cancelled.set()
+        if outcome.limit is not None and not held.lease.limit_key:
+            # taskd would refuse the whole report.
+            outcome = replace(outcome, limit=None)
+            why = "the task has no limit key, so hold and pace do nothing: its queue had no limit_by at its insert"
+            logger.warning("%s (%s)", why, held.name, extra=held.fields())
         self._reports.add(held, outcome)
 
     def _give_back(self, held: Held) -> None:

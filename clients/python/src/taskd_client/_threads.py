@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from taskd_client._handler import Handler, Outcome, completed, failed
 from taskd_client.source import Completion, Lease, Rejection
+from taskd_client.task import Task
 from taskd_client.v1 import taskd_pb2 as pb
 
 _Job = tuple[Future[Any], contextvars.Context, Callable[[], Any]]
@@ -130,6 +131,7 @@ def _run(
     function: Callable[..., Any], decode: Callable[[bytes], Any] | None, lease: Lease, worker: str
 ) -> tuple[Outcome, list[bytes]]:
     """Runs a handler in its process. The discovered tasks go back as bytes."""
+    task: Task[Any] | None = None
     try:
         handler = _handler(function, decode)
         task = handler.open(lease, worker)
@@ -137,6 +139,7 @@ def _run(
     except BaseException as error:
         # Nothing that a handler raises leaves its process: what cannot be unpickled would end the pool, with the tasks
         # of all its processes.
-        return failed(lease, error), []
+        limit = None if task is None else task.limit
+        return replace(failed(lease, error), limit=limit), []
     discovered = [task.SerializeToString() for task in outcome.discovered]
-    return replace(outcome, discovered=()), discovered
+    return replace(outcome, discovered=(), limit=task.limit), discovered

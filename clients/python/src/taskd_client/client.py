@@ -280,6 +280,7 @@ class AsyncClient:
         deadline: datetime | None = None,
         finish_within: Seconds | None = None,
         idempotency_key: str = "",
+        limit_key: str = "",
         wait: Seconds | None = None,
     ) -> Inserted:
         """Inserts one task. Raises TaskRejected if it is wrong.
@@ -302,6 +303,7 @@ class AsyncClient:
             deadline=deadline,
             finish_within=finish_within,
             idempotency_key=idempotency_key,
+            limit_key=limit_key,
         )
         (inserted,) = await self.insert_batch([task], wait=wait)
         if inserted.status is InsertStatus.REJECTED:

@@ -72,11 +72,12 @@ class Retry(Exception):
 class PutOff(Exception):
     """Raised by a handler: not now. The task comes again `after` so many seconds, and no failure counts.
 
-    For a site that is busy, or a service that is away. Nothing bounds how often a task is put off, except its deadline.
-    A taskd that is too old for this counts a failure.
+    For a site that is busy, or a service that is away. Without `after` the task comes again at once, or, after
+    `Task.hold`, when the hold is over. Nothing bounds how often a task is put off, except its deadline. A taskd that is
+    too old for this counts a failure.
     """
 
-    def __init__(self, reason: str = "", *, after: Seconds) -> None:
+    def __init__(self, reason: str = "", *, after: Seconds | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.after = seconds(after)
+        self.after = None if after is None else seconds(after)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from taskd_client._codec import Encoding
-from taskd_client.task import Priority
+from taskd_client.task import Limit, Priority
 from taskd_client.v1 import taskd_pb2 as pb
 
 
@@ -30,6 +30,7 @@ class Lease:
     attempt: int = 1
     replicas: int = 1
     priority: Priority = Priority.MEDIUM
+    limit_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,7 @@ class Completion:
     discovered: Sequence[pb.NewTask] = ()
     not_stored: Sequence[str] = ()
     """What is wrong with other discovered tasks."""
+    limit: Limit | None = None
 
     def size(self) -> int:
         """About the bytes that it takes on the wire."""
@@ -59,12 +61,9 @@ class Rejection:
     delay: float | None = None
     """Seconds; none: the backoff of the queue."""
     not_started: bool = False
-    """No failure counts. The handler did not begin, and the task is offered again at once; or after `delay`: it is put
-    off."""
-
-    @property
-    def is_put_off(self) -> bool:
-        return self.not_started and bool(self.delay)
+    """No failure counts: the handler did not begin, or it puts the task off. The task is offered again after `delay`,
+    or at once."""
+    limit: Limit | None = None
 
     def size(self) -> int:
         return len(self.reason) + 256

@@ -87,6 +87,7 @@ class Client:
         deadline: datetime | None = None,
         finish_within: Seconds | None = None,
         idempotency_key: str = "",
+        limit_key: str = "",
         wait: Seconds | None = None,
     ) -> Inserted:
         """Inserts one task. Raises TaskRejected if it is wrong.
@@ -110,6 +111,7 @@ class Client:
                 deadline=deadline,
                 finish_within=finish_within,
                 idempotency_key=idempotency_key,
+                limit_key=limit_key,
                 wait=wait,
             )
         )

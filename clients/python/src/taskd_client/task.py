@@ -6,7 +6,7 @@ import contextvars
 import enum
 import threading
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar
 
@@ -148,6 +148,9 @@ class NewTask:
     """The task is dead if it is not completed within this time from its insert."""
     idempotency_key: str = ""
     """An insert that is sent again with the same one is answered as the first time. Not for discovered tasks."""
+    limit_key: str = ""
+    """What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; empty: what
+    that says."""
 
     def to_message(self) -> pb.NewTask:
         """The task for the wire. Raises Unserialisable."""
@@ -161,6 +164,7 @@ class NewTask:
             traceparent=self.traceparent,
             backoff=None if self.backoff is None else self.backoff.to_message(),
             idempotency_key=self.idempotency_key,
+            limit_key=self.limit_key,
         )
         if self.replicas is not None:
             message.replicas = self.replicas
@@ -180,6 +184,16 @@ class NewTask:
         if self.max_attempts is not None:
             message.max_attempts = self.max_attempts
         return message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """What a handler has learnt of the limit key of its task, in seconds."""
+
+    hold: float = 0.0
+    """Nothing of the limit key starts for this long."""
+    pace: float = 0.0
+    """Starts of the limit key are at least so far apart."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,8 +216,12 @@ class Task(Generic[PayloadT]):
     attempt: int = 1
     replicas: int = 1
     priority: Priority = Priority.MEDIUM
+    limit_key: str = ""
+    """What the task shares its limits with, such as a host; empty if it has no limits."""
     worker: str = ""
     """The name under which taskd knows this worker."""
+    limit: Limit | None = field(default=None, repr=False)
+    """What `hold` and `pace` have said."""
     discovered: list[pb.NewTask] = field(default_factory=list, repr=False)
     not_stored: list[str] = field(default_factory=list, repr=False)
     """What is wrong with discovered tasks that cannot be sent."""
@@ -226,6 +244,7 @@ class Task(Generic[PayloadT]):
         backoff: Backoff | None = None,
         deadline: datetime | None = None,
         finish_within: Seconds | None = None,
+        limit_key: str = "",
     ) -> None:
         """Reports a task that was found on the way, of this queue if no other is named.
 
@@ -248,6 +267,7 @@ class Task(Generic[PayloadT]):
             backoff=backoff,
             deadline=deadline,
             finish_within=finish_within,
+            limit_key=limit_key,
         )
         try:
             message = task.to_message()
@@ -256,6 +276,21 @@ class Task(Generic[PayloadT]):
             self.not_stored.append(f"discovered key {key!r:.200}: {error}")
         else:
             self.discovered.append(message)
+
+    def hold(self, hold: Seconds) -> None:
+        """Nothing of the task's limit key starts for this long, at whichever worker, such as a Retry-After.
+
+        taskd learns it when the handler ends, however it ends, and takes at most an hour. Without a `limit_key` it does
+        nothing. Together with `PutOff` the attempt costs nothing.
+        """
+        self.limit = replace(self.limit or Limit(), hold=seconds(hold))
+
+    def pace(self, pace: Seconds) -> None:
+        """Starts of the task's limit key are at least so far apart, such as a Crawl-delay, as for `hold`.
+
+        taskd keeps it for an hour.
+        """
+        self.limit = replace(self.limit or Limit(), pace=seconds(pace))
 
     @property
     def cancelled(self) -> bool:

@@ -22,7 +22,7 @@ from uuid import uuid4
 from taskd_client._codec import Encoding, decode
 from taskd_client.errors import EndOfSource
 from taskd_client.source import Answer, Completion, ItemStatus, Lease, Rejection
-from taskd_client.task import NewTask, Priority, Task, key_text, read_priority
+from taskd_client.task import Limit, NewTask, Priority, Task, key_text, read_priority
 from taskd_client.v1 import taskd_pb2 as pb
 from taskd_client.worker import Worker
 
@@ -39,9 +39,18 @@ def make_task(
     queue: str = "queue",
     headers: dict[str, str] | None = None,
     attempt: int = 1,
+    limit_key: str = "",
 ) -> Task[Any]:
     """A task to call a handler with."""
-    return Task(id=str(uuid4()), queue=queue, key=key, payload=payload, headers=headers or {}, attempt=attempt)
+    return Task(
+        id=str(uuid4()),
+        queue=queue,
+        key=key,
+        payload=payload,
+        headers=headers or {},
+        attempt=attempt,
+        limit_key=limit_key,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +66,9 @@ class MockTask:
     reasons: list[str] = field(default_factory=list)
     """Why its attempts failed, the earliest first."""
     put_off: int = 0
-    """How often its handler put it off."""
+    """How often its handler put it off, or a worker that stopped gave it back."""
+    limits: list[Limit] = field(default_factory=list)
+    """What its handler has said by `hold` and `pace`, attempt by attempt."""
     discovered: list[str] = field(default_factory=list)
     """The keys that its handler discovered."""
     message: pb.NewTask = field(repr=False)
@@ -82,9 +93,18 @@ class MockSource:
         # Empty: all.
         self._queues: Sequence[str] = ()
 
-    def insert(self, queue: str, key: str, *, payload: object = None, headers: dict[str, str] | None = None) -> bool:
+    def insert(
+        self,
+        queue: str,
+        key: str,
+        *,
+        payload: object = None,
+        headers: dict[str, str] | None = None,
+        limit_key: str = "",
+    ) -> bool:
         """Inserts a task. False: the key was seen before."""
-        return self._add(NewTask(queue=queue, key=key, payload=payload, headers=headers).to_message())
+        task = NewTask(queue=queue, key=key, payload=payload, headers=headers, limit_key=limit_key)
+        return self._add(task.to_message())
 
     def task(self, key: str, queue: str | None = None) -> MockTask:
         """The task with this key; with `queue`, of that queue."""
@@ -146,6 +166,7 @@ class MockSource:
             headers=dict(message.headers),
             attempt=len(task.reasons) + 1,
             priority=read_priority(message.priority) if message.priority else Priority.MEDIUM,
+            limit_key=message.limit_key,
         )
 
     def interrupt(self) -> None:
@@ -159,6 +180,8 @@ class MockSource:
         task = self._leased.pop(completion.lease.token, None)
         if task is None:
             return Answer(ItemStatus.LEASE_LOST)
+        if completion.limit is not None:
+            task.limits.append(completion.limit)
         task.status = "COMPLETED"
         task.result = decode(completion.result, completion.encoding)
         for found in completion.discovered:
@@ -176,11 +199,13 @@ class MockSource:
         task = self._leased.pop(rejection.lease.token, None)
         if task is None:
             return Answer(ItemStatus.LEASE_LOST)
-        if not rejection.not_started:
-            task.reasons.append(rejection.reason)
-        if rejection.is_put_off:
+        if rejection.limit is not None:
+            task.limits.append(rejection.limit)
+        if rejection.not_started:
             task.put_off += 1
-        is_left = rejection.is_put_off and task.put_off >= _MOST_PUT_OFF
+        else:
+            task.reasons.append(rejection.reason)
+        is_left = task.put_off >= _MOST_PUT_OFF
         if is_left:
             task.status = "DELAYED"
         elif rejection.not_started or (rejection.retry and len(task.reasons) < self._max_attempts):
