@@ -251,6 +251,85 @@ func TestWorkSurvivesKillsOfTaskd(t *testing.T) {
 	}
 }
 
+func TestHandlersHoldAndSlowTheirLimitKey(t *testing.T) {
+	config := "[queues.limited]\nlimit_by = \"given\"\nlimit_at_a_time = 1\nmax_attempts = 1\n"
+	client := newProcess(t, config).start().client(taskd.ClientOptions{})
+	type visit struct {
+		name  string
+		began time.Time
+		ended time.Time
+	}
+	var mu sync.Mutex
+	var visits []visit
+	var log journal
+	options := taskd.WorkerOptions{Name: "go-1", Queues: []string{"limited", "plain"}, Logger: log.logger()}
+	worker, stop := start(t, client, options, func(_ context.Context, task *taskd.Task) (any, error) {
+		began := time.Now()
+		mu.Lock()
+		defer mu.Unlock()
+		before := len(visits)
+		if task.Queue == "limited" {
+			defer func() { visits = append(visits, visit{task.LimitKey + " " + task.Key, began, time.Now()}) }()
+		}
+		switch {
+		case task.Key == "root":
+			task.Discover(taskd.NewTask{Key: "a", LimitKey: "site"}, taskd.NewTask{Key: "b", LimitKey: "site"})
+			task.Hold(time.Second)
+		case task.Key == "a" && before == 1:
+			task.Hold(1500 * time.Millisecond)
+			return nil, taskd.PutOff(0, "the site answers 429")
+		case task.Key == "a":
+			task.Pace(time.Second)
+		case task.Key == "plain":
+			task.Hold(time.Hour)
+		}
+		return "done", nil
+	})
+	insert(t, client, taskd.NewTask{Queue: "plain", Key: "plain"}, taskd.NewTask{Queue: "limited", Key: "root", LimitKey: "site"})
+	until(t, "all are completed", func() bool { return worker.Stats().Completed == 4 })
+	started := map[string]time.Time{}
+	until(t, "the attempts are stored", func() bool {
+		for listed, err := range client.List(context.Background(), &taskdpb.TaskFilter{Queue: "limited"}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			task, err := client.Get(context.Background(), listed.Id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, attempt := range task.History {
+				started[string(task.Key)] = attempt.From.AsTime()
+			}
+		}
+		return len(started) == 3
+	})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, one := range visits {
+		names = append(names, one.name)
+	}
+	if got := strings.Join(names, ", "); got != "site root, site a, site a, site b" {
+		t.Fatalf("the visits: %s", got)
+	}
+	if wait := visits[1].began.Sub(visits[0].ended); wait < time.Second {
+		t.Errorf("a began %s after a hold of a second", wait)
+	}
+	if wait := visits[2].began.Sub(visits[1].ended); wait < 1500*time.Millisecond {
+		t.Errorf("a began %s after a hold of 1.5 s", wait)
+	}
+	if apart := started["b"].Sub(started["a"]); apart < time.Second {
+		t.Errorf("a and b began %s apart, at a pace of a second", apart)
+	}
+	if stats := worker.Stats(); stats.Rejected != 0 || stats.GivenBack != 1 {
+		t.Errorf("%+v", stats)
+	}
+	if !strings.Contains(log.String(), "the task has no limit key, so Hold and Pace do nothing") {
+		t.Errorf("the log: %s", log.String())
+	}
+}
+
 func TestWorkerTakesFewItemsIfTaskdDoes(t *testing.T) {
 	client := newProcess(t, "max_items = 5\n").start().client(taskd.ClientOptions{})
 	const atOnce = 60

@@ -51,6 +51,9 @@ type NewTask struct {
 	FinishWithin time.Duration
 	// IdempotencyKey makes an insert that is sent again be answered as the first time. Not for discovered tasks.
 	IdempotencyKey string
+	// LimitKey is what the task shares its limits with: a host, a tenant, an account. Only in queues with a limit_by;
+	// without one it is what that says.
+	LimitKey string
 }
 
 // Backoff is how long a task waits between its attempts.
@@ -98,6 +101,7 @@ func (t NewTask) message(queue string) (*taskdpb.NewTask, error) {
 		Headers:         t.Headers,
 		Traceparent:     t.TraceParent,
 		IdempotencyKey:  t.IdempotencyKey,
+		LimitKey:        t.LimitKey,
 		Deadline:        timestamp(t.Deadline),
 		FinishWithin:    duration(t.FinishWithin),
 	}

@@ -21,6 +21,8 @@ const (
 	mostReason = 4000
 	// longestDelay is what taskd takes.
 	longestDelay = 365 * 24 * time.Hour
+	// longestLimit is the longest hold or pace that taskd takes.
+	longestLimit = time.Hour
 	// The discovered tasks of a completion, and their bytes. taskd takes 8 MiB, with the result.
 	mostDiscovered      = 10_000
 	mostDiscoveredBytes = 2 << 20
@@ -37,6 +39,18 @@ func (o outcome) size() int {
 		return proto.Size(o.completion)
 	}
 	return proto.Size(o.rejection)
+}
+
+// addLimit adds what the handler has learnt of the task's limit key. taskd would refuse the report of a task without one.
+func (o outcome) addLimit(task *Task) {
+	if task.LimitKey == "" {
+		return
+	}
+	if o.completion != nil {
+		o.completion.Limit = task.limit()
+	} else {
+		o.rejection.Limit = task.limit()
+	}
 }
 
 // panicError is the error of a handler that panicked, or ended its goroutine.

@@ -361,6 +361,11 @@ func (r *run) finish(ctx context.Context, one *held, result any, err error) {
 	} else if counts {
 		r.log.Debug("the task is done", "queue", one.task.Queue, "key", one.task.Key, "id", one.task.ID)
 	}
+	if counts && one.task.LimitKey == "" && one.task.limit() != nil {
+		r.log.Warn("the task has no limit key, so Hold and Pace do nothing: its queue had no limit_by at its insert",
+			"queue", one.task.Queue, "key", one.task.Key, "id", one.task.ID)
+	}
+	what.addLimit(one.task)
 	r.w.count(func(stats *Stats) { stats.Running-- })
 
 	r.mu.Lock()
@@ -391,7 +396,9 @@ func (r *run) overtime(one *held) {
 	one.cancel(ErrTimeLimit)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.report(one, outcome{rejection: reject(one.leased, err)})
+	what := outcome{rejection: reject(one.leased, err)}
+	what.addLimit(one.task)
+	r.report(one, what)
 	r.notify()
 }
 

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
+
 	"github.com/taskd/taskd/clients/go/taskdpb"
 )
 
@@ -51,11 +53,15 @@ type Task struct {
 	// Replicas is how many distinct workers must complete the task.
 	Replicas int
 	Priority Priority
+	// LimitKey is what the task shares its limits with, such as a host. It is empty if the task has no limits.
+	LimitKey string
 	// Worker is the name of the worker that has it.
 	Worker string
 
 	mu         sync.Mutex
 	discovered []NewTask
+	hold       time.Duration
+	pace       time.Duration
 }
 
 func taskOf(leased *taskdpb.LeasedTask, worker string) *Task {
@@ -70,6 +76,7 @@ func taskOf(leased *taskdpb.LeasedTask, worker string) *Task {
 		Attempt:     int(leased.Attempt),
 		Replicas:    int(leased.Replicas),
 		Priority:    leased.Priority,
+		LimitKey:    leased.LimitKey,
 		Worker:      worker,
 	}
 }
@@ -113,6 +120,36 @@ func (t *Task) discoveries() []NewTask {
 	return t.discovered
 }
 
+// Hold makes taskd start nothing of the task's limit key for this long, at whichever worker, such as a Retry-After. taskd
+// learns it when the handler returns, whatever that returns, and takes at most an hour. Without a LimitKey it does
+// nothing. Together with [PutOff] the attempt costs nothing.
+func (t *Task) Hold(hold time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.hold = hold
+}
+
+// Pace makes starts of the task's limit key at least so far apart, such as a Crawl-delay, as for [Task.Hold]. taskd keeps
+// it for an hour.
+func (t *Task) Pace(pace time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pace = pace
+}
+
+// limit is what the handler has learnt of the limit key, or nil.
+func (t *Task) limit() *taskdpb.LimitReport {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.hold <= 0 && t.pace <= 0 {
+		return nil
+	}
+	return &taskdpb.LimitReport{
+		Hold: durationpb.New(min(max(t.hold, 0), longestLimit)),
+		Pace: durationpb.New(min(max(t.pace, 0), longestLimit)),
+	}
+}
+
 // Rejection is an error of a handler that says what becomes of its task.
 type Rejection struct {
 	Err error
@@ -140,7 +177,8 @@ func Reject(err error) error { return &Rejection{Err: err, Never: true} }
 func RetryAfter(after time.Duration, err error) error { return &Rejection{Err: err, Delay: after} }
 
 // PutOff makes taskd offer the task again after this time, and count no failure: for a site that is busy, or a service
-// that is away. Nothing bounds how often a task is put off, except its deadline.
+// that is away. After 0 the task comes again at once, or, after [Task.Hold], when the hold is over. Nothing bounds how
+// often a task is put off, except its deadline.
 func PutOff(after time.Duration, reason string) error {
 	return &Rejection{Err: errors.New(reason), NotStarted: true, Delay: after}
 }

@@ -171,6 +171,26 @@ func TestRetriesAndPutOffs(t *testing.T) {
 	}
 }
 
+func TestHandlerTellsOfItsLimitKey(t *testing.T) {
+	visits := 0
+	outcome := taskdtest.Run(t, func(_ context.Context, task *taskd.Task) (any, error) {
+		visits++
+		if visits == 1 {
+			task.Hold(2 * time.Hour)
+			return nil, taskd.PutOff(0, "the site is busy")
+		}
+		task.Pace(time.Second)
+		task.Discover(taskd.NewTask{Key: "found", LimitKey: task.LimitKey})
+		return nil, nil
+	}, taskd.NewTask{LimitKey: "site"})
+	if outcome.Hold != time.Hour || outcome.Pace != time.Second || outcome.Attempts != 0 || outcome.Status != completed {
+		t.Errorf("%+v", outcome)
+	}
+	if len(outcome.Discovered) != 1 || outcome.Discovered[0].LimitKey != "site" {
+		t.Errorf("it discovered %v", outcome.Discovered)
+	}
+}
+
 // crawl discovers two tasks for each that has a depth.
 func crawl(_ context.Context, task *taskd.Task) (any, error) {
 	var page struct{ Depth int }

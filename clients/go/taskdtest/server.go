@@ -52,6 +52,9 @@ type Outcome struct {
 	Attempts int
 	// PutOff counts how often the task was put off.
 	PutOff int
+	// Hold and Pace are the last ones that its handler has reported of its limit key.
+	Hold time.Duration
+	Pace time.Duration
 	// Discovered are the tasks that its handler discovered.
 	Discovered []*taskdpb.NewTask
 }
@@ -102,6 +105,18 @@ type task struct {
 	new  *taskdpb.NewTask
 	put  int
 	held *session
+	// givenBack counts how often it came back at no cost, without a delay.
+	givenBack int
+}
+
+// learn takes what a handler has reported of the limit key.
+func (t *task) learn(limit *taskdpb.LimitReport) {
+	if limit.GetHold().AsDuration() > 0 {
+		t.Hold = limit.Hold.AsDuration()
+	}
+	if limit.GetPace().AsDuration() > 0 {
+		t.Pace = limit.Pace.AsDuration()
+	}
 }
 
 type session struct {
@@ -341,6 +356,7 @@ func (s *Server) lease(queues []string, most int, by *session) []*taskdpb.Leased
 			Attempt:         uint32(one.Attempts + 1),
 			Replicas:        max(one.new.GetReplicas(), 1),
 			Priority:        priorityOf(one.new),
+			LimitKey:        one.new.LimitKey,
 		})
 		return true
 	})
@@ -375,6 +391,7 @@ func (s *Server) complete(all []*taskdpb.Completion) []*taskdpb.ItemResult {
 		if found == nil {
 			continue
 		}
+		found.learn(one.Limit)
 		found.Status = taskdpb.TaskStatus_TASK_STATUS_COMPLETED
 		found.Result = one.Result
 		found.Encoding = one.ResultEncoding
@@ -397,6 +414,7 @@ func (s *Server) reject(all []*taskdpb.Rejection) []*taskdpb.ItemResult {
 		if found == nil {
 			continue
 		}
+		found.learn(one.Limit)
 		found.Reason = one.Reason
 		found.Status = taskdpb.TaskStatus_TASK_STATUS_QUEUED
 		attempts := defaultAttempts
@@ -409,6 +427,8 @@ func (s *Server) reject(all []*taskdpb.Rejection) []*taskdpb.ItemResult {
 			found.PutOff++
 			isDead = found.PutOff >= mostPutOff
 		case one.NotStarted:
+			found.givenBack++
+			isDead = found.givenBack >= mostPutOff
 		default:
 			found.Attempts++
 			isDead = one.Retry != nil && !*one.Retry || found.Attempts >= attempts
