@@ -62,6 +62,7 @@ interface PbTask {
   replicas: number;
   priority: string;
   payload_encoding: string;
+  limit_key: string;
 }
 
 /** What taskd sends. */
@@ -102,6 +103,7 @@ export function taskOf(pb: PbTask, lease: number): LeasedTask {
     attempt: pb.attempt,
     replicas: pb.replicas,
     priority: pb.priority.replace("PRIORITY_", "").toLowerCase() as Priority,
+    ...(pb.limit_key === "" ? {} : { limitKey: pb.limit_key }),
   };
 }
 
@@ -135,8 +137,8 @@ export function extensionOf({ id, leaseToken, by }: Extension): Json {
 
 /** A rejection out of its JSON. */
 export function rejectionOf({ text }: Report): Json {
-  const { delay, ...rest } = JSON.parse(text) as { delay?: string };
-  return { ...rest, ...(delay === undefined ? {} : { delay: durationOf(delay) }) };
+  const { delay, limit, ...rest } = JSON.parse(text) as { delay?: string; limit?: Json };
+  return { ...rest, ...(delay === undefined ? {} : { delay: durationOf(delay) }), ...limitOf(limit) };
 }
 
 /**
@@ -144,9 +146,11 @@ export function rejectionOf({ text }: Report): Json {
  * or says what is wrong.
  */
 export function completionOf({ text }: Report): Json | undefined {
-  const { id, lease_token, discovered = [], ...rest } = JSON.parse(text) as Json & { discovered?: Json[] };
+  type Completion = Json & { discovered?: Json[]; limit?: Json };
+  const { id, lease_token, discovered = [], limit, ...rest } = JSON.parse(text) as Completion;
   try {
-    return { id, lease_token, ...bytesOf(rest, "result"), discovered: discovered.map((found) => newTaskOf(found)) };
+    const found = discovered.map((one) => newTaskOf(one));
+    return { id, lease_token, ...bytesOf(rest, "result"), discovered: found, ...limitOf(limit) };
   } catch {
     return undefined;
   }
@@ -175,6 +179,7 @@ const FIELDS: Readonly<Record<string, (value: unknown) => unknown>> = {
   headers: same,
   traceparent: same,
   idempotency_key: same,
+  limit_key: same,
   backoff: (value) => fieldsOf(value as Json, BACKOFF),
 };
 
@@ -185,6 +190,12 @@ const BACKOFF: Readonly<Record<string, (value: unknown) => unknown>> = {
   jitter: same,
   give_up_after: duration,
 };
+
+const LIMIT: Readonly<Record<string, (value: unknown) => unknown>> = { hold: duration, pace: duration };
+
+function limitOf(limit: Json | undefined): Json {
+  return limit === undefined ? {} : { limit: fieldsOf(limit, LIMIT) };
+}
 
 function newTaskOf({ payload, payload_base64, ...rest }: Json): Json {
   return { ...bytesOf({ payload, payload_base64 }, "payload"), ...fieldsOf(rest, FIELDS) };

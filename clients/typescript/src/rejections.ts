@@ -28,16 +28,16 @@ export class Retry extends Error {
 
 /**
  * Thrown by a handler: not now. The task comes again after this time, and no failure counts. For a site that is busy, or
- * a service that is away. Nothing bounds how often a task is put off, except its deadline. A taskd that is too old for
- * this counts a failure.
+ * a service that is away. Without `after` the task comes again at once, or, after `task.hold`, when the hold is over.
+ * Nothing bounds how often a task is put off, except its deadline. A taskd that is too old for this counts a failure.
  */
 export class PutOff extends Error {
   override name = "PutOff";
   /** The wait before the task comes again. */
   readonly after: Duration;
 
-  constructor(reason: string, options: { after: Duration; cause?: unknown }) {
-    const { after, ...rest } = options;
+  constructor(reason: string, options: { after?: Duration | undefined; cause?: unknown } = {}) {
+    const { after = 0, ...rest } = options;
     super(reason, rest);
     milliseconds(after, "after");
     this.after = after;

@@ -99,7 +99,8 @@ export class Reports {
   /** Puts a task off, at no cost: it comes again after `delay` milliseconds. */
   putOff(held: Held, reason: string, delay: number): void {
     held.isPutOff = true;
-    this.#reject(held, reason, { delay: `${String(Math.min(delay, LONGEST_DELAY))}ms`, not_started: true });
+    const wait = delay === 0 ? undefined : `${String(Math.min(delay, LONGEST_DELAY))}ms`;
+    this.#reject(held, reason, { delay: wait, not_started: true });
   }
 
   /** Rejects a task; `delay` is in milliseconds. */
@@ -127,7 +128,9 @@ export class Reports {
 
   #reject(held: Held, reason: string, more: Json): void {
     const { id, leaseToken } = held.task;
-    this.#add("reject", held, JSON.stringify({ id, lease_token: leaseToken, reason: shorten(reason), ...more }), 0);
+    const { limit } = held;
+    const rejection = { id, lease_token: leaseToken, reason: shorten(reason), ...more, limit };
+    this.#add("reject", held, JSON.stringify(rejection), 0);
   }
 
   #add(kind: Kind, held: Held, text: string, discovered: number): void {
@@ -242,6 +245,7 @@ export class Reports {
     this.pendingBytes -= entry.bytes;
     // taskd would refuse the same completion again. The lease is still there, and ends as a failure with the reason.
     if (kind === "complete" && status === "INVALID") {
+      delete entry.held.limit;
       this.reject(entry.held, `taskd refuses the completion: ${error ?? ""}`);
     }
     this.onAnswer(entry.held, kind, status, error);

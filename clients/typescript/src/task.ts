@@ -1,12 +1,14 @@
 import { Buffer } from "node:buffer";
 
-import type { Duration } from "./duration.js";
+import { milliseconds, type Duration } from "./duration.js";
 import { TaskdError } from "./errors.js";
-import type { DiscoveredTask, LeasedTask, Priority } from "./types.js";
+import type { DiscoveredTask, LeasedTask, LimitReport, Priority } from "./types.js";
 import { taskText } from "./wire.js";
 
 /** The most bytes of the tasks that one handler may discover. They wait in memory until it ends. */
 const MOST_DISCOVERED_BYTES = 256 << 20;
+/** The longest hold or pace that taskd takes, in milliseconds. */
+const LONGEST_LIMIT = 3_600_000;
 
 /** A task in the hands of its handler. */
 export class Task<P = unknown> {
@@ -24,6 +26,8 @@ export class Task<P = unknown> {
   readonly attempt: number;
   readonly replicas: number;
   readonly priority: Priority;
+  /** What the task shares its limits with, such as a host; "" if it has no limits. */
+  readonly limitKey: string;
   /** The name of the worker. */
   readonly worker: string;
   /**
@@ -44,6 +48,7 @@ export class Task<P = unknown> {
     this.attempt = task.attempt;
     this.replicas = task.replicas;
     this.priority = task.priority;
+    this.limitKey = task.limitKey ?? "";
     this.payload = payload;
     this.worker = worker;
     this.signal = held.controller.signal;
@@ -56,6 +61,20 @@ export class Task<P = unknown> {
    */
   discover(...tasks: DiscoveredTask[]): void {
     this.#held.discover(tasks);
+  }
+
+  /**
+   * Nothing of the task's limit key starts for this long, at whichever worker, such as a Retry-After. taskd learns it when
+   * the handler ends, however it ends, and takes at most an hour. Without a `limitKey` it does nothing. Together with
+   * `PutOff` the attempt costs nothing.
+   */
+  hold(hold: Duration): void {
+    this.#held.learn("hold", hold);
+  }
+
+  /** Starts of the task's limit key are at least so far apart, such as a Crawl-delay. taskd keeps it for an hour. */
+  pace(pace: Duration): void {
+    this.#held.learn("pace", pace);
   }
 
   /**
@@ -75,6 +94,10 @@ export class Held {
   discoveredBytes = 0;
   /** How many discovered tasks cannot be sent, and what is wrong with the first. */
   notStored = { count: 0, first: "" };
+  /** What the handler has learnt of the task's limit key. */
+  limit?: LimitReport;
+  /** The handler has learnt something of a limit key that the task does not have. */
+  hasLearntInVain = false;
   /** The worker puts the task off. */
   isPutOff = false;
   /** The length of the lease, in milliseconds. */
@@ -122,6 +145,13 @@ export class Held {
       }
       this.discovered.push(text);
     }
+  }
+
+  /** Notes what taskd is to learn of the limit key. It would refuse the whole report of a task without one. */
+  learn(what: keyof LimitReport, time: Duration): void {
+    const ms = Math.min(milliseconds(time, what), LONGEST_LIMIT);
+    if (this.task.limitKey === undefined) this.hasLearntInVain = true;
+    else this.limit = { ...this.limit, [what]: `${String(ms)}ms` };
   }
 
   /** Counts a discovered task that is wrong. */

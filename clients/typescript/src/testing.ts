@@ -3,7 +3,7 @@
 import { pause } from "./duration.js";
 import type { HandleOptions, Handler, WorkerOptions } from "./options.js";
 import type { GetRequest, Report, Source } from "./source.js";
-import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, Logger } from "./types.js";
+import type { DiscoveredTask, ItemAnswer, ItemStatus, LeasedTask, LimitReport, Logger } from "./types.js";
 import { encodingOf, isObject, taskText, withValue } from "./wire.js";
 import { Worker } from "./worker.js";
 
@@ -12,9 +12,25 @@ export type MockTask<P = unknown> = Partial<Omit<LeasedTask, "payload" | "leaseT
 
 /** How a task ended, as taskd would have read it. */
 export type Outcome =
-  | { task: LeasedTask; status: "completed"; result: unknown; discovered: DiscoveredTask[] }
-  | { task: LeasedTask; status: "rejected"; reason: string; retry: boolean; delay: string | undefined }
-  | { task: LeasedTask; status: "put_off"; reason: string; delay: string };
+  | { task: LeasedTask; status: "completed"; result: unknown; discovered: DiscoveredTask[]; limit?: LimitReport }
+  | {
+      task: LeasedTask;
+      status: "rejected";
+      reason: string;
+      retry: boolean;
+      delay: string | undefined;
+      limit?: LimitReport;
+    }
+  | { task: LeasedTask; status: "put_off"; reason: string; delay: string; limit?: LimitReport };
+
+/** A rejection as the worker sends it. */
+interface Rejected {
+  reason: string;
+  retry: boolean;
+  delay?: string;
+  not_started?: boolean;
+  limit?: LimitReport;
+}
 
 export interface MockOptions {
   /** How often a task that asks for it, or that is put off, is offered at all (1: never again). */
@@ -102,7 +118,9 @@ export class MockSource implements Source {
           const read = readBack(text, "result");
           const wire = Array.isArray(read["discovered"]) ? read["discovered"].filter(isObject) : [];
           const discovered = wire.map((found) => withValue<DiscoveredTask>(found, "payload"));
-          this.outcomes.push({ task, status: "completed", result: read["result"], discovered });
+          const limit = read["limit"] as LimitReport | undefined;
+          const learnt = limit === undefined ? {} : { limit };
+          this.outcomes.push({ task, status: "completed", result: read["result"], discovered, ...learnt });
           if (this.#options.follow) this.#follow(task, discovered);
         }),
       ),
@@ -113,9 +131,11 @@ export class MockSource implements Source {
     return Promise.resolve(
       reports.map(({ id, text }) =>
         this.#end(id, (task) => {
-          const read = JSON.parse(text) as { reason: string; retry: boolean; delay?: string; not_started?: boolean };
-          if (read.not_started === true && read.delay !== undefined && read.delay !== "0ms") {
-            this.outcomes.push({ task, status: "put_off", reason: read.reason, delay: read.delay });
+          const { reason, retry, delay, ...read } = JSON.parse(text) as Rejected;
+          const learnt = read.limit === undefined ? {} : { limit: read.limit };
+          // A worker that stops gives back with a delay of 0.
+          if (read.not_started === true && delay !== "0ms") {
+            this.outcomes.push({ task, status: "put_off", reason, delay: delay ?? "0ms", ...learnt });
             const times = (this.#putOff.get(id) ?? 0) + 1;
             this.#putOff.set(id, times);
             if (times < this.#options.attempts) this.#offered.push(task);
@@ -125,8 +145,8 @@ export class MockSource implements Source {
             this.#offered.unshift(task);
             return;
           }
-          this.outcomes.push({ task, status: "rejected", reason: read.reason, retry: read.retry, delay: read.delay });
-          if (read.retry && task.attempt < this.#options.attempts) {
+          this.outcomes.push({ task, status: "rejected", reason, retry, delay, ...learnt });
+          if (retry && task.attempt < this.#options.attempts) {
             this.#offered.push({ ...task, attempt: task.attempt + 1 });
           }
         }),

@@ -30,6 +30,11 @@ export interface NewTask<P = unknown> {
   idempotencyKey?: string | undefined;
   /** The waits between its attempts, in place of those of its queue. */
   backoff?: TaskBackoff | undefined;
+  /**
+   * What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; absent: what
+   * that says.
+   */
+  limitKey?: string | undefined;
   /** Fields of a newer taskd, with the names and values of `docs/api.md`. */
   fields?: Readonly<Record<string, unknown>> | undefined;
 }
@@ -109,6 +114,16 @@ export interface LeasedTask {
   attempt: number;
   replicas: number;
   priority: Priority;
+  /** What the task shares its limits with, such as a host; absent if it has no limits. */
+  limitKey?: string;
+}
+
+/** What a handler has learnt of the limit key of its task. */
+export interface LimitReport {
+  /** Nothing of the limit key starts for this long, such as "30000ms". */
+  hold?: string;
+  /** Starts of the limit key are at least so far apart. */
+  pace?: string;
 }
 
 export type TaskStatus = "PENDING" | "QUEUED" | "ASSIGNED" | "DELAYED" | "COMPLETED" | "DEAD" | "CANCELLED";

@@ -1,7 +1,7 @@
 import { Buffer } from "node:buffer";
 
 import { durationText } from "./duration.js";
-import type { DiscoveredTask, Encoding, NewTask, TaskBackoff } from "./types.js";
+import type { DiscoveredTask, Encoding, LimitReport, NewTask, TaskBackoff } from "./types.js";
 
 export type Json = Record<string, unknown>;
 
@@ -90,6 +90,7 @@ const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   headers: plain("headers"),
   traceparent: plain("traceparent"),
   idempotencyKey: plain("idempotency_key"),
+  limitKey: plain("limit_key"),
   backoff: (value) => `"backoff":${objectText("a backoff", BACKOFF, value as object)}`,
   fields: (value) =>
     Object.entries(value as object)
@@ -124,11 +125,18 @@ export function taskText(task: NewTask | DiscoveredTask, queue?: string): string
 }
 
 /** A completion as JSON. `discovered` has tasks that are JSON already. */
-export function completionText(id: string, leaseToken: string, result: unknown, discovered: readonly string[]): string {
+export function completionText(
+  id: string,
+  leaseToken: string,
+  result: unknown,
+  discovered: readonly string[],
+  limit?: LimitReport,
+): string {
   const members = [`"id":${JSON.stringify(id)}`, `"lease_token":${JSON.stringify(leaseToken)}`];
   const value = valueMember("result", result);
   if (value !== "") members.push(value);
   if (discovered.length > 0) members.push(`"discovered":[${discovered.join(",")}]`);
+  if (limit !== undefined) members.push(`"limit":${JSON.stringify(limit)}`);
   return `{${members.join(",")}}`;
 }
 

@@ -385,9 +385,11 @@ export class Worker {
         completionText(held.task.id, held.task.leaseToken, result, []);
         await this.#insertSurplus(held, surplus);
       }
+      this.#sayInVain(held);
       // With no await in between, the report asks for the next task in the place of this one.
       if (!held.isOver) this.#complete(held, result, own);
     } catch (error) {
+      this.#sayInVain(held);
       if (!held.isOver) this.#reject(held, error);
     } finally {
       clearTimeout(timer);
@@ -397,6 +399,13 @@ export class Worker {
     }
   }
 
+  #sayInVain(held: Held): void {
+    if (!held.hasLearntInVain || held.isOver) return;
+    held.hasLearntInVain = false;
+    const why = "it has no limit key, so hold and pace do nothing: its queue had no limit_by at its insert";
+    this.#log.warn(`task ${held.task.id} (${held.task.key}): ${why}`);
+  }
+
   #complete(held: Held, result: unknown, own: readonly string[]): void {
     const { id, leaseToken } = held.task;
     const { count: wrong, first } = held.notStored;
@@ -404,7 +413,7 @@ export class Worker {
       const what = wrong === 1 ? "1 discovered task is not stored" : `${String(wrong)} discovered tasks are not stored`;
       this.#log.warn(`task ${id}: ${what}${wrong === 1 ? "" : "; the first"}: ${first}`);
     }
-    const text = completionText(id, leaseToken, result, own);
+    const text = completionText(id, leaseToken, result, own, held.limit);
     if (Buffer.byteLength(text) > this.#maxBytes - 1024) {
       throw new RangeError(`the result has more than ${String(this.#maxBytes)} bytes (maxRequestBytes)`);
     }

@@ -92,6 +92,32 @@ test("a discovered task that is wrong costs only itself", async () => {
   assert.deepEqual(lines, [`task id: 4 discovered tasks are not stored; the first: ${first}`]);
 });
 
+test("a handler tells of the limit key of its task", async () => {
+  const rejects = await runHandler(
+    (task) => {
+      assert.equal(task.limitKey, "site");
+      task.hold("2h");
+      task.pace(500);
+      throw new PutOff("busy");
+    },
+    { limitKey: "site" },
+  );
+  assert.ok(rejects.status === "put_off");
+  assert.deepEqual([rejects.delay, rejects.limit], ["0ms", { hold: "3600000ms", pace: "500ms" }]);
+  const completes = await runHandler(
+    (task) => {
+      task.pace("10s");
+    },
+    { limitKey: "site" },
+  );
+  assert.deepEqual(completes.limit, { pace: "10000ms" });
+  const fails = await runHandler((task) => {
+    task.hold("soon");
+  });
+  assert.ok(fails.status === "rejected");
+  assert.match(fails.reason, /hold: "soon" is not a duration/);
+});
+
 test("a handler puts its task off, and it comes again", async () => {
   const outcome = await runHandler(() => {
     throw new PutOff("busy", { after: "30s" });

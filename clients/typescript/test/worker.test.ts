@@ -13,12 +13,14 @@ import {
   type Handler,
   type WorkerOptions,
 } from "@taskd/client";
+import { StreamSource } from "@taskd/client/stream";
 import { Gate, SILENT, Taskd, allAre, fakeTaskd, freePorts, until } from "./support.js";
 
 let taskd: Taskd;
 before(async () => {
   const queue = 'lease = "10s"\nbackoff = ["50ms"]\nmax_attempts = 3\n';
-  taskd = await Taskd.start(`[queues.default]\n${queue}`);
+  const limited = 'limit_by = "given"\nlimit_at_a_time = 1\nmax_attempts = 1\n';
+  taskd = await Taskd.start(`[queues.default]\n${queue}[queues.polls]\n${limited}[queues.stream]\n${limited}`);
 });
 after(async () => {
   await taskd.stop();
@@ -26,7 +28,7 @@ after(async () => {
 
 /** Runs a worker while the test does something. */
 async function withWorker<P>(
-  options: Partial<WorkerOptions> & { queue: string },
+  options: Partial<WorkerOptions> & Pick<WorkerOptions, "queue">,
   handler: Handler<P>,
   test: (worker: Worker) => Promise<void>,
 ): Promise<void> {
@@ -307,6 +309,58 @@ test("a task is put off at no cost", async () => {
   });
   assert.equal((await client.getTask(id)).attempts, 0);
 });
+
+for (const queue of ["polls", "stream"]) {
+  test(`handlers hold and slow their limit key, with ${queue}`, async () => {
+    const { client } = taskd;
+    const plain = `plain-${queue}`;
+    const visits: { name: string; began: number; ended: number }[] = [];
+    const lines: string[] = [];
+    const handler: Handler = (task) => {
+      const began = performance.now();
+      const before = visits.length;
+      try {
+        if (task.queue === plain) task.hold("1h");
+        else if (task.key === "root") {
+          task.discover({ key: "a", limitKey: "site" }, { key: "b", limitKey: "site" });
+          task.hold("1s");
+        } else if (task.key === "a" && before === 1) {
+          task.hold(1500);
+          throw new PutOff("the site answers 429");
+        } else if (task.key === "a") task.pace("1s");
+        return "done";
+      } finally {
+        const name = `${task.limitKey} ${task.key}`;
+        if (task.queue === queue) visits.push({ name, began, ended: performance.now() });
+      }
+    };
+    const logger = { ...SILENT, warn: (line: string) => lines.push(line) };
+    const source = queue === "stream" ? { source: new StreamSource({ url: taskd.grpc }) } : {};
+    const starts = new Map<string, number>();
+    await withWorker({ queue: [queue, plain], logger, ...source }, handler, async (worker) => {
+      await client.insert({ queue: plain, key: "plain" });
+      await client.insert({ queue, key: "root", limitKey: "site" });
+      for (const { id, key } of await allAre(client, queue, "COMPLETED", 3)) {
+        const history = await until(`the attempts of ${key} are stored`, async () => {
+          const file = await client.getTask(id);
+          return file.history.length > 0 && file.history;
+        });
+        starts.set(key, history.at(-1)?.from?.getTime() ?? NaN);
+      }
+      await until("all is reported", () => worker.stats.completed === 4);
+      assert.deepEqual([worker.stats.returned, worker.stats.rejected], [1, 0]);
+    });
+    const [root, first, second] = visits;
+    assert.deepEqual(
+      visits.map(({ name }) => name),
+      ["site root", "site a", "site a", "site b"],
+    );
+    assert.ok((first?.began ?? NaN) - (root?.ended ?? NaN) >= 1000, JSON.stringify(visits));
+    assert.ok((second?.began ?? NaN) - (first?.ended ?? NaN) >= 1500, JSON.stringify(visits));
+    assert.ok((starts.get("b") ?? NaN) - (starts.get("a") ?? NaN) >= 1000, JSON.stringify([...starts]));
+    assert.match(lines.join("\n"), /plain\): it has no limit key, so hold and pace do nothing/);
+  });
+}
 
 test("a task has a deadline", async () => {
   const { client } = taskd;
