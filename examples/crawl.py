@@ -7,20 +7,35 @@
 Each run has a queue of its own, because a key counts once in a queue, for ever. Start it on as many machines as you
 like, with the same --queue: each takes pages until none is left. taskd knows which URLs were seen, tries again what
 failed, and counts; so nothing of that is here.
+
+It asks no page that robots.txt forbids. If the queue has limits per host, as in
+
+    [queues.default]
+    limit_by = "host"
+    limit_at_a_time = 2
+
+all crawlers together keep the Crawl-delay of robots.txt, and the Retry-After of an answer 429 or 503.
 """
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import sys
 import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from html.parser import HTMLParser
+from http.client import HTTPResponse
 from typing import TypedDict
 from urllib.parse import urldefrag, urljoin, urlsplit
+from urllib.robotparser import RobotFileParser
 
-from taskd_client import AsyncClient, Reject, Retry, Task, Worker
+from taskd_client import AsyncClient, PutOff, Reject, Retry, Task, Worker
 
+AGENT = "taskd-crawl"
 # How often a line says how far the crawl is, in seconds.
 PROGRESS = 5.0
 
@@ -58,16 +73,53 @@ def inside(site: str, url: str) -> bool:
     return url.startswith(folder)
 
 
-def fetch(url: str) -> tuple[Page, list[str]]:
-    """The page and the URLs that it links to. A site that is away or in trouble is worth another attempt."""
+def ask(url: str) -> HTTPResponse:
+    """The answer of a site. One that is away or in trouble is worth another attempt."""
+    request = urllib.request.Request(url, headers={"user-agent": AGENT})
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        answer: HTTPResponse = urllib.request.urlopen(request, timeout=20)
+    except urllib.error.HTTPError as error:
+        why, after = f"the site answers {error.code}", wait_of(error)
+        if error.code in (429, 503) and after is not None:
+            raise PutOff(why, after=after) from error
+        if error.code >= 500:
+            raise Retry(why) from error
+        raise Reject(why) from error
+    except OSError as error:
+        raise Retry(str(error)) from error
+    return answer
+
+
+def wait_of(error: urllib.error.HTTPError) -> float | None:
+    """The Retry-After of an answer, in seconds, up to an hour."""
+    text = error.headers.get("retry-after", "")
+    if text.isascii() and text.isdecimal():
+        return min(float(text), 3600.0)
+    with contextlib.suppress(ValueError, TypeError):
+        wait = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        return min(max(wait, 0.0), 3600.0)
+    return None
+
+
+@functools.lru_cache(maxsize=1000)
+def robots(url: str) -> RobotFileParser:
+    """A robots.txt, read once in this process."""
+    rules = RobotFileParser()
+    try:
+        with ask(url) as answer:
+            rules.parse(answer.read().decode(errors="replace").splitlines())
+    except Reject:
+        # There is none.
+        rules.parse([])
+    return rules
+
+
+def fetch(url: str) -> tuple[Page, list[str]]:
+    """The page and the URLs that it links to."""
+    try:
+        with ask(url) as answer:
             body, base, kind = answer.read(), answer.url, answer.headers.get_content_type()
             status = answer.status
-    except urllib.error.HTTPError as error:
-        if error.code >= 500:
-            raise Retry(f"the site answers {error.code}") from error
-        raise Reject(f"the site answers {error.code}") from error
     except OSError as error:
         raise Retry(str(error)) from error
     if kind != "text/html":
@@ -84,7 +136,17 @@ def make_worker(address: str, queue: str, site: str) -> Worker:
 
     @worker.handler
     def visit(task: Task[None]) -> Page:
-        page, urls = fetch(task.key)
+        try:
+            rules = robots(urljoin(task.key, "/robots.txt"))
+            if task.limit_key and (delay := rules.crawl_delay(AGENT)):
+                task.pace(float(delay))
+            if not rules.can_fetch(AGENT, task.key):
+                raise Reject("robots.txt forbids it")
+            page, urls = fetch(task.key)
+        except PutOff as busy:
+            if task.limit_key and busy.after:
+                task.hold(busy.after)
+            raise
         for url in urls:
             if inside(site, url):
                 task.discover(url)
