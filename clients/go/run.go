@@ -67,6 +67,9 @@ type held struct {
 	number int
 	state  heldState
 	cancel context.CancelCauseFunc
+	// began is when its handler began, and said how often a line has said that it still runs.
+	began time.Time
+	said  int
 	// told is closed when taskd was told that the handler begins, or cannot be told on this stream.
 	told   chan struct{}
 	isTold bool
@@ -306,6 +309,7 @@ func (r *run) begin() {
 		r.waiting = r.waiting[1:]
 		r.running++
 		one.state = isRunning
+		one.began = time.Now()
 		ctx, cancel := context.WithCancelCause(r.values)
 		one.cancel = cancel
 		r.session.started(one)
@@ -703,6 +707,28 @@ func (r *run) release(one *held) {
 
 // Leases.
 
+// sayWhatRuns logs a line for each handler that has run for half of a lease, and again when it has run twice as long.
+func (r *run) sayWhatRuns() {
+	type long struct {
+		task *Task
+		runs time.Duration
+	}
+	var all []long
+	r.mu.Lock()
+	for _, one := range r.held {
+		runs := time.Since(one.began)
+		if one.state == isRunning && runs >= r.options.Lease/2<<one.said {
+			one.said++
+			all = append(all, long{one.task, runs})
+		}
+	}
+	r.mu.Unlock()
+	for _, one := range all {
+		r.log.Info("the handler still runs", "queue", one.task.Queue, "key", one.task.Key, "id", one.task.ID,
+			"for", one.runs.Round(time.Millisecond))
+	}
+}
+
 // extendLeases extends all leases before they end, also those of tasks that wait and of unanswered reports.
 func (r *run) extendLeases() {
 	every := r.options.Lease / 3
@@ -715,6 +741,7 @@ func (r *run) extendLeases() {
 		case <-r.calls.Done():
 			return
 		}
+		r.sayWhatRuns()
 		began := time.Now()
 		r.extendAll(began.Add(every))
 		// A round that took long has not seen the tasks that came meanwhile.

@@ -357,22 +357,27 @@ func TestTimeLimit(t *testing.T) {
 func TestNothingIsSilent(t *testing.T) {
 	server := taskdtest.NewServer(t)
 	var log journal
-	options := taskd.WorkerOptions{Queues: []string{"q"}, Name: "w", Logger: log.logger()}
+	options := taskd.WorkerOptions{Queues: []string{"q"}, Name: "w", Lease: 300 * time.Millisecond, Logger: log.logger()}
 	server.Work(t, func(_ context.Context, task *taskd.Task) (any, error) {
 		switch task.Key {
 		case "panics":
 			panic("it broke")
 		case "fails":
 			return nil, errors.New("no such page")
+		case "runs":
+			until(t, "two lines say that it runs", func() bool { return strings.Count(log.String(), "the handler still runs") >= 2 })
+			return "done", nil
 		}
 		return nil, taskd.Reject(errors.New("never"))
 	}, options, taskd.NewTask{Queue: "q", Key: "panics", MaxAttempts: 1},
-		taskd.NewTask{Queue: "q", Key: "fails", MaxAttempts: 1}, taskd.NewTask{Queue: "q", Key: "rejects"})
+		taskd.NewTask{Queue: "q", Key: "fails", MaxAttempts: 1}, taskd.NewTask{Queue: "q", Key: "rejects"},
+		taskd.NewTask{Queue: "q", Key: "runs", MaxAttempts: 1})
 	for _, said := range []string{
 		"worker w takes tasks of q from " + server.Address(),
 		"level=ERROR msg=\"the handler panicked: it broke\" queue=q key=panics", "worker_test.go",
 		"level=WARN msg=\"the attempt failed: no such page\" queue=q key=fails",
 		"level=WARN msg=\"the task is rejected for good: never\" queue=q key=rejects",
+		"level=INFO msg=\"the handler still runs\" queue=q key=runs",
 	} {
 		if !strings.Contains(log.String(), said) {
 			t.Errorf("it does not say %q:\n%s", said, log.String())

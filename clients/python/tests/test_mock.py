@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import json
@@ -109,6 +110,22 @@ def test_a_handler_in_a_process_reports_of_its_limit_key() -> None:
         )
         outcome, _ = _run(work, None, lease, "w")
         assert outcome.limit == Limit(hold=5)
+
+
+def test_a_handler_that_runs_for_long_is_not_silent(caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker(queue="q", lease=1)
+
+    @worker.handler
+    async def work(_: Task[Any]) -> None:
+        async with asyncio.timeout(60):
+            while caplog.text.count("the handler still runs, after") < 2:
+                await asyncio.sleep(0.01)
+
+    source = MockSource(max_attempts=1)
+    source.insert("q", "slow")
+    source.run(worker)
+    assert source.result("slow") is None
+    assert "(key 'slow', task " in caplog.text
 
 
 def test_a_handler_is_a_function() -> None:

@@ -360,6 +360,7 @@ export class Worker {
   async #do(held: Held): Promise<void> {
     this.#running += 1;
     let timer: NodeJS.Timeout | undefined;
+    const sayNoMore = this.#sayThatItRuns(held);
     try {
       if (this.#source.started !== undefined) await this.#source.started(held.task.id);
       // Meanwhile the lease may be lost, or a hard stop has said how the task ended.
@@ -393,10 +394,29 @@ export class Worker {
       if (!held.isOver) this.#reject(held, error);
     } finally {
       clearTimeout(timer);
+      sayNoMore();
       this.#running -= 1;
       this.#begin();
       this.#notify();
     }
+  }
+
+  /** Says that a handler still runs: when half of a lease is over, and again when it has run twice as long. */
+  #sayThatItRuns(held: Held): () => void {
+    const began = performance.now();
+    let timer: NodeJS.Timeout;
+    const sayAfter = (ms: number): void => {
+      const wait = Math.min(began + ms - performance.now(), LONGEST_TIMER);
+      timer = setTimeout(() => {
+        const seconds = Math.round((performance.now() - began) / 100) / 10;
+        this.#log.info(`task ${held.task.id} (${held.task.key}): the handler still runs, after ${String(seconds)} s`);
+        sayAfter(2 * ms);
+      }, wait).unref();
+    };
+    sayAfter(Math.max(held.lease / 2, 100));
+    return () => {
+      clearTimeout(timer);
+    };
   }
 
   #sayInVain(held: Held): void {

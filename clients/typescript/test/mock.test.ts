@@ -92,6 +92,24 @@ test("a discovered task that is wrong costs only itself", async () => {
   assert.deepEqual(lines, [`task id: 4 discovered tasks are not stored; the first: ${first}`]);
 });
 
+test("a handler that runs for long is not silent", async () => {
+  const lines: string[] = [];
+  const logger = { ...SILENT, info: (line: string) => lines.push(line) };
+  const source = new MockSource([{ id: "id", key: "slow" }]);
+  const worker = new Worker({ queue: "test", source, logger, signals: false, leaseDuration: 200 });
+  const running = worker
+    .handle(async () => {
+      await until("two lines say that it runs", () => lines.length >= 2);
+    })
+    .run();
+  await source.settled();
+  await worker.stop();
+  await running;
+  assert.equal(source.outcomes[0]?.status, "completed");
+  for (const line of lines.slice(0, 2))
+    assert.match(line, /^task id \(slow\): the handler still runs, after [\d.]+ s$/);
+});
+
 test("a handler tells of the limit key of its task", async () => {
   const rejects = await runHandler(
     (task) => {

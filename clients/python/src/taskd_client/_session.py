@@ -69,6 +69,10 @@ class Held:
     has_started: bool = False
     is_over: bool = False
     """The outcome is decided; or nobody waits for it."""
+    began: float = 0.0
+    """When the handler began."""
+    said: int = 0
+    """How often a line has said that the handler still runs."""
     is_refused: bool = False
     """taskd has refused a report of it, and gets a plain rejection."""
     pause: Pauses = field(default_factory=Pauses)
@@ -323,6 +327,7 @@ class Session:
         limit = asyncio.timeout(timeout)
         outcome: Outcome | None
         held.has_started = True
+        held.began = time.monotonic()
         try:
             if self._stream is not None:
                 await self._stream.started(held.lease)
@@ -467,10 +472,22 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), tick)
             self._hurry.clear()
+            self._say_what_runs()
             now = time.monotonic()
             due = [held for held in self._held if held.extend_at <= now + tick]
             for at in range(0, len(due), _MAX_ITEMS):
                 await self._extend(due[at : at + _MAX_ITEMS])
+
+    def _say_what_runs(self) -> None:
+        """A line for each handler that has run for half of a lease, and again when it has run twice as long."""
+        now = time.monotonic()
+        for held in self._held:
+            if not held.has_started or held.is_over or now - held.began < self._options.lease / 2 * 2**held.said:
+                continue
+            held.said += 1
+            logger.warning(
+                "the handler still runs, after %.0f s (%s)", now - held.began, held.name, extra=held.fields()
+            )
 
     async def _extend(self, due: list[Held]) -> None:
         began = time.monotonic()
