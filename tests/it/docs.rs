@@ -96,6 +96,11 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ),
     (
         "clients/python/README.md",
+        "@worker.handler\ndef fetch(task):",
+        PYTHON_PART,
+    ),
+    (
+        "clients/python/README.md",
         "from taskd_client import Client, NewTask",
         PYTHON_PART,
     ),
