@@ -234,9 +234,8 @@ impl Task {
         if self.is_barred(worker) {
             return;
         }
-        if self.replicas > 1 {
-            self.failed_of(worker);
-        }
+        // At any NUM: it may become higher before the worker may get the task again.
+        self.failed_of(worker);
         self.failed.insert(0, (worker.to_owned(), None));
     }
 
@@ -249,7 +248,7 @@ impl Task {
         self.failed.remove(place(&self.failed).expect("a bar"));
         match place(&self.failed) {
             Some(at) if self.failed[at].1 == Some(0) => drop(self.failed.remove(at)),
-            None if self.replicas > 1 => self
+            None => self
                 .failed
                 .push((worker.to_owned(), Some(self.max_attempts))),
             _ => {}
