@@ -238,7 +238,7 @@ async fn what_people_type_is_done_or_told_in_one_line() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_insert_says_what_all_its_tasks_have_and_what_a_duplicate_is() {
-    let daemon = Daemon::start("", &[]).await;
+    let daemon = Daemon::start("[queues.limited]\nlimit_by = \"given\"\n", &[]).await;
     let more = [
         "--priority",
         "high",
@@ -271,6 +271,27 @@ async fn an_insert_says_what_all_its_tasks_have_and_what_a_duplicate_is() {
     let args = ["insert", "q", "--key", "two", "--max-attempts", "1001"];
     let (code, _, stderr) = run(&daemon.http(), &args, "");
     assert!(code == 2 && stderr.contains("max_attempts"), "{stderr}");
+    let lines = "{\"key\": \"theirs\", \"limit_key\": \"b\"}\n{\"key\": \"own\"}\n";
+    let args = ["insert", "limited", "-", "--limit-key", "a"];
+    assert_eq!(run(&daemon.http(), &args, lines).0, 0);
+    let leased = daemon.lease_all("w", "limited", 2).await;
+    let mut keys: Vec<_> = leased
+        .iter()
+        .map(|task| (task["key"].as_str(), task["limit_key"].as_str()))
+        .collect();
+    keys.sort();
+    assert_eq!(
+        keys,
+        [(Some("own"), Some("a")), (Some("theirs"), Some("b"))]
+    );
+    for (queue, limit_key, code, why) in [
+        ("q", "a", 1, "the queue has no limit_by"),
+        ("limited", "a\tb", 2, "control character"),
+    ] {
+        let args = ["insert", queue, "--key", "three", "--limit-key", limit_key];
+        let answer = run(&daemon.http(), &args, "");
+        assert!(answer.0 == code && answer.2.contains(why), "{answer:?}");
+    }
     // The second insert of a key says how the first one ended.
     let (_, stdout, _) = run(&daemon.http(), &["insert", "q", "--key", "one"], "");
     assert!(

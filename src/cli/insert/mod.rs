@@ -30,7 +30,7 @@ use crate::{
         json,
         net::lines::{Line, Lines},
     },
-    model::{MAX_REPLICAS, NewBackoff, NewTask, TaskRules, now_unix_ms, validate},
+    model::{LimitBy, MAX_REPLICAS, NewBackoff, NewTask, TaskRules, now_unix_ms, validate},
     wire::{
         pb::{self, discovery_client::DiscoveryClient},
         time::{from_rfc_3339, timestamp},
@@ -56,8 +56,9 @@ Examples:
   taskd insert crawl --key https://example.org/         one task
   taskd insert crawl urls.txt                           each line is a key
   taskd insert crawl urls.txt --priority low --delay 1h --header run=7
+  taskd insert calls ids.txt --limit-key acme           limited together (limit_by)
   zcat tasks.ndjson.gz | taskd insert -                 each line is a task, such as
-      {\"queue\": \"crawl\", \"key\": \"https://…\", \"payload\": {…}}
+      {\"queue\": \"calls\", \"key\": \"7\", \"payload\": {…}, \"limit_key\": \"acme\"}
   taskd insert crawl urls.txt --json | jq .created
   taskd insert check urls.txt --wait 1m | jq -c '[.key, .status, .results[].result]'
 
@@ -97,6 +98,11 @@ pub struct Insert {
     /// A header of each task whose line does not have it; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     header: Vec<(String, String)>,
+
+    /// What each task whose line does not say shares its limits with, such as a host, a tenant or an
+    /// account; only in queues with a limit_by
+    #[arg(long, value_name = "KEY")]
+    limit_key: Option<String>,
 
     #[command(flatten)]
     server: Server,
@@ -205,6 +211,8 @@ pub async fn run(mut args: Insert) -> anyhow::Result<Summary> {
 fn check(args: &Insert) -> anyhow::Result<()> {
     let rules = TaskRules {
         max_replicas: MAX_REPLICAS,
+        // Only the queue knows whether it has limit keys.
+        limit_by: LimitBy::Given,
         ..Settings::default().task_rules("default")
     };
     let task = NewTask {
@@ -222,6 +230,7 @@ fn check(args: &Insert) -> anyhow::Result<()> {
             .as_ref()
             .map(|name| format!("{name}:1"))
             .unwrap_or_default(),
+        limit_key: args.limit_key.clone().unwrap_or_default(),
         ..Default::default()
     };
     match validate::check(&task, &rules, now_unix_ms()) {
@@ -502,6 +511,9 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
         task.finish_within = args
             .finish_within
             .and_then(|Time(within)| within.try_into().ok());
+    }
+    if task.limit_key.is_empty() {
+        task.limit_key = args.limit_key.clone().unwrap_or_default();
     }
     if let (true, Some(name)) = (task.idempotency_key.is_empty(), &args.idempotency) {
         task.idempotency_key = format!("{name}:{}", line.number);
