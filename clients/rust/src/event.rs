@@ -49,6 +49,13 @@ pub(crate) fn say_on_stderr() -> Tell {
                 task.id()
             ));
         }
+        Event::NoLimitKey(task) => {
+            say(&format!(
+                "no limit key, so hold and pace do nothing: the queue had no limit_by at its insert (task {:?}, {})",
+                task.key(),
+                task.id()
+            ));
+        }
         Event::Started(_) | Event::Ended { .. } | Event::Draining(_) => {}
     })
 }
@@ -83,6 +90,9 @@ pub enum Event<'a> {
         /// How many are invalid, and what is wrong with the first one.
         reason: &'a str,
     },
+    /// A handler said [`Done::hold`](crate::Done::hold) or [`Done::pace`](crate::Done::pace), and the
+    /// task has no limit key: the worker left that out.
+    NoLimitKey(&'a TaskInfo),
     /// A call failed; the worker retries it.
     Away(&'a Error),
     /// The worker takes no more tasks; it still holds this many.

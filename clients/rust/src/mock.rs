@@ -101,10 +101,16 @@ impl Mock {
     fn report(
         &self,
         id: String,
+        has_limit: bool,
         report: impl FnOnce(&mut State, pb::NewTask, u32),
     ) -> pb::ItemResult {
         let mut state = self.state();
         let status = match state.leased.remove(&id) {
+            // As in taskd, the lease stays.
+            Some((task, attempt)) if has_limit && task.limit_key.is_empty() => {
+                state.leased.insert(id.clone(), (task, attempt));
+                ItemStatus::Invalid
+            }
             Some((task, attempt)) => {
                 report(&mut state, task, attempt);
                 ItemStatus::Ok
@@ -151,6 +157,7 @@ impl State {
                     Priority::Unspecified => Priority::Medium.into(),
                     given => given.into(),
                 },
+                limit_key: task.limit_key.clone(),
                 ..Default::default()
             });
             self.leased.insert(id, (task, attempts + 1));
@@ -186,7 +193,8 @@ impl Source for Mock {
 
     async fn complete(&self, all: Vec<pb::Completion>) -> Result<Vec<pb::ItemResult>, Error> {
         let complete = |completion: pb::Completion| {
-            self.report(completion.id, |state, task, _| {
+            let has_limit = completion.limit.is_some();
+            self.report(completion.id, has_limit, |state, task, _| {
                 state.completed.insert(name(&task), completion.result);
                 state.add(completion.discovered);
             })
@@ -196,7 +204,8 @@ impl Source for Mock {
 
     async fn reject(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
         let reject = |rejection: pb::Rejection| {
-            self.report(rejection.id, |state, task, attempt| {
+            let has_limit = rejection.limit.is_some();
+            self.report(rejection.id, has_limit, |state, task, attempt| {
                 let most = task.max_attempts.unwrap_or(MAX_ATTEMPTS);
                 let is_put_off = rejection.not_started
                     && rejection

@@ -76,9 +76,9 @@ impl Done {
         self
     }
 
-    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After. taskd
-    /// takes at most an hour; only for a task that has a limit key
-    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)).
+    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After.
+    /// taskd takes at most an hour. For a task without a limit key
+    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)) it does nothing.
     #[must_use]
     pub fn hold(mut self, hold: Duration) -> Self {
         self.limit.get_or_insert_default().hold = Some(proto(hold.min(LONGEST_REPORT)));
@@ -182,9 +182,9 @@ impl Failure {
         }
     }
 
-    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After. taskd
-    /// takes at most an hour; only for a task that has a limit key
-    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)).
+    /// Nothing of the task's limit key starts for this long, for all workers, such as a Retry-After.
+    /// taskd takes at most an hour. For a task without a limit key
+    /// ([`TaskInfo::limit_key`](crate::TaskInfo::limit_key)) it does nothing.
     #[must_use]
     pub fn hold(mut self, hold: Duration) -> Self {
         self.limit.get_or_insert_default().hold = Some(proto(hold.min(LONGEST_REPORT)));

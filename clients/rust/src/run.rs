@@ -19,7 +19,7 @@ use tokio::{
 use crate::{
     client::WAITS,
     error::Error,
-    event::{Ended, Event, Summary},
+    event::{Ended, Event, Summary, Tell},
     extend::{Extended, MOST_EXTENSIONS, extend_all},
     held::{Number, Table},
     new_task::proto,
@@ -243,7 +243,8 @@ impl<S: Source> Run<S> {
         match outcome {
             Some(Ok(done)) => {
                 held.ending = Ended::Completed;
-                let completion = done.completion(held.info.id(), &held.info.lease_token);
+                let mut completion = done.completion(held.info.id(), &held.info.lease_token);
+                check_limit(&mut completion.limit, &held.info, &self.options.tell);
                 self.reports.complete(number, completion);
             }
             Some(Err(failure)) => {
@@ -269,7 +270,8 @@ impl<S: Source> Run<S> {
         held.ending = ending;
         held.reason.clone_from(&failure.reason);
         let is_put_off = failure.is_put_off().is_some();
-        let rejection = failure.rejection(held.info.id(), &held.info.lease_token);
+        let mut rejection = failure.rejection(held.info.id(), &held.info.lease_token);
+        check_limit(&mut rejection.limit, &held.info, &self.options.tell);
         if rejection.not_started && !is_put_off {
             self.reports.give_back(number, rejection);
         } else {
@@ -472,6 +474,15 @@ async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => pending().await,
+    }
+}
+
+/// Removes what the handler has learnt of a limit key that its task does not have: taskd would
+/// refuse the whole report.
+fn check_limit(limit: &mut Option<pb::LimitReport>, info: &TaskInfo, tell: &Tell) {
+    if limit.is_some() && info.limit_key().is_empty() {
+        *limit = None;
+        tell(Event::NoLimitKey(info));
     }
 }
 

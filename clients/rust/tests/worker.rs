@@ -57,6 +57,33 @@ async fn discovered_tasks_are_worked_on_once() {
 }
 
 #[tokio::test]
+async fn holds_reach_only_tasks_with_a_limit_key() {
+    let limited = NewTask::new("q", "limited").limit_key("example.org");
+    let mock = Mock::new([limited, NewTask::new("q", "plain")]);
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let events = told.clone();
+    let worker = worker().on_event(move |event| {
+        if let Event::NoLimitKey(task) = event {
+            events.lock().unwrap().push(task.key().into_owned());
+        }
+    });
+    // The mock refuses reports as taskd does.
+    let handler = async |task: Task<()>| {
+        if task.attempt() == 1 {
+            return Err(Failure::new("busy").pace(Duration::from_secs(1)));
+        }
+        Ok(Done::text(task.limit_key()).hold(Duration::from_secs(7200)))
+    };
+    let summary = worker.run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!(
+        (summary.completed, summary.rejected, summary.lost),
+        (2, 2, 0)
+    );
+    assert_eq!(mock.result("q", "limited").unwrap(), "example.org");
+    assert_eq!(*told.lock().unwrap(), ["plain", "plain"]);
+}
+
+#[tokio::test]
 async fn wraps_run_around_the_handler_which_sees_the_whole_task() {
     let mock = Mock::new([NewTask::new("q", "a").replicas(3).priority(Priority::High)]);
     let said = Arc::new(Mutex::new(Vec::new()));
