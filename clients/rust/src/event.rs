@@ -13,8 +13,8 @@ pub(crate) type Tell = Arc<dyn Fn(Event<'_>) + Send + Sync>;
 /// How often a worker repeats that taskd is still unavailable.
 const REMIND_AFTER: Duration = Duration::from_secs(30);
 
-/// Prints on stderr what a program without an event handler should not miss: failed attempts, and
-/// that taskd is unavailable.
+/// Prints on stderr what a program without an event handler should not miss: failed attempts,
+/// handlers that run for long, and that taskd is unavailable.
 pub(crate) fn say_on_stderr() -> Tell {
     let last_away: Mutex<Option<Instant>> = Mutex::default();
     Arc::new(move |event| match event {
@@ -49,6 +49,14 @@ pub(crate) fn say_on_stderr() -> Tell {
                 task.id()
             ));
         }
+        Event::StillRuns { task, so_far } => {
+            say(&format!(
+                "the handler still runs, after {:.1} s (task {:?}, {})",
+                so_far.as_secs_f64(),
+                task.key(),
+                task.id()
+            ));
+        }
         Event::NoLimitKey(task) => {
             say(&format!(
                 "no limit key, so hold and pace do nothing: the queue had no limit_by at its insert (task {:?}, {})",
@@ -71,6 +79,13 @@ pub(crate) fn say(text: &str) {
 pub enum Event<'a> {
     /// A handler starts.
     Started(&'a TaskInfo),
+    /// A handler has run for half of a lease; again when it has run twice as long.
+    StillRuns {
+        /// The task.
+        task: &'a TaskInfo,
+        /// For how long the handler has run.
+        so_far: Duration,
+    },
     /// taskd has answered the report of a task, or the worker lost the task.
     Ended {
         /// The task.

@@ -19,6 +19,8 @@ pub(crate) struct Held {
     pub(crate) info: Arc<TaskInfo>,
     place: Place,
     began: Option<Instant>,
+    /// How often the worker has said that the handler still runs.
+    said: u32,
     pub(crate) took: Option<Duration>,
     /// How the task ends if its report is accepted.
     pub(crate) ending: Ended,
@@ -55,6 +57,7 @@ impl Table {
             info: Arc::new(info),
             place: Place::Waiting(payload),
             began: None,
+            said: 0,
             took: None,
             ending: Ended::Lost,
             reason: String::new(),
@@ -153,6 +156,23 @@ impl Table {
     }
 
     /// All leases, in order of arrival.
+    /// Returns the tasks whose handlers have run for `first`, with how long they have run. A task is
+    /// returned again when its handler has run for twice as long as the last time.
+    pub(crate) fn long_running(&mut self, first: Duration) -> Vec<(Arc<TaskInfo>, Duration)> {
+        let mut found = Vec::new();
+        for held in self.all.values_mut() {
+            let (Place::Running(_), Some(began)) = (&held.place, held.began) else {
+                continue;
+            };
+            let so_far = began.elapsed();
+            if so_far >= first.saturating_mul(1 << held.said.min(31)) {
+                held.said += 1;
+                found.push((held.info.clone(), so_far));
+            }
+        }
+        found
+    }
+
     pub(crate) fn leases(&self) -> impl Iterator<Item = (Number, &TaskInfo)> {
         self.all.iter().map(|(number, held)| (*number, &*held.info))
     }

@@ -139,7 +139,12 @@ impl<S: Source> Run<S> {
                 ended = self.source.ended() => self.cancelled(&ended),
                 Some(ended) = self.handlers.join_next_with_id() => self.ended(ended),
                 Some(answered) = self.reports.answered() => self.answered(answered?),
-                _ = extend.tick() => self.extend(),
+                _ = extend.tick() => {
+                    for (task, so_far) in self.table.long_running(self.options.lease / 2) {
+                        (self.options.tell)(Event::StillRuns { task: &task, so_far });
+                    }
+                    self.extend();
+                }
                 Some(extended) = self.extensions.join_next() => self.extended(extended)?,
                 changed = self.stops.changed() => {
                     // Cannot fail: `options` holds the sender.

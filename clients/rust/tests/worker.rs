@@ -57,6 +57,32 @@ async fn discovered_tasks_are_worked_on_once() {
 }
 
 #[tokio::test]
+async fn a_handler_that_runs_for_long_is_not_silent() {
+    let mock = Mock::new([NewTask::new("q", "slow")]);
+    let said = Arc::new(Semaphore::new(0));
+    let events = said.clone();
+    let worker = worker()
+        .lease(Duration::from_millis(300))
+        .on_event(move |event| {
+            if let Event::StillRuns { task, so_far } = event {
+                assert_eq!(task.key(), "slow");
+                assert!(so_far >= Duration::from_millis(150));
+                events.add_permits(1);
+            }
+        });
+    let handler = move |_: Task<()>| {
+        let said = said.clone();
+        async move {
+            // The second time comes after a whole lease.
+            let twice = said.acquire_many(2).await?;
+            Ok::<_, Failure>(Done::text(twice.num_permits().to_string()))
+        }
+    };
+    worker.run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!(mock.result("q", "slow").unwrap(), "2");
+}
+
+#[tokio::test]
 async fn holds_reach_only_tasks_with_a_limit_key() {
     let limited = NewTask::new("q", "limited").limit_key("example.org");
     let mock = Mock::new([limited, NewTask::new("q", "plain")]);
