@@ -239,6 +239,7 @@ fn table(answer: &Answer) -> String {
         .skip(1)
         .take(15)
         .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    let table = print::shown(&table);
     match answer.bus {
         Some(Bus {
             pipeline,
@@ -248,7 +249,7 @@ fn table(answer: &Answer) -> String {
                 "{table}\non the bus: {pipeline} records of pipeline, {task_results} of task-results"
             )
         }
-        None => table.to_string(),
+        None => table,
     }
 }
 
@@ -270,5 +271,7 @@ mod tests {
             text.ends_with("1 records of pipeline, 2 of task-results"),
             "{text}"
         );
+        let nothing = table(&serde_json::from_str(r#"{"bus": null, "queues": []}"#).unwrap());
+        assert_eq!(nothing, "none");
     }
 }

@@ -12,7 +12,10 @@ use clap_complete::Shell;
 Examples:
   taskd completions bash > ~/.local/share/bash-completion/completions/taskd
   taskd completions zsh > \"${fpath[1]}/_taskd\"
-  taskd completions fish > ~/.config/fish/completions/taskd.fish")]
+  taskd completions fish > ~/.config/fish/completions/taskd.fish
+
+They know commands, flags and the values of flags, such as statuses. They do not know the queues of a taskd: for that the \
+script would have to call this program at each TAB, which clap offers only as an unstable feature.")]
 pub struct Completions {
     /// bash, zsh, fish, elvish or powershell
     #[arg(value_enum, hide_possible_values = true)]

@@ -54,12 +54,17 @@ pub(super) fn print_one(line: impl Display) -> Result<(), Unwritten> {
 /// What a command prints instead of a table without rows.
 pub(super) const NONE: &str = "none";
 
-/// A table, or [`NONE`].
+/// Prints a table, or [`NONE`].
 pub(super) fn print_table(table: &Table) -> Result<(), Unwritten> {
+    print(shown(table))
+}
+
+/// A table as text, or [`NONE`].
+pub(super) fn shown(table: &Table) -> String {
     if table.is_empty() {
-        print(NONE)
+        NONE.to_owned()
     } else {
-        print(table)
+        table.to_string()
     }
 }
 

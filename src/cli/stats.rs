@@ -82,10 +82,10 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
         bail!(NotThere(closed(name)));
     }
     if args.once {
-        print(table(&before, None, size().0))?;
+        print::print_table(&table(&before, None, size().0))?;
         return Ok(());
     }
-    let mut text = table(&before, None, size().0).to_string();
+    let mut text = print::shown(&table(&before, None, size().0));
     let mut trouble = None;
     loop {
         let (width, height) = size();
@@ -102,7 +102,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
             .err()
             .map(|error| printable(&format!("{error:#}")));
         if let Ok(look) = look {
-            text = table(&look, Some(&before), size().0).to_string();
+            text = print::shown(&table(&look, Some(&before), size().0));
             before = look;
         }
     }

@@ -236,6 +236,12 @@ async fn top_shows_queues_takes_keys_and_leaves_the_terminal_as_it_was() {
 #[tokio::test]
 async fn stats_live_on_a_terminal() {
     let mut daemon = Daemon::start("", &[]).await;
+    let mut once = Terminal::start(&["stats", "--server", &daemon.http(), "--once"]);
+    until("it says that there is no queue", async || {
+        once.written().trim_end() == "none"
+    })
+    .await;
+    assert!(once.end().await.success());
     daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
     let mut stats = Terminal::start(&["stats", "--server", &daemon.http(), "--every", "100ms"]);
     stats.shows("oldest").await;
