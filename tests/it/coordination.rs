@@ -6,6 +6,7 @@ use taskd::{
     bus::redis_streams::RedisStreams,
     config::Settings,
     coordination::{Coordination, Error},
+    model::Presence,
     redis_pool::Redis,
     runtime::{Clock, Supervisor},
 };
@@ -226,4 +227,32 @@ async fn a_leader_whose_bus_hangs_makes_way_for_another() {
     stalled.bus.cont();
     stalled.stop().await;
     other.stop().await;
+}
+
+/// A process that is killed says nothing more.
+#[tokio::test]
+async fn a_silent_process_leaves_the_list_of_those_that_live() {
+    let fixture = Fixture::start().await;
+    let (a, b) = (fixture.process("a"), fixture.process("b"));
+    let presence = |process: &str| Presence {
+        process: process.to_owned(),
+        ..Presence::default()
+    };
+    let living = async || {
+        let processes = a.processes().await.unwrap();
+        let mut names: Vec<String> = processes.into_iter().map(|one| one.process).collect();
+        names.sort();
+        names
+    };
+    assert!(living().await.is_empty());
+    a.announce(&presence("a")).await.unwrap();
+    b.announce(&presence("b")).await.unwrap();
+    assert_eq!(living().await, ["a", "b"]);
+    fixture.clock.advance(Duration::from_secs(10));
+    b.announce(&presence("b")).await.unwrap();
+    assert_eq!(living().await, ["a", "b"]);
+    fixture.clock.advance(Duration::from_secs(10));
+    assert_eq!(living().await, ["b"]);
+    b.leave("b").await.unwrap();
+    assert!(living().await.is_empty());
 }

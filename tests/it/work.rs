@@ -23,7 +23,10 @@ use taskd_client::{
 
 use uuid::Uuid;
 
-use crate::support::{PATIENCE, daemon::Daemon, until};
+use crate::{
+    support::{PATIENCE, daemon::Daemon, until},
+    top::Terminal,
+};
 
 /// A `taskd work` for one queue, with a folder of its own.
 struct Work {
@@ -165,6 +168,21 @@ async fn result(daemon: &Daemon, id: &str) -> Value {
 
 const ONCE: &[&str] = &["--exit-when-idle", "5s"];
 const QUICK: &str = "[queues.default]\nbackoff = [\"10ms\"]\nmax_attempts = 2\n";
+
+#[tokio::test]
+async fn a_terminal_shows_what_the_commands_print() {
+    let daemon = Daemon::start("", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    let name = format!("w-{}", Uuid::new_v4());
+    let work = ["work", "q", "--server", &daemon.http(), "--name", &name];
+    let mut work = Terminal::start(&[&work[..], &["--", "echo", "this is {key}"]].concat());
+    until("it shows the line", async || {
+        work.written().contains("k: this is k")
+    })
+    .await;
+    work.signal(Signal::SIGTERM);
+    assert!(work.end().await.success(), "{}", work.written());
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_gets_the_task_and_its_output_is_the_result() {
