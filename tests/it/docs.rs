@@ -346,10 +346,38 @@ impl Newcomer {
                 command
             }
         };
+        // Workers of several languages may run at the same time.
+        let output = format!("output-{}", block.language.replace(',', "-"));
         Some(Program::start(
             &mut command,
-            self.folder.path().join("output"),
+            self.folder.path().join(output),
         ))
+    }
+
+    /// Inserts a task that becomes 127.
+    async fn plant(&self, key: &str) {
+        let task = json!({"queue": "demo", "key": key, "payload": {"depth": 6}});
+        self.daemon.insert(&[task]).await;
+    }
+
+    /// The keys of the tasks that have a result of this worker.
+    async fn completed_by(&self, worker: &str) -> Vec<String> {
+        let mut keys = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let path =
+                format!("/v1/tasks?queue=demo&status=COMPLETED&worker={worker}&limit=1000{cursor}");
+            let (status, answer) = self.daemon.get(&path).await;
+            assert_eq!(status, 200, "{answer}");
+            for task in answer["tasks"].as_array().unwrap() {
+                assert_eq!(task["completed"], 1, "{task}");
+                keys.push(task["key"].as_str().unwrap().to_owned());
+            }
+            let Some(next) = answer["cursor"].as_str() else {
+                return keys;
+            };
+            cursor = format!("&cursor={next}");
+        }
     }
 
     /// Lets a worker do a task of the page, and one without a payload.
@@ -439,6 +467,16 @@ impl Program {
     /// What it has printed.
     fn said(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap()).into_owned()
+    }
+
+    /// The name of the worker, which it prints at its start.
+    fn worker(&self) -> Option<String> {
+        let said = self.said();
+        let (before, _) = said.split_once(" takes tasks of demo from ")?;
+        before
+            .split_ascii_whitespace()
+            .next_back()
+            .map(str::to_owned)
     }
 
     fn runs(&mut self) -> bool {
@@ -621,6 +659,98 @@ async fn the_printed_steps_work_in_order_and_twice() {
                 }
             }
         }
+    }
+}
+
+/// The workers that the pages print, side by side on one queue.
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_of_four_languages_share_a_queue_while_taskd_is_killed() {
+    const KILLS: usize = 2;
+    /// The tasks that one of this depth becomes.
+    const TREE: usize = 127;
+    let mut newcomer = Newcomer::start().await;
+    let mut programs = Vec::new();
+    for (page, language) in [
+        ("docs/workers.md", "rust,no_run"),
+        ("clients/go/README.md", "go"),
+        ("clients/python/README.md", "python"),
+        ("clients/typescript/README.md", "js"),
+    ] {
+        let block = blocks(page)
+            .into_iter()
+            .find(|block| block.language == language && !is_left_out(block))
+            .unwrap();
+        match newcomer.worker(&block) {
+            Some(program) => programs.push((language, program)),
+            None => eprintln!("left out: this machine lacks what the worker of {page} needs"),
+        }
+    }
+    let mut roots = 0;
+    for round in 0..=KILLS {
+        let prefix = format!("root-{round}-");
+        let mut is_first = true;
+        until("each worker does a task of this round", async || {
+            for (language, program) in &mut programs {
+                assert!(program.runs(), "{language} has ended: {}", program.said());
+            }
+            // A fast worker may have done all before a slow one came back.
+            if is_first || newcomer.daemon.unfinished("demo").await == 0 {
+                is_first = false;
+                newcomer.plant(&format!("{prefix}{roots}")).await;
+                roots += 1;
+            }
+            programs
+                .iter()
+                .all(|(_, program)| program.said().contains(&prefix))
+        })
+        .await;
+        until("taskd workers lists each of them", async || {
+            let listed = newcomer.run("taskd workers demo --json").await;
+            let listed: BTreeSet<String> = listed
+                .lines()
+                .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+                .map(|worker| worker["worker"].as_str().unwrap().to_owned())
+                .collect();
+            let names = programs.iter().map(|(_, program)| program.worker());
+            let names: Option<BTreeSet<String>> = names.collect();
+            names.is_some_and(|names| names.len() == programs.len() && names.is_subset(&listed))
+        })
+        .await;
+        if round < KILLS {
+            newcomer.plant(&format!("{prefix}{roots}")).await;
+            roots += 1;
+            newcomer.daemon.kill9_and_restart();
+            newcomer.daemon.ready().await;
+        }
+    }
+    let stored = roots * TREE;
+    until(&format!("all {stored} tasks are completed"), async || {
+        let queue = newcomer.daemon.queue("demo").await;
+        assert!(queue.is_null() || queue["dead"] == 0, "{queue}");
+        queue["completed"] == stored && newcomer.daemon.unfinished("demo").await == 0
+    })
+    .await;
+    let mut done = BTreeSet::new();
+    for (language, program) in &mut programs {
+        assert!(program.runs(), "{language} has ended: {}", program.said());
+        for line in program.said().lines() {
+            // The test harness around the Rust worker may have begun the line.
+            let key = line.split(' ').next_back().unwrap_or_default();
+            if key.starts_with("root-") {
+                done.insert(key.to_owned());
+            }
+        }
+    }
+    assert_eq!(done.len(), stored);
+    // Each has the result of one of these workers, and counts as completed once.
+    let mut credited = BTreeSet::new();
+    for (_, program) in &programs {
+        let worker = program.worker().expect("it has said its name");
+        credited.extend(newcomer.completed_by(&worker).await);
+    }
+    assert_eq!(credited, done);
+    for (_, program) in programs {
+        program.end().await;
     }
 }
 
