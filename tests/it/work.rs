@@ -24,7 +24,12 @@ use taskd_client::{
 use uuid::Uuid;
 
 use crate::{
-    support::{PATIENCE, daemon::Daemon, until},
+    support::{
+        PATIENCE,
+        daemon::Daemon,
+        site::{Plan, Site, serve},
+        until,
+    },
     top::Terminal,
 };
 
@@ -541,6 +546,36 @@ async fn a_command_puts_its_task_off_at_no_cost() {
         |key: &'static str, (status, reason): (&'static str, &'static str)| (key, status, reason);
     let want = ["default", "says"].map(|key| [of(key, done), of(key, put_off), of(key, put_off)]);
     assert_eq!(outcomes(&lines), want.concat());
+    for id in ids {
+        let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
+        assert_eq!(task["attempts"], 0, "{task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_puts_its_task_off_holds_the_others_of_its_limit_key() {
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 1\nmax_attempts = 1\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let tasks = ["a", "b", "c"].map(|key| json!({"queue": "q", "key": key, "limit_key": "host"}));
+    let ids = daemon.insert(&tasks).await;
+    let work = Work::new(&daemon, &[ONCE, &["--concurrency", "3"]].concat());
+    let script = work.script(
+        "if mkdir off 2>/dev/null; then date +%s%3N > off/at; echo 2s; exit 75; fi; date +%s%3N > $1.at",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let ends: Vec<_> = outcomes(&lines).iter().map(|(_, end, _)| *end).collect();
+    assert_eq!(ends.len(), 4, "{lines:?}");
+    assert_eq!(ends.iter().filter(|end| **end == "given_back").count(), 1);
+    let read = |name: &str| {
+        let text = fs::read_to_string(work.dir.path().join(name)).unwrap();
+        text.trim().parse::<u64>().unwrap()
+    };
+    let starts = ["a.at", "b.at", "c.at"].map(read);
+    let put_off = read("off/at");
+    assert!(
+        starts.iter().all(|start| *start >= put_off + 2000),
+        "{put_off} {starts:?}"
+    );
     for id in ids {
         let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
         assert_eq!(task["attempts"], 0, "{task}");
@@ -1164,10 +1199,7 @@ async fn site() -> String {
             }),
         )
         .route("/busy", get(async || (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")]).into_response()));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, router).await });
-    format!("http://{address}")
+    serve(router).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -1316,6 +1348,55 @@ async fn a_host_that_asks_to_wait_costs_no_attempt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn checks_of_a_limited_queue_hold_their_host_and_leave_the_spacing_to_taskd() {
+    use axum::http::StatusCode;
+    let config = "[queues.q]\nlimit_by = \"host\"\nlimit_at_a_time = 1\nmax_attempts = 1\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let site = Site::start(Plan {
+        hosts: 3,
+        pages: 4,
+        latency: Duration::ZERO,
+        crawl_delay: None,
+    })
+    .await;
+    let hold = Duration::from_secs(2);
+    site.order(1, 2, StatusCode::TOO_MANY_REQUESTS, hold);
+    site.order(2, 1, StatusCode::SERVICE_UNAVAILABLE, hold);
+    let tasks: Vec<_> = site
+        .pages()
+        .iter()
+        .map(|url| json!({"queue": "q", "key": url}))
+        .collect();
+    let ids = daemon.insert(&tasks).await;
+    // With this delay of its own, a worker would not come to the second page of a host.
+    let args = [
+        "--http-check",
+        "--concurrency",
+        "8",
+        "--host-delay",
+        "1h",
+        "--per-host",
+        "1",
+    ];
+    let work = Work::new(&daemon, &[ONCE, &args].concat());
+    let lines = work.run(&[]).await;
+    let count = |status| {
+        let outcomes = outcomes(&lines);
+        outcomes.iter().filter(|(_, of, _)| *of == status).count()
+    };
+    assert_eq!((count("completed"), count("given_back")), (12, 3));
+    for host in site.hosts() {
+        let seen = site.seen(host);
+        assert_eq!(seen.answered().len(), 4, "{seen:?}");
+        assert_eq!((seen.most, seen.in_holds), (1, 0), "{seen:?}");
+    }
+    for id in ids {
+        let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
+        assert_eq!(task["attempts"], 0, "{task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_check_that_waits_too_long_for_its_host_goes_back_at_no_cost() {
     let (daemon, site) = (
         Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await,
@@ -1404,9 +1485,7 @@ async fn the_example_knows_pages_without_links_brackets_and_answers_that_are_too
             _ => StatusCode::NOT_FOUND.into_response(),
         }
     });
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let site = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    let site = serve(router).await;
     // Two attempts are one broken link.
     let (code, stdout) = check_links(&daemon, &site).await;
     let lines: Vec<_> = stdout.lines().collect();
@@ -1469,9 +1548,7 @@ async fn the_example_prints_the_ends_of_links_and_reads_them_as_browsers_do() {
             _ => StatusCode::NOT_FOUND.into_response(),
         }
     });
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let site = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    let site = serve(router).await;
     let broken = format!("broken: {site}/broken (exit code 1: 500)\n");
     assert_eq!(check_links(&daemon, &site).await, (1, broken));
     let mut asked = asked.lock().unwrap().clone();
@@ -1496,9 +1573,7 @@ async fn the_example_says_by_its_exit_code_that_all_links_are_good() {
     use axum::{Router, response::Html, routing::get};
     let daemon = Daemon::start(QUICK, &[]).await;
     let router = Router::new().route("/", get(async || Html("<a href=\"/\">itself</a>")));
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let site = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await });
+    let site = serve(router).await;
     assert_eq!(check_links(&daemon, &site).await, (0, String::new()));
 }
 

@@ -33,6 +33,7 @@ pub(crate) mod redis;
 pub(crate) mod redis_cluster;
 pub(crate) mod redis_private;
 pub(crate) mod session;
+pub(crate) mod site;
 pub(crate) mod spans;
 pub(crate) mod sqlite;
 #[macro_use]
