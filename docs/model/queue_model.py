@@ -1091,6 +1091,53 @@ def key(W=2, nums=(1, 1), prios=None, C=1, pace=True, holds=0, fails=0, cancels=
     return init, actions, invariant, goal, [(1 << W) - 1]
 
 
+# ------------------------------------------------------------------ model 11: what of a limit key waits in SQL
+# state: of each task n (stored, on its way), c (answered crowded, not parked yet), s (a row in SQL), b (released into Redis, the
+# row not marked yet), r (in Redis), D (done, the row not marked yet), d (done), x (lost); whether the key has the flag, whether a
+# watchdog has read that there is no row, whether the process keeps new tasks in SQL unasked, kills left
+def crowd(N=4, most=2, kills=2, walk=True, parks_first=True, refills=True):
+    init = ("n" * N, False, False, False, kills)
+
+    def actions(state):
+        tasks, flag, saw_none, hint, k = state
+        to = lambda i, c: tasks[:i] + c + tasks[i + 1:]
+        there = tasks.count("r") + tasks.count("b")
+        for i, c in enumerate(tasks):
+            if c == "n" and hint:
+                yield "t%d stays in SQL" % i, (to(i, "s"), flag, saw_none, hint, k), 0
+            if c == "n" and there < most and not flag:
+                yield "enqueue t%d" % i, (to(i, "r"), flag, saw_none, hint, k), 0
+            elif c == "n":
+                yield "enqueue t%d: crowded" % i, (to(i, "c"), True, saw_none, True, k), 0
+            if c == "c":
+                yield "park t%d" % i, (to(i, "s"), flag, saw_none, hint, k), 0
+                if k:
+                    yield "killed before t%d is parked" % i, (to(i, "n" if parks_first else "x"), flag, saw_none, False, k - 1), None
+            if c in "rb":
+                yield "t%d done" % i, (to(i, "d" if c == "r" else "D"), flag, saw_none, hint, k), 0
+            # Until a mark the row is there, and is released again: the queue knows the task (model "release").
+            if c in "bD":
+                yield "mark t%d" % i, (to(i, "r" if c == "b" else "d"), flag, saw_none, hint, k), 0
+        if hint:
+            yield "the process asks again", (tasks, flag, saw_none, False, k), None
+        if flag and refills and there <= most // 2 and not saw_none:
+            i = tasks.find("s")
+            if i >= 0:
+                yield "refill t%d" % i, (to(i, "b"), flag, saw_none, hint, k), 0
+            else:
+                yield "the watchdog sees no row", (tasks, flag, True, hint, k), 0
+        if saw_none:
+            yield "the watchdog takes the flag", (tasks, False, False, False, k), 0
+        if walk and not flag and "s" in tasks:
+            yield "walk", (tasks, True, saw_none, hint, k), 0
+
+    def invariant(state):
+        there = state[0].count("r") + state[0].count("b")
+        return "a task is lost" if "x" in state[0] else "more than the bound in Redis" if there > most else None
+
+    return init, actions, invariant, lambda s: set(s[0]) == {"d"}, [1]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
 KEY_A = dict(W=3, nums=(1, 1, 2), holds=1, fails=1, cancels=1)
@@ -1222,6 +1269,10 @@ SCENARIOS = [
     ("limit key ablation: no timer for the pace", BREAKS, lambda: key(**KEY_A, timer_for_pace=0)),
     ("limit key ablation: no timer for a hold", BREAKS, lambda: key(**KEY_A, timer_for_hold=0)),
     ("limit key ablation: older elements and entries count", BREAKS, lambda: key(**dict(KEY_G, C=2), new_offer=0)),
+    ("crowd: a bound, refill, walk, two kills", HOLDS, crowd),
+    ("crowd ablation: no walk", BREAKS, lambda: crowd(walk=False)),
+    ("crowd ablation: no refill", BREAKS, lambda: crowd(refills=False)),
+    ("crowd ablation: the offset moves before the park", BREAKS, lambda: crowd(parks_first=False)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),
