@@ -44,6 +44,7 @@ local counters =
 -- include lib/clock.lua
 local limits = nil
 -- include lib/limits.lua
+-- include lib/head.lua
 if counters[7] and not limits then return redis.error_reply('LIMITED the shard has tasks with limit keys') end
 if redis.call('XLEN', OUTBOX) >= tonumber(ARGV[3]) or tonumber(counters[3] or 0) >= tonumber(ARGV[4])
   or ARGV[6] ~= '' and redis.call('ZCARD', LEASES) >= tonumber(ARGV[6]) then
@@ -398,7 +399,11 @@ local lost, lost_open, lost_bytes = 0, 0, 0
 for k = 1, #damaged do
   local id = damaged[k]
   local size = redis.call('HSTRLEN', BODIES, id)
-  if limits and records[id] and byte(records[id]) == 107 then limits().forget(sub(records[id], 2, 9), id) end
+  if limits then
+    local _, limit = limited_head(redis.call('HGET', BODIES, size > LARGE and id .. 'h' or id) or '')
+    if not limit and records[id] and byte(records[id]) == 107 then limit = sub(records[id], 2, 9) end
+    if limit and #limit == 8 then limits().forget(limit, id) end
+  end
   local had_record = redis.call('HDEL', RECORDS, id) == 1
   -- Only a task that is not final has a body.
   local was_live = redis.call('HDEL', BODIES, id, id .. 'h') > 0 or had_record and were_open[id]

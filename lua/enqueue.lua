@@ -184,6 +184,8 @@ for i = 1, count do
       if limits then
         local _, found = limited_head(body)
         limit = found
+        -- One whose record cannot be read may be leased.
+        if limit and records[i] and not load(records[i]) then limits().forget(limit, id) end
       end
       if ahead >= high_tasks and not limit or bytes >= high_bytes or live >= most_live then break end
       if task.record then

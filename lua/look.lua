@@ -1,6 +1,6 @@
 -- Says what there is to do in the shard. Changes nothing.
 --
--- ARGV[2] grace time of final records (ms)   ARGV[3] horizon (ms), as in promote
+-- ARGV[2] grace time of final records (ms)   ARGV[3] horizon (ms), as in promote   ARGV[4] limits of the queue, as there
 -- Returns 0 the shard is empty
 --       | {a lease ran out 0|1, a delay is over 0|1, ms until the next of them or -1, elements beyond the open tasks,
 --          lanes with pointers, outbox entries, a final record is due 0|1, open tasks}
@@ -29,8 +29,12 @@ if counters[4] then
   -- As longest_wait() of lib/limits.lua.
   local text = redis.call('HGET', LIMITS, '')
   local queue = text and cmsgpack.unpack(text) or {0, 0, 1, 0}
-  local start = first(STARTS, math.ceil((queue[3] + 1) * queue[2] * (1 + queue[4] / 100)) + 1 + tonumber(counters[6] or 0))
+  local pace = math.max(queue[2], tonumber(counters[6] or 0))
+  local start = first(STARTS, math.ceil((queue[3] + 1) * pace * (1 + queue[4] / 100)) + 1)
   if start and (not delay or start < delay) then delay = start end
+  -- Promote takes new limits, and tells all keys.
+  local is_new = (ARGV[4] or '') ~= '' and ARGV[4] ~= text
+  if is_new or redis.call('HEXISTS', COUNTERS, 'limits_walk') == 1 then delay = 0 end
 end
 local elements = 0
 for lane = 1, 6 do elements = elements + redis.call('LLEN', T(lane)) end

@@ -3,7 +3,8 @@
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] at most
 -- ARGV[5] horizon (ms): no task comes to the shard longer than that before its time
--- Returns {promoted, more 0|1, when the next is due (ms) or -1}
+-- ARGV[6] limits of the queue (lib/limits.lua), '' or absent: those that the shard has
+-- Returns {promoted, more 0|1, when the next is due (ms) or -1}, and in a shard with limited tasks also now (ms)
 local most, promoted = tonumber(ARGV[4]), 0
 local counters = redis.call('HMGET', COUNTERS, 'longest_delay', 'limited')
 local longest = math.max(tonumber(ARGV[5]), tonumber(counters[1] or 0))
@@ -44,8 +45,10 @@ for _, member in ipairs(due) do
     promoted = promoted + 1
   end
 end
-local due_keys, next_start = 0, nil
+local due_keys, next_start, is_walking = 0, nil, false
 if counters[2] then
+  local is_new, cursor = limits().set_queue(ARGV[6] or ''), redis.call('HGET', COUNTERS, 'limits_walk')
+  is_walking = is_new or cursor
   local keys = redis.call('ZRANGE', STARTS, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
   -- Times farther away than any that a script wrote: the clock was set back. Such a key looks at its times again.
   local beyond = string.format('(%.0f', now + limits().longest_wait())
@@ -55,10 +58,22 @@ if counters[2] then
   for _, limit in ipairs(keys) do limits().touch(limit) end
   due_keys = #keys
   if due_keys > 0 then redis.call('ZREM', STARTS, unpack(keys)) end
+  -- New limits of the queue may let any key go on, so all of them look at their times, a page in each call.
+  local page = cursor and not is_new and redis.call('HSCAN', LIMITS, cursor, 'COUNT', most)
+  for i = 1, page and #page[2] or 0, 2 do
+    if #page[2][i] == 8 then limits().touch(page[2][i]) end
+  end
   settle_limits()
+  if page and page[1] == '0' then
+    redis.call('HDEL', COUNTERS, 'limits_walk')
+    is_walking = false
+  elseif page then
+    redis.call('HSET', COUNTERS, 'limits_walk', page[1])
+  end
   next_start = redis.call('ZRANGE', STARTS, 0, 0, 'WITHSCORES')[2]
 end
 if promoted > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
 local next_due = redis.call('ZRANGE', DELAYED, 0, 0, 'WITHSCORES')[2]
 if next_start and (not next_due or tonumber(next_start) < tonumber(next_due)) then next_due = next_start end
-return {promoted, (#due == most or due_keys == most) and 1 or 0, tonumber(next_due or -1)}
+local more = (#due == most or due_keys == most or is_walking) and 1 or 0
+return {promoted, more, tonumber(next_due or -1), counters[2] and now or nil}

@@ -19,7 +19,11 @@ local SPENT_ID = string.rep('\0', 16)
 local function spend(lane, at) redis.call('LSET', T(lane), at, element(1, 0, SPENT_ID)) end
 local function drop(id, t)
   local num, offer, limit = t and t[NUM] or 1, t and t[OFFER] or 0, t and t.limit
-  if limit then limits().forget(limit, id) end
+  if limit then
+    limits().forget(limit, id)
+  elseif not t then
+    forget_limit(id, redis.call('HGET', RECORDS, id))
+  end
   for lane = 1, 6 do
     local at = search(lane, element(num, offer, id, limit))[1]
     if at then spend(lane, at) end

@@ -87,12 +87,18 @@ local function drop_body(id)
   if redis.call('HDEL', BODIES, id, id .. 'h') > 0 then count('live', -1) end
 end
 
+-- Frees the place that a task whose record cannot be read has behind its limit key. The body names the key, or what is
+-- left of the record.
+local function forget_limit(id, record)
+  local _, limit = limited_head(head_text(id))
+  if not limit and record and string.byte(record) == 107 then limit = string.sub(record, 2, 9) end
+  if limit and #limit == 8 then limits().forget(limit, id) end
+end
+
 -- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the reconciler brings
 -- it back from SQL. Nobody knows whether it counted as open.
 local function drop_damaged(id, record)
-  local _, limit = limited_head(head_text(id))
-  if record and string.byte(record) == 107 then limit = string.sub(record, 2, 9) end
-  if limit and #limit == 8 then limits().forget(limit, id) end
+  forget_limit(id, record)
   redis.call('HDEL', RECORDS, id)
   drop_body(id)
 end

@@ -26,7 +26,7 @@ local function make_limits()
   local LONGEST_REPORT = 3600000
   local LANES = #KEYS - 20
 
-  local queue, queue_text = nil, nil
+  local queue, queue_text, is_walk_due = nil, nil, false
   local function of_queue()
     if not queue then
       local text = redis.call('HGET', LIMITS, '')
@@ -34,10 +34,15 @@ local function make_limits()
     end
     return queue
   end
-  -- The limits as the caller has them, which are those of the shard from now on.
+  -- The limits as the caller has them, which are those of the shard from now on; '': the settings of the caller have
+  -- none, so those of the shard stay. Returns whether they are new: then all keys have to look at their times again.
   local function set_queue(text)
-    if redis.call('HGET', LIMITS, '') ~= text then queue_text = text end
+    if text == '' then return false end
+    local stored = redis.call('HGET', LIMITS, '')
     queue = cmsgpack.unpack(text)
+    if stored == text then return false end
+    queue_text, is_walk_due = text, stored and true
+    return is_walk_due
   end
 
   -- Entries and chunks are read once a call, and written once.
@@ -58,10 +63,11 @@ local function make_limits()
   local function longest_pace(pace, burst)
     return math.ceil((burst + 1) * pace * (1 + of_queue()[JITTER] / 100)) + 1
   end
+  -- A worker may have asked for a longer pace, which has the jitter and the burst of the queue, too.
   local function longest_wait()
     local limits = of_queue()
     local report = tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0)
-    return longest_pace(limits[PACE], limits[BURST]) + report
+    return longest_pace(math.max(limits[PACE], report), limits[BURST])
   end
 
   -- When the first replica of a key may start (ms, 0 at once). A shard in a later generation may be one that Redis lost,
@@ -322,6 +328,7 @@ local function make_limits()
   -- lanes that got elements.
   local function settle()
     if queue_text then redis.call('HSET', LIMITS, '', queue_text) end
+    if is_walk_due then redis.call('HSET', COUNTERS, 'limits_walk', '0') end
     local entry_args, gone, start_args, soonest = {}, {}, {}, nil
     local function wake_at(limit, at)
       start_args[#start_args + 1], start_args[#start_args + 2] = at, limit

@@ -386,15 +386,15 @@ impl QueueSettings {
         })
     }
 
-    /// The limits of each limit key.
-    pub fn key_limits(&self) -> KeyLimits {
-        KeyLimits {
+    /// The limits of each limit key; `None`: tasks of the queue get no limit keys.
+    pub fn key_limits(&self) -> Option<KeyLimits> {
+        (self.limit_by != LimitBy::Nothing).then_some(KeyLimits {
             at_a_time: self.limit_at_a_time.0,
             pace: self.limit_pace.0,
             burst: self.limit_burst,
             jitter: self.limit_jitter,
             from: self.limit_from,
-        }
+        })
     }
 
     /// The number of live tasks at which a shard is full, no matter what they wait for: a worker, a

@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 use super::wire::packed;
 use crate::model::{KeyLimits, LimitFrom, QueueName, ShardId};
 
-/// The limits of the limit keys of each queue.
+/// The limits of the limit keys of each queue; `None`: its tasks get no limit keys.
 #[derive(Clone, Debug, Default)]
 pub struct QueueLimits {
-    pub default: KeyLimits,
-    pub named: BTreeMap<QueueName, KeyLimits>,
+    pub default: Option<KeyLimits>,
+    pub named: BTreeMap<QueueName, Option<KeyLimits>>,
     /// How long before its time a scheduled task may come to a shard.
     pub horizon: Duration,
 }
@@ -37,11 +37,13 @@ impl Limits {
         drop(self.of_queues.set(limits));
     }
 
-    /// The limits of a queue as `lua/lib/limits.lua` reads them.
+    /// The limits of a queue as `lua/lib/limits.lua` reads them. Empty if the settings of this
+    /// process have no `limit_by` for the queue: its tasks keep the limits that their shard has.
     pub(super) fn packed(&self, queue: &QueueName, wake_channel: &str) -> Vec<u8> {
-        let limits = match self.of_queues.get() {
-            Some(limits) => *limits.named.get(queue).unwrap_or(&limits.default),
-            None => KeyLimits::default(),
+        let limits = self.of_queues.get();
+        let limits = limits.and_then(|all| *all.named.get(queue).unwrap_or(&all.default));
+        let Some(limits) = limits else {
+            return Vec::new();
         };
         let jitter_percent = (limits.jitter * 100.0).round() as u64;
         packed(&(
@@ -91,6 +93,21 @@ mod tests {
             queue: QueueName::new("q").unwrap(),
             number,
         }
+    }
+
+    #[test]
+    fn a_queue_without_limit_keys_sends_no_limits() {
+        let limits = Limits::default();
+        let queue = QueueName::new("q").unwrap();
+        assert_eq!(limits.packed(&queue, "t:wake"), []);
+        limits.set(QueueLimits {
+            default: Some(KeyLimits::default()),
+            named: BTreeMap::from([(queue.clone(), None)]),
+            ..QueueLimits::default()
+        });
+        assert_eq!(limits.packed(&queue, "t:wake"), []);
+        let other = QueueName::new("other").unwrap();
+        assert_ne!(limits.packed(&other, "t:wake"), []);
     }
 
     #[test]

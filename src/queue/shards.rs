@@ -284,7 +284,7 @@ impl Shards {
     /// The stats of many shards, in order.
     pub async fn stats_of(&self, shards: &[ShardId]) -> Vec<Result<Stats>> {
         let answers = self
-            .call_each(&scripts::STATS, shards.iter().collect(), |_| {})
+            .call_each(&scripts::STATS, shards.iter().collect(), |_, _| {})
             .await;
         answers
             .into_iter()
@@ -366,7 +366,7 @@ impl Shards {
         &self,
         script: &'static Script,
         shards: Vec<&ShardId>,
-        args: impl Fn(&mut Call),
+        args: impl Fn(&mut Call, &ShardId),
     ) -> Vec<Result<Value>> {
         let most = if self.is_cluster() {
             SHARDS_OF_CLUSTER
@@ -378,7 +378,7 @@ impl Shards {
             let mut batch = Batch::default();
             for shard in shards {
                 let mut call = self.reach(shard).call(script).of_items(1);
-                args(&mut call);
+                args(&mut call, shard);
                 batch.script(call);
             }
             let some = self.0.process.redis.run_apart(batch).await;

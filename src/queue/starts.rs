@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures::StreamExt;
 
-use super::{error::Error, limits::QueueLimits, shards::Shards, upkeep::Upkeep};
+use super::{error::Error, limits::QueueLimits, shards::Shards, types::Promoted, upkeep::Upkeep};
 use crate::{model::ShardId, runtime::Loop};
 
 /// Two promotions of a process are this far apart, so that keys of one moment go together.
@@ -18,6 +18,19 @@ const LONGEST: Duration = Duration::from_secs(60);
 const AT_ONCE: usize = 1000;
 /// Shards that are promoted at once.
 const SHARDS_AT_ONCE: usize = 8;
+
+/// How long to wait until the shard is to be promoted again (ms). Counted from Redis's clock: if
+/// that of this process is ahead, what is due here is not due there.
+fn until_next(promoted: &Promoted) -> Option<i64> {
+    let grain = i64::try_from(GRAIN.as_millis()).unwrap_or(i64::MAX);
+    if promoted.more {
+        return Some(grain);
+    }
+    // A shard without limited tasks tells no time: the watchdog promotes it.
+    let now = promoted.now_unix_ms?;
+    let next = promoted.next_unix_ms?;
+    Some((next - now).max(grain))
+}
 
 impl Shards {
     /// Tells the limits of all queues, once.
@@ -65,14 +78,38 @@ impl Upkeep {
             .await
         {
             Ok(promoted) => {
-                if let Some(next) = promoted.next_unix_ms {
-                    limits.note_start(shard, next);
+                if let Some(wait) = until_next(&promoted) {
+                    limits.note_start(shard, self.clock().now_unix_ms() + wait);
                 }
             }
             Err(Error::NoGeneration) => {}
             Err(error) => {
                 tracing::debug!(%shard, "cannot release tasks of limit keys in {shard}, the watchdog will: {error}");
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_promotion_waits_by_the_clock_of_redis() {
+        let promoted = |next, now, more| Promoted {
+            promoted: 0,
+            more,
+            next_unix_ms: next,
+            now_unix_ms: now,
+        };
+        for (answer, wait) in [
+            (promoted(Some(1500), Some(1000), false), Some(500)),
+            (promoted(Some(1001), Some(1000), false), Some(10)),
+            (promoted(Some(1500), Some(1000), true), Some(10)),
+            (promoted(None, Some(1000), false), None),
+            (promoted(Some(1500), None, false), None),
+        ] {
+            assert_eq!(until_next(&answer), wait, "{answer:?}");
         }
     }
 }

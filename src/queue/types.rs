@@ -268,6 +268,8 @@ pub struct Promoted {
     pub promoted: u64,
     pub more: bool,
     pub next_unix_ms: Option<i64>,
+    /// Redis's time; only a shard with limit keys tells it.
+    pub now_unix_ms: Option<i64>,
 }
 
 /// A record as `lua/inspect.lua` shows it.

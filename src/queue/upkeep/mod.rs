@@ -110,8 +110,10 @@ impl Upkeep {
             }
         }
         let shards = unseen.iter().map(|(_, shard)| &shard.id).collect();
-        let answers = self.call_each(&scripts::LOOK, shards, |call| {
+        let answers = self.call_each(&scripts::LOOK, shards, |call, shard| {
+            let limits = self.reach(shard).limits_of(&shard.queue);
             call.arg(ms(look_for.grace)).arg(ms(look_for.horizon));
+            call.arg(limits);
         });
         for (answer, (before, shard)) in answers.await.into_iter().zip(&unseen) {
             let look = answer.and_then(ShardSnapshot::read);
@@ -167,19 +169,26 @@ impl Upkeep {
         horizon: Duration,
     ) -> Result<Promoted> {
         let call = |wake: &WakeMessage| {
-            let mut call = self.reach(shard).call(&scripts::PROMOTE).of_items(1);
+            let reach = self.reach(shard);
+            let mut call = reach.call(&scripts::PROMOTE).of_items(1);
             call.arg(self.wake_channel())
                 .arg(wake.to_string())
                 .arg(most)
-                .arg(ms(horizon));
+                .arg(ms(horizon))
+                .arg(reach.limits_of(&shard.queue));
             call
         };
         let read = |answer| {
-            let n = numbers(answer, 3)?;
+            let mut n = items(answer)?.into_iter();
+            let promoted = number(n.next())?;
+            let more: u8 = number(n.next())?;
+            let next: i64 = number(n.next())?;
+            let now = n.next().map(|now| number(Some(now))).transpose()?;
             Ok(Promoted {
-                promoted: unsigned(n[0]),
-                more: n[1] != 0,
-                next_unix_ms: (n[2] >= 0).then_some(n[2]),
+                promoted,
+                more: more != 0,
+                next_unix_ms: (next >= 0).then_some(next),
+                now_unix_ms: now,
             })
         };
         let count = |done: &Promoted| usize::try_from(done.promoted).unwrap_or(usize::MAX);

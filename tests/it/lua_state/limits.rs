@@ -58,6 +58,8 @@ fn letters(ids: &[u8], width: usize) -> String {
 struct Shard {
     f: Fixture,
     limits: Limits,
+    /// Whether the settings of the caller have limits.
+    knows_limits: bool,
     now: i64,
     offset: u64,
 }
@@ -70,9 +72,41 @@ impl Shard {
         Self {
             f,
             limits,
+            knows_limits: true,
             now: NOW,
             offset: 0,
         }
+    }
+
+    /// The limits of the queue, as calls send them.
+    fn text(&self) -> Vec<u8> {
+        if self.knows_limits {
+            packed(self.limits)
+        } else {
+            Vec::new()
+        }
+    }
+
+    /// Promotes; answers what the script does.
+    async fn promote(&self) -> Vec<String> {
+        let limits = self.text();
+        self.run(&scripts::PROMOTE, |call| {
+            call.arg("t:wake").arg("q").arg(100).arg(1000).arg(limits);
+        })
+        .await
+        .expect("promote")
+    }
+
+    /// Looks; answers whether a delay is over, and when the next one is (ms).
+    async fn look(&self) -> (String, String) {
+        let limits = self.text();
+        let mut seen = self
+            .run(&scripts::LOOK, |call| {
+                call.arg(1000).arg(1000).arg(limits);
+            })
+            .await
+            .expect("look");
+        (seen.swap_remove(1), seen.swap_remove(2))
     }
 
     async fn run(
@@ -93,7 +127,7 @@ impl Shard {
         self.offset += 1;
         let offset = format!("{}-0", self.offset);
         let offsets = vec![offset.clone(); tasks.len()].join(" ");
-        let limits = packed(self.limits);
+        let limits = self.text();
         let answer = self
             .run(&scripts::ENQUEUE_LIMITED, |call| {
                 call.arg("t:wake")
@@ -116,7 +150,7 @@ impl Shard {
 
     /// Claims; answers the letters of the tasks, and when time lets a key go on.
     async fn claim(&self, worker: &str, most: u64) -> (String, Option<i64>) {
-        let limits = packed(self.limits);
+        let limits = self.text();
         let answer = self
             .run(&scripts::CLAIM_LIMITED, |call| {
                 call.arg(100).arg(10_000).arg(1 << 20).arg(1 << 20);
@@ -521,7 +555,8 @@ async fn starts_are_so_far_apart_and_the_time_releases_the_next() {
     };
     s.now = NOW + 999;
     let promoted = s.run(&scripts::PROMOTE, promote).await.expect("promote");
-    assert_eq!(promoted, ["0", "0", &(NOW + 1000).to_string()]);
+    let (next, now) = ((NOW + 1000).to_string(), s.now.to_string());
+    assert_eq!(promoted, ["0", "0", &*next, &*now]);
     assert_eq!(s.lanes().await, lanes(&[]), "a millisecond too early");
     s.now = NOW + 1000;
     s.run(&scripts::PROMOTE, promote).await.expect("promote");
@@ -716,4 +751,88 @@ async fn lines_are_as_long_as_they_have_to_be() {
         }
         s.is_gone().await;
     }
+}
+
+#[tokio::test]
+async fn a_caller_whose_settings_have_no_limits_leaves_those_of_the_shard() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    s.knows_limits = false;
+    s.enqueue("x", 1, &[('c', 2)]).await;
+    assert_eq!(s.claim("w", 5).await.0, "a");
+    s.promote().await;
+    assert_eq!(s.lanes().await, lanes(&[]), "one at a time");
+    s.complete('a', 1, "w").await;
+    assert_eq!(s.claim("w", 5).await.0, "b");
+}
+
+#[tokio::test]
+async fn a_damaged_record_of_a_leased_task_frees_its_place() {
+    for damage in [&b"kaputt"[..], b"k", b"\x97nonsense"] {
+        for script in ["check", "enqueue", "claim"] {
+            let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+            s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+            assert_eq!(s.claim("w", 1).await.0, "a");
+            s.f.seed("HSET", "records", &[&id('a'), damage]).await;
+            match script {
+                "check" => {
+                    let records = super::check::check("records", 1);
+                    s.run(&scripts::CHECK, records).await.expect("check");
+                }
+                "enqueue" => {
+                    s.enqueue("x", 1, &[('a', 2)]).await;
+                }
+                _ => {
+                    // An element of it is still in a lane.
+                    let element = [&[0x94, 1, 0, 0xa8][..], &[b'x'; 8], &[0xb0], &id('a')[..]].concat();
+                    s.f.seed("LPUSH", "m:T", &[&element]).await;
+                    s.claim("v", 1).await;
+                }
+            }
+            let entry = s.entry('x').await.expect("b waits or runs");
+            assert!(
+                !entry.leased.contains('a'),
+                "{script} {damage:?}: {entry:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_pace_that_a_worker_asks_for_has_the_jitter_of_the_queue() {
+    let mut s = Shard::new((1, 1000, 1, 50, 0)).await;
+    s.enqueue("x", 1, &[('a', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.enqueue("x", 1, &[('g', 2), ('z', 2)]).await;
+    let pace = 3_000_000;
+    s.run(&scripts::COMPLETE_LIMITED, |call| {
+        reporting(call, 'a', 1, 0, pace);
+    })
+    .await
+    .expect("complete");
+    s.now += 3_000_001;
+    s.promote().await;
+    let (started, next) = s.claim("w", 1).await;
+    assert_eq!(started, "g");
+    let wait = next.expect("z waits") - s.now;
+    assert!((4_000_000..4_500_002).contains(&wait), "{wait}");
+    // Not a time that only a clock which was set back could have written.
+    assert_eq!(s.look().await.0, "0");
+}
+
+#[tokio::test]
+async fn new_limits_of_a_queue_reach_keys_that_wait() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    for (key, first, second) in [("x", 'a', 'b'), ("y", 'c', 'd')] {
+        s.enqueue(key, 1, &[(first, 2), (second, 2)]).await;
+    }
+    assert_eq!(s.claim("w", 5).await.0, "ac");
+    assert_eq!(s.look().await.0, "0");
+    s.limits = TWO;
+    assert_eq!(s.look().await.0, "1", "promote takes them");
+    assert_eq!(s.promote().await[1], "1", "there is more to do");
+    assert_eq!(s.look().await.0, "1");
+    assert_eq!(s.promote().await[1], "0");
+    assert_eq!(s.lanes().await, lanes(&[("m", "bd")]));
+    assert_eq!(s.look().await.0, "0");
 }

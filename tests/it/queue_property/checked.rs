@@ -889,7 +889,8 @@ impl Checked {
             Promoted {
                 promoted,
                 more: due.len() == most,
-                next_unix_ms: answer.next_unix_ms
+                next_unix_ms: answer.next_unix_ms,
+                now_unix_ms: answer.now_unix_ms,
             }
         );
         assert_eq!(answer.next_unix_ms.is_none(), self.model.waits.is_empty());
