@@ -1,7 +1,7 @@
 -- Compares a slice of the shard with the rest of it, in one step: whatever it reports was so at that moment. Mends what
 -- it finds in the same step, if asked.
 --
--- ARGV[2] part: 'records', 'leases', 'delayed', 'bodies', or the number of a lane, for its pointers
+-- ARGV[2] part: 'records', 'leases', 'delayed', 'bodies', 'limits', or the number of a lane, for its pointers
 -- ARGV[3] cursor, '0' begins   ARGV[4] entries at most, about   ARGV[5] 1 mends, 0 only reports
 -- ARGV[6] elements of lanes to pass at most: a task that is dropped costs a walk over its lanes
 -- Returns {next cursor ('0': the end), finds, tasks, 1 the slice is to be asked for again | 0}
@@ -119,6 +119,23 @@ local function check_body(field)
   end
 end
 
+local function check_limit(limit)
+  local asleep = limits().sleeps(limit)
+  for id, count in pairs(limits().leases(limit)) do
+    local t = live(id)
+    local held = t and t.limit == limit and #t[HELD] / 2 or 0
+    if count > held then
+      find('limit_without_lease', id, 'its limit key counts ' .. count .. ' leases of it, and ' .. held .. ' are there')
+      for _ = held + 1, mends and count or held do limits().lease_ended(limit, id) end
+    end
+  end
+  if asleep then
+    local name = string.gsub(limit, '.', function(c) return string.format('%02x', string.byte(c)) end)
+    find('limit_asleep', '', 'tasks wait behind limit key ' .. name .. ', which may start them, and nothing wakes it')
+    if mends then limits().touch(limit) end
+  end
+end
+
 local function check_pointer(worker, passed)
   local gone, length = tonumber(redis.call('GET', C(lane)) or 0), redis.call('LLEN', T(lane))
   local number = tonumber(passed)
@@ -138,6 +155,11 @@ elseif part == 'leases' then
 elseif part == 'delayed' then
   page = redis.call('ZSCAN', DELAYED, ARGV[3], 'COUNT', ARGV[4])
   for i = 1, #page[2], 2 do check_delay(page[2][i]) end
+elseif part == 'limits' then
+  page = redis.call('HSCAN', LIMITS, ARGV[3], 'COUNT', ARGV[4])
+  for i = 1, #page[2], 2 do
+    if page[2][i] ~= '' then check_limit(page[2][i]) end
+  end
 elseif part == 'bodies' then
   -- The scan reads the payloads, too: a few where they may be large.
   local largest = tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0)

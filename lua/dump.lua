@@ -75,6 +75,19 @@ for lane = 1, 6 do
   end
 end
 
+-- The entries of limit keys, as lib/limits.lua has them.
+local limits, stored = {}, redis.call('HSCAN', LIMITS, '0', 'COUNT', most)[2]
+for i = 1, math.min(#stored, 2 * most), 2 do
+  local ok, entry = pcall(cmsgpack.unpack, stored[i + 1])
+  if stored[i] ~= '' and ok and type(entry) == 'table' and #entry >= 5 then
+    limits[#limits + 1] = {key = hex(stored[i]), leased = #entry[1] / 16, offered = #entry[2] / 17, waiting = entry[5],
+      next_start_ms = entry[3] > 0 and entry[3] or nil, hold_ms = entry[4] > 0 and entry[4] or nil,
+      wakes_ms = whole(redis.call('ZSCORE', STARTS, stored[i]))}
+  end
+end
+local crowded, marks = {}, redis.call('ZRANGE', CROWDED, 0, most - 1, 'WITHSCORES')
+for i = 1, #marks, 2 do crowded[#crowded + 1] = {key = hex(marks[i]), waiting = tonumber(marks[i + 1])} end
+
 local page = redis.call('HSCAN', RECORDS, '0', 'COUNT', most)[2]
 for i = 1, math.min(#page, 2 * most), 2 do records[#records + 1] = decoded(page[i], page[i + 1]) end
 local counters, flat = {}, redis.call('HGETALL', COUNTERS)
@@ -87,4 +100,5 @@ return cmsgpack.pack({now_ms = now, generation = generation, offset = redis.call
   leases = by_time(LEASES, true), leases_count = redis.call('ZCARD', LEASES),
   delayed = by_time(DELAYED, true), delayed_count = redis.call('ZCARD', DELAYED),
   undelivered = by_time(UNDELIVERED, false), finals = shown(finals), finals_count = redis.call('LLEN', FINALS),
+  limits = shown(limits), crowded = shown(crowded), lines_count = #limits > 0 and redis.call('HLEN', LINES) or nil,
   outbox_entries = redis.call('XLEN', OUTBOX)})

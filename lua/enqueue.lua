@@ -25,12 +25,14 @@
 -- then 5 values per task that has another NUM, waits for its time, has credited workers, or was sent again:
 --   place (from 1), NUM, not_before (ms, 0 at once), credited workers as msgpack array ('' none), epoch of the task
 -- In the row for limited tasks one value more comes last: the limits of the queue (lib/limits.lua). There a task whose
--- body names a limit key waits behind it, and no high water of lanes counts it.
+-- body names a limit key waits behind it, and no high water of lanes counts it. If enough of its key wait there, it is
+-- crowded: it is left to the caller, who puts it into SQL, and no offset is stored.
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'moved', the fence: generation/moves/forgets}: nothing was changed
---       | {'ok', dealt with, added, known[, next]}: next: in the row for limited tasks, when time alone lets a limit key
---         of the call go on (ms), or -1. When fewer were dealt with than given, the queue is full at the next one
+--       | {'ok', dealt with, added, known[, next, crowded]}: in the row for limited tasks, when time alone lets a limit key
+--         of the call go on (ms), or -1, and the places (from 1) of the crowded tasks, which count as dealt with. When
+--         fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
 local counters =
   redis.call('HMGET', COUNTERS, 'open_bytes', 'largest_body', 'epoch', 'live', 'open', 'fence', 'forgets')
@@ -186,6 +188,13 @@ for i = 1, count do
         limit = found
         -- One whose record cannot be read may be leased.
         if limit and records[i] and not load(records[i]) then limits().forget(limit, id) end
+        if limit and task.record and not task.due then
+          local most = limits().most_waiting(bytes, high_bytes, live, most_live)
+          if limits().crowds(limit, i, most, ARGV[13] == '1') then
+            -- Neither added nor known. The offset stays until the caller has put it into SQL.
+            task, known, is_from_bus = {}, known - 1, false
+          end
+        end
       end
       if ahead >= high_tasks and not limit or bytes >= high_bytes or live >= most_live then break end
       if task.record then
@@ -273,5 +282,5 @@ end
 if is_from_bus and reached and is_behind(reached, stored) then redis.call('SET', OFFSET, topic .. reached) end
 -- Also for a task that waits for its time: the watchdog looks when the task is due.
 if added > 0 then redis.call('PUBLISH', ARGV[2], ARGV[3]) end
-if limits then return {'ok', done, added, known, settle_limits() or -1} end
+if limits then return {'ok', done, added, known, settle_limits() or -1, limits().crowded_places} end
 return {'ok', done, added, known}

@@ -1,8 +1,9 @@
 -- Counts what the shard has. Changes nothing.
 --
 -- Returns {open tasks, leases, waiting for their time, live tasks, bytes of open tasks, outbox entries,
---          final records, creation time (ms) of the oldest task at a tail or -1, elements ahead of the foremost worker}
-local counters = redis.call('HMGET', COUNTERS, 'open', 'live', 'open_bytes')
+--          final records, creation time (ms) of the oldest task at a tail or -1, elements ahead of the foremost worker, items that
+--          wait behind limit keys, limit keys that have anything, limit keys with tasks in SQL}
+local counters = redis.call('HMGET', COUNTERS, 'open', 'live', 'open_bytes', 'limited', 'behind')
 local oldest, ahead = -1, 0
 for lane = 1, 6 do
   local length = redis.call('LLEN', T(lane))
@@ -28,4 +29,5 @@ for lane = 1, 6 do
 end
 return {tonumber(counters[1] or 0), redis.call('ZCARD', LEASES), redis.call('ZCARD', DELAYED),
   tonumber(counters[2] or 0), tonumber(counters[3] or 0), redis.call('XLEN', OUTBOX),
-  redis.call('LLEN', FINALS), oldest, ahead}
+  redis.call('LLEN', FINALS), oldest, ahead, tonumber(counters[5] or 0),
+  counters[4] and math.max(redis.call('HLEN', LIMITS) - 1, 0) or 0, counters[4] and redis.call('ZCARD', CROWDED) or 0}

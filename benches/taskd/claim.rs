@@ -246,7 +246,8 @@ impl Bed {
                 answer
                     == Enqueued::Done {
                         dealt_with: count,
-                        added: count
+                        added: count,
+                        crowded: Vec::new(),
                     },
                 "enqueue answered {answer:?}"
             );

@@ -4,7 +4,8 @@
 --
 -- LIMITS has an entry per limit key that has something, by the first 8 bytes of the key's hash, and under '' the limits
 -- of the queue, as enqueue and claim got them last. LINES has the lines, in chunks of up to 64 items. STARTS says when
--- time alone lets a key go on, or its entry may go.
+-- time alone lets a key go on, or its entry may go. CROWDED has the keys of which tasks wait in SQL, because enough of the
+-- key wait here, each with how many do.
 --
 -- Nothing of this costs a call that meets no limited task: limits() makes the functions once one is met, and
 -- settle_limits() does at the end of a script, when records and bodies are written, what follows from all of it.
@@ -22,6 +23,8 @@ local function make_limits()
   local ID, CHUNK_ITEMS, ITEM = 16, 64, 24
   -- Without a bound so many of a key stand in lanes. A call looks at so many items that count no more.
   local UNBOUNDED, STALE_AT_ONCE = 1000, 1000
+  -- So many items of a key wait here at most; in a shard that is half full, in bytes or live tasks, so many.
+  local MOST, MOST_IF_HALF_FULL = 4096, 64
   -- How long a report may hold a key, and how long the time between two starts counts that it asks for (ms).
   local LONGEST_REPORT = 3600000
   local LANES = #KEYS - 20
@@ -318,10 +321,54 @@ local function make_limits()
     return sum
   end
 
+  -- How many leases of each task the entry counts.
+  local function leases(limit)
+    local counts, text = {}, entry_of(limit)[LEASED]
+    for at = 1, #text, ID do
+      local id = sub(text, at, at + ID - 1)
+      counts[id] = (counts[id] or 0) + 1
+    end
+    return counts
+  end
+
+  -- Whether tasks wait behind the key and nothing wakes it: no lease or element of it is there to end, and no time.
+  local function sleeps(limit)
+    local entry = entry_of(limit)
+    return entry[WAITING] > 0 and entry[LEASED] == '' and entry[OFFERED] == '' and not redis.call('ZSCORE', STARTS, limit)
+  end
+
   -- The task left the shard without telling of its leases.
   local function forget(limit, id)
     while lease_ended(limit, id) do end
     pass(limit, id)
+  end
+
+  local function most_waiting(bytes, high_bytes, live, most_live)
+    return (2 * bytes >= high_bytes or 2 * live >= most_live) and MOST_IF_HALF_FULL or MOST
+  end
+
+  -- Whether tasks of the key wait in SQL. Most shards have no such key.
+  local any_crowded, crowded_keys = nil, {}
+  local function is_crowded(limit)
+    if any_crowded == nil then any_crowded = redis.call('EXISTS', CROWDED) == 1 end
+    if crowded_keys[limit] == nil then
+      crowded_keys[limit] = any_crowded and redis.call('ZSCORE', CROWDED, limit) and true or false
+    end
+    return crowded_keys[limit]
+  end
+  -- Tasks of the key wait in SQL, or will in a moment.
+  local function set_crowded(limit)
+    any_crowded, crowded_keys[limit] = true, true
+    touch(limit)
+  end
+  -- Whether the task at this place of the call has to wait in SQL: enough of its key wait here, or others wait in SQL that
+  -- it would overtake. One that comes from there overtakes none.
+  local crowded_places = {}
+  local function crowds(limit, place, most, is_from_sql)
+    if entry_of(limit)[WAITING] < most and (is_from_sql or not is_crowded(limit)) then return false end
+    set_crowded(limit)
+    crowded_places[#crowded_places + 1] = place
+    return true
   end
 
   -- Releases what may start, and writes. Returns when time alone lets a key of the call go on (ms), or nil; and the
@@ -329,7 +376,7 @@ local function make_limits()
   local function settle()
     if queue_text then redis.call('HSET', LIMITS, '', queue_text) end
     if is_walk_due then redis.call('HSET', COUNTERS, 'limits_walk', '0') end
-    local entry_args, gone, start_args, soonest = {}, {}, {}, nil
+    local entry_args, gone, start_args, crowded_args, soonest = {}, {}, {}, {}, nil
     local function wake_at(limit, at)
       start_args[#start_args + 1], start_args[#start_args + 2] = at, limit
       if not soonest or at < soonest then soonest = at end
@@ -338,6 +385,9 @@ local function make_limits()
       local limit = touched[i]
       local entry = entries[limit]
       release(limit, entry)
+      if is_crowded(limit) then
+        crowded_args[#crowded_args + 1], crowded_args[#crowded_args + 2] = entry[WAITING], limit
+      end
       local is_idle = entry[WAITING] == 0 and entry[LEASED] == '' and entry[OFFERED] == ''
       if is_idle and entry[NEXT] <= now and entry[HOLD] <= now and entry[ASKED_UNTIL] <= now then
         gone[#gone + 1] = limit
@@ -369,6 +419,7 @@ local function make_limits()
     call_all('HSET', LINES, chunk_args)
     call_all('HDEL', LINES, empty)
     call_all('ZADD', STARTS, start_args)
+    call_all('ZADD', CROWDED, crowded_args)
     for lane, list in pairs(elements) do call_all('LPUSH', KEYS[LANES + 3 * lane], list) end
     if longest_report > 0 and longest_report > tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0) then
       redis.call('HSET', COUNTERS, 'longest_report', string.format('%.0f', longest_report))
@@ -380,7 +431,8 @@ local function make_limits()
 
   return {now = now, set_queue = set_queue, longest_wait = longest_wait, touch = touch, may_start = may_start, enter = enter,
     start = start, lease_ended = lease_ended, report = report, pass = pass, stands = stands, show = show, count_waiting = count_waiting,
-    forget = forget, settle = settle}
+    forget = forget, settle = settle, leases = leases, sleeps = sleeps, most_waiting = most_waiting, set_crowded = set_crowded, crowds = crowds,
+    crowded_places = crowded_places}
 end
 local made_limits
 local function limits()

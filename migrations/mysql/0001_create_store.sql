@@ -145,17 +145,20 @@ CREATE TABLE batches (
 -- Tasks that go to the bus one by one: scheduled ones, and those that came back from their queue.
 CREATE TABLE outbox (
     task_id  BINARY(16)  NOT NULL PRIMARY KEY,
-    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue.
+    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue, 4 crowded (enough of
+    -- its limit key are in Redis).
     state    TINYINT     NOT NULL,
     queue    VARCHAR(64) NOT NULL,
     priority TINYINT     NOT NULL,
-    due_ms   BIGINT      NOT NULL, -- parked: never
+    due_ms   BIGINT      NOT NULL, -- parked, crowded: never
     -- A random number each time it comes back: what was published before is not this row.
     turn     BIGINT      NOT NULL,
     -- Its weight, so that a page can be cut before its tasks are read.
     bytes    BIGINT      NOT NULL DEFAULT 0,
+    limit_hash VARBINARY(8) NOT NULL DEFAULT '', -- of a crowded one, of its limit key
     KEY outbox_due (due_ms, task_id),
-    KEY outbox_parked (state, queue, priority, task_id)
+    KEY outbox_parked (state, queue, priority, task_id),
+    KEY outbox_crowded (state, queue, limit_hash, priority, task_id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,

@@ -164,19 +164,22 @@ CREATE INDEX batches_due ON batches (due_ms) WHERE generation = '';
 -- Tasks that go to the bus one by one: scheduled ones, and those that came back from their queue.
 CREATE TABLE outbox (
     task_id  BLOB    NOT NULL PRIMARY KEY,
-    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue.
+    -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue, 4 crowded (enough of
+    -- its limit key are in Redis).
     state    INTEGER NOT NULL,
     queue    TEXT    NOT NULL,
     priority INTEGER NOT NULL,
-    due_ms   INTEGER NOT NULL, -- parked: never
+    due_ms   INTEGER NOT NULL, -- parked, crowded: never
     -- A random number each time it comes back: what was published before is not this row.
     turn     INTEGER NOT NULL,
     -- Its weight, so that a page can be cut before its tasks are read.
-    bytes    INTEGER NOT NULL DEFAULT 0
+    bytes    INTEGER NOT NULL DEFAULT 0,
+    limit_hash BLOB NOT NULL DEFAULT x'' -- of a crowded one, of its limit key
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX outbox_due ON outbox (due_ms, task_id);
 CREATE INDEX outbox_parked ON outbox (queue, priority, task_id) WHERE state = 1;
+CREATE INDEX outbox_crowded ON outbox (queue, limit_hash, priority, task_id) WHERE state = 4;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,
 -- or for a part of one. A later change of a task has a later number, and no number comes twice.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{
     error::Error,
-    facts::Facts,
+    facts::{CROWDED_COUNTED, Facts},
     reader::{Reader, view},
 };
 use crate::{
@@ -75,6 +75,7 @@ impl Facts {
                 StoredStatus::Completed | StoredStatus::Unfinished => "it is completed",
             },
             TaskPlace::Outbox => "it is stored in SQL, and on its way to the bus",
+            TaskPlace::Parked if self.is_crowded() => return self.waits_in_sql(),
             TaskPlace::Parked => {
                 "it is parked: it stays in SQL, because its queue or Redis was full"
             }
@@ -121,9 +122,29 @@ impl Facts {
             let wait = limit.next_start_unix_ms - self.now_unix_ms;
             said += &format!(", next start in {:.1}s", wait as f64 / 1000.0);
         }
-        match limit.before {
-            Some(before) => said + &format!(", {before} before it"),
-            None => said + ", many before it",
+        said += &match limit.before {
+            Some(before) => format!(", {before} before it"),
+            None => ", many before it".to_owned(),
+        };
+        if self.crowded > 0 {
+            said += &format!(", {} more in SQL", self.crowded_count());
+        }
+        said
+    }
+
+    /// "it waits for example.org in SQL, as one of 120: enough tasks of that key are in Redis".
+    fn waits_in_sql(&self) -> String {
+        format!(
+            "it waits for {} in SQL, as one of {}: enough tasks of that key are in Redis",
+            self.detail.task.limit_key,
+            self.crowded_count()
+        )
+    }
+
+    fn crowded_count(&self) -> String {
+        match self.crowded {
+            0..=CROWDED_COUNTED => self.crowded.to_string(),
+            _ => format!("more than {CROWDED_COUNTED}"),
         }
     }
 
@@ -189,6 +210,11 @@ impl Facts {
                 "taskd publishes it at once; if the process died that stored it, the watchdog does"
                     .to_owned(),
                 due,
+            ),
+            TaskPlace::Parked if self.is_crowded() => (
+                "the watchdog brings it to its queue when few tasks of its limit key are left there"
+                    .to_owned(),
+                None,
             ),
             TaskPlace::Parked => (
                 "the watchdog publishes it when its queue has room again".to_owned(),

@@ -3,7 +3,7 @@
 use super::{error::Error, reader::Reader};
 use crate::{
     bus::Topic,
-    model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskPlace, WorkerName},
+    model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskPlace, WorkerName, limit_hash},
     pipelines::admission::Shortage,
     queue::{self, Explained, ExplainedRecord, RecordStatus, Stats},
     store::{Place, TaskDetail, Unpublished},
@@ -24,11 +24,17 @@ pub(super) struct Facts {
     pub(super) shard: Option<Explained>,
     /// For a parked task: a shard of its queue that is full.
     pub(super) full: Option<(ShardId, Stats)>,
+    /// Of a task that waits for its limit key: how many tasks of the key wait in SQL. More than
+    /// [`CROWDED_COUNTED`] count as one more than that.
+    pub(super) crowded: u64,
     pub(super) shortage: Option<Shortage>,
     /// True if an operator has paused the queue.
     pub(super) is_paused: bool,
     pub(super) now_unix_ms: i64,
 }
+
+/// How many tasks of a limit key are counted in SQL.
+pub(super) const CROWDED_COUNTED: u64 = 1000;
 
 /// A published task of which Redis has no record.
 pub(super) struct OnBus {
@@ -86,6 +92,7 @@ impl Reader {
             on_bus: None,
             shard: None,
             full: None,
+            crowded: 0,
             shortage: self.gates.shortage(),
             now_unix_ms: self.clock.now_unix_ms(),
         };
@@ -127,6 +134,14 @@ impl Reader {
                 facts.full = self.full_shard(&facts.detail.task.queue).await?;
             }
             _ => {}
+        }
+        if facts.is_crowded() || facts.record().is_some_and(|record| record.limit.is_some()) {
+            let task = &facts.detail.task;
+            let key = limit_hash(&task.queue, &task.limit_key);
+            let count = self
+                .store
+                .count_crowded(&task.queue, &key, CROWDED_COUNTED + 1);
+            facts.crowded = count.await?;
         }
         if let Some(shard) = &facts.shard {
             facts.now_unix_ms = shard.now_unix_ms;
@@ -181,6 +196,18 @@ impl Facts {
         self.shard.as_ref()?.record.as_ref()
     }
 
+    /// Whether it waits in SQL because enough tasks of its limit key are in Redis.
+    pub(super) fn is_crowded(&self) -> bool {
+        let is_crowded = matches!(
+            self.place_in_sql,
+            Some(Place::Off {
+                why: Unpublished::Crowded,
+                ..
+            })
+        );
+        is_crowded && self.record().is_none() && !self.detail.status.is_final()
+    }
+
     /// The last offset that the shard has stored, if it is one of this generation of the topic.
     fn stored(&self, generation: &str) -> Option<Offset> {
         let (topic, offset) = self.shard.as_ref()?.stored.as_ref()?;
@@ -211,7 +238,7 @@ impl Facts {
             (
                 None,
                 Some(Place::Off {
-                    why: Unpublished::Parked,
+                    why: Unpublished::Parked | Unpublished::Crowded,
                     ..
                 }),
             ) => TaskPlace::Parked,

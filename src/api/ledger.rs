@@ -286,6 +286,7 @@ fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
         delayed,
         outbox,
         lanes,
+        behind,
         ..
     }) = holding
     else {
@@ -299,6 +300,7 @@ fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
     held.delayed += delayed;
     held.assigned += nothing_left - delayed;
     held.leases += leases;
+    held.behind_limits += behind;
     held.reports += outbox;
     for (lane, length) in LANES
         .into_iter()
@@ -313,11 +315,13 @@ fn set_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     let count = |why| counts.get(&(of.queue.clone(), why)).copied().unwrap_or(0);
     let fresh = count(Unpublished::Fresh);
     let parked = count(Unpublished::Parked);
+    let crowded = count(Unpublished::Crowded);
     let scheduled = count(Unpublished::Scheduled);
     let missing = count(Unpublished::Missing);
     let held = &mut of.held;
     held.fresh = fresh;
     held.parked = parked;
+    held.crowded = crowded;
     held.scheduled = scheduled;
     held.missing = missing;
     let known = i64::try_from(held.off_bus() + held.live()).unwrap_or(i64::MAX);
@@ -338,8 +342,8 @@ fn is_unsure(held: &UnfinishedTasks, is_recent: bool) -> bool {
 fn state(held: &UnfinishedTasks, flows: bool, is_recent: bool) -> BooksState {
     let leaves_outbox = held.fresh + held.missing > 0;
     // A task that was parked by a fanout that died right after may be enqueued as well. Its parked
-    // copy is removed when there is room.
-    let is_parked_twice = held.parked > 0 && held.between < 0;
+    // or crowded copy is removed when there is room.
+    let is_parked_twice = held.parked + held.crowded > 0 && held.between < 0;
     match held.between {
         0 if is_unsure(held, is_recent) => BooksState::Moving,
         0 => BooksState::Balanced,

@@ -122,6 +122,8 @@ struct UnfinishedTasks {
 struct Sql {
     fresh: u64,
     parked: u64,
+    #[serde(default)]
+    crowded: u64,
     scheduled: u64,
     missing: u64,
 }
@@ -205,7 +207,8 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, 
 fn table(answer: &Answer) -> String {
     let mut table = print::table([
         "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked",
-        "sched.", "missing", "between", "waiting", "assigned", "delayed", "reports", "state",
+        "crowded", "sched.", "missing", "between", "waiting", "assigned", "delayed", "reports",
+        "state",
     ]);
     for Queue {
         queue,
@@ -224,7 +227,16 @@ fn table(answer: &Answer) -> String {
         let mut row = vec![queue.clone()];
         row.extend([came_in.stored, came_in.duplicates, came_in.rejected].map(count));
         row.extend([out.completed, out.dead, out.cancelled].map(count));
-        row.extend([sql.fresh, sql.parked, sql.scheduled, sql.missing].map(count));
+        row.extend(
+            [
+                sql.fresh,
+                sql.parked,
+                sql.crowded,
+                sql.scheduled,
+                sql.missing,
+            ]
+            .map(count),
+        );
         row.push(format!(
             "{}{}",
             if *between < 0 { "-" } else { "" },
@@ -237,7 +249,7 @@ fn table(answer: &Answer) -> String {
     table
         .column_iter_mut()
         .skip(1)
-        .take(15)
+        .take(16)
         .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     let table = print::shown(&table);
     match answer.bus {
@@ -261,11 +273,11 @@ mod tests {
     fn a_queue_is_a_row() {
         let answer = br#"{"bus": {"pipeline": 1, "task_results": 2}, "queues": [{"queue": "q", "state": "MOVING",
             "in": {"stored": 1234, "duplicates": 1, "rejected": 2}, "out": {"completed": 3, "dead": 4, "cancelled": 5},
-            "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "scheduled": 8, "missing": 9}, "between": -1500,
+            "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "crowded": 15, "scheduled": 8, "missing": 9}, "between": -1500,
             "redis": {"live": 33, "waiting": 10, "assigned": 11, "delayed": 12, "leases": 13, "reports": 14}}}]}"#;
         let text = table(&serde_json::from_slice(answer).unwrap());
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        let expected = "q 1,234 1 2 3 4 5 6 7 8 9 -1,500 10 11 12 14 MOVING";
+        let expected = "q 1,234 1 2 3 4 5 6 7 15 8 9 -1,500 10 11 12 14 MOVING";
         assert_eq!(cells, expected.split(' ').collect::<Vec<_>>());
         assert!(
             text.ends_with("1 records of pipeline, 2 of task-results"),

@@ -64,11 +64,15 @@ pub struct UnfinishedTasks {
     /// In SQL's outbox, or in a batch that has not been published.
     pub fresh: u64,
     pub parked: u64,
+    /// Enough tasks of their limit keys are in Redis.
+    pub crowded: u64,
     pub scheduled: u64,
     pub missing: u64,
     /// Live in Redis: with a replica to claim, with all remaining replicas leased, or with no
     /// replica due yet.
     pub waiting: u64,
+    /// Those of them that wait behind their limit keys, and items there that count no more.
+    pub behind_limits: u64,
     pub assigned: u64,
     pub delayed: u64,
     /// The remaining tasks: on the bus, or finished with a report that has not reached SQL.
@@ -98,6 +102,6 @@ impl UnfinishedTasks {
     }
 
     pub fn off_bus(&self) -> u64 {
-        self.fresh + self.parked + self.scheduled + self.missing
+        self.fresh + self.parked + self.crowded + self.scheduled + self.missing
     }
 }

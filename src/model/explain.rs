@@ -25,7 +25,7 @@ pub enum TaskPlace {
     Finished,
     /// Stored in SQL, and about to be published to the bus.
     Outbox,
-    /// In SQL, because its queue or Redis is full.
+    /// In SQL, because its queue or Redis is full, or enough tasks of its limit key are in Redis.
     Parked,
     /// In SQL until shortly before it is due.
     Scheduled,

@@ -56,6 +56,10 @@ kinds! {
     FinalNotListed = "final_not_listed": "adds it to the list",
     LiveAmongFinals = "live_among_finals": "takes it off the list",
     PointerOutOfRange = "pointer_out_of_range": "removes the pointer, which is only a cursor",
+    /// A limit key counts a lease that is not there.
+    LimitWithoutLease = "limit_without_lease": "counts it no more",
+    /// Tasks wait behind a limit key that may start them, and nothing wakes it.
+    LimitAsleep = "limit_asleep": "releases what may start",
     /// A shard has a wrong counter.
     WrongCounter = "wrong_counter": "writes the right number",
     /// The task is final in SQL, but Redis still offers it.

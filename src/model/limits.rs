@@ -13,11 +13,21 @@ pub const MAX_LIMIT_KEY_BYTES: usize = 255;
 /// The bytes of a limit key's hash that name it in Redis.
 pub const LIMIT_HASH_BYTES: usize = 8;
 
+/// The name of a limit key of a queue in Redis.
+pub type LimitHash = [u8; LIMIT_HASH_BYTES];
+
 /// The first bytes of the hash of a limit key.
-pub fn limit_hash(queue: &QueueName, limit_key: &str) -> [u8; LIMIT_HASH_BYTES] {
+pub fn limit_hash(queue: &QueueName, limit_key: &str) -> LimitHash {
     let mut first = [0; LIMIT_HASH_BYTES];
     first.copy_from_slice(&KeyHash::new(queue, limit_key.as_bytes()).0[..LIMIT_HASH_BYTES]);
     first
+}
+
+/// The shard of all tasks of a limit key, among the partitions of limited tasks.
+pub fn limit_partition(hash: &LimitHash, partitions: u32) -> u32 {
+    let mut whole = KeyHash([0; 32]);
+    whole.0[..LIMIT_HASH_BYTES].copy_from_slice(hash);
+    whole.partition(partitions)
 }
 
 /// Where the limit key of a task comes from, as `limit_by` says.

@@ -63,8 +63,8 @@ pub use letters::{
 };
 pub use limit_report::{LimitReport, MAX_LIMIT_REPORT};
 pub use limits::{
-    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, MAX_LIMIT_KEY_BYTES, MaybePace, Pace,
-    limit_hash,
+    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, LimitHash, MAX_LIMIT_KEY_BYTES,
+    MaybePace, Pace, limit_hash, limit_partition,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};

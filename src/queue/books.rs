@@ -34,6 +34,8 @@ pub struct Holding {
     pub finals: u64,
     /// Elements by lane, in the order of [`LANES`].
     pub lanes: [u64; LANES.len()],
+    /// Items that wait behind limit keys. Some may count no more.
+    pub behind: u64,
 }
 
 impl Shards {
@@ -87,12 +89,12 @@ fn read(answer: Result<Value>) -> Result<Option<Holding>> {
     if matches!(value, Value::Int(0)) {
         return Ok(Some(Holding::default()));
     }
-    let n: Vec<u64> = numbers(value, 6 + LANES.len())?
+    let n: Vec<u64> = numbers(value, 7 + LANES.len())?
         .into_iter()
         .map(unsigned)
         .collect();
     let mut lanes = [0; LANES.len()];
-    lanes.copy_from_slice(&n[6..]);
+    lanes.copy_from_slice(&n[6..6 + LANES.len()]);
     Ok(Some(Holding {
         live: n[0],
         open: n[1],
@@ -101,5 +103,6 @@ fn read(answer: Result<Value>) -> Result<Option<Holding>> {
         outbox: n[4],
         finals: n[5],
         lanes,
+        behind: n[6 + LANES.len()],
     }))
 }

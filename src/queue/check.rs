@@ -23,6 +23,8 @@ pub enum Part {
     Leases,
     Delayed,
     Bodies,
+    /// The entries of limit keys.
+    Limits,
     /// The pointers of a lane, from 1 to 6.
     Pointers(usize),
 }
@@ -34,6 +36,7 @@ impl Part {
             Self::Leases => "leases".into(),
             Self::Delayed => "delayed".into(),
             Self::Bodies => "bodies".into(),
+            Self::Limits => "limits".into(),
             Self::Pointers(lane) => lane.to_string(),
         }
     }

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, ops::Deref};
 use redis::Value;
 
 use super::{
-    error::Result,
+    error::{Error, Result},
     fence::Fence,
     shards::Shards,
     types::{Enqueue, EnqueueTask, Enqueued, Source},
@@ -84,11 +84,14 @@ impl Enqueuer {
             self.note_due(shard);
         }
         let enqueued = enqueued?;
-        if let Enqueued::Done { dealt_with, added } = enqueued {
+        if let Enqueued::Done {
+            dealt_with, added, ..
+        } = &enqueued
+        {
             self.announce_enqueued(
                 shard,
-                batch.tasks.get(..dealt_with).unwrap_or_default(),
-                added,
+                batch.tasks.get(..*dealt_with).unwrap_or_default(),
+                *added,
                 since,
             );
         }
@@ -189,7 +192,21 @@ impl Enqueued {
                 if let Some(at) = answer.next() {
                     next_start = Some(number(Some(at))?).filter(|at: &i64| *at >= 0);
                 }
-                Self::Done { dealt_with, added }
+                let mut crowded = Vec::new();
+                if let Some(places) = answer.next() {
+                    for place in items(places)? {
+                        let place: usize = number(Some(place))?;
+                        match place.checked_sub(1).filter(|place| *place < dealt_with) {
+                            Some(place) => crowded.push(place),
+                            None => return Err(Error::Answer(format!("crowded at {place}"))),
+                        }
+                    }
+                }
+                Self::Done {
+                    dealt_with,
+                    added,
+                    crowded,
+                }
             }
             "fenced" => Self::Fenced(number(answer.next())?),
             "moved" => Self::Moved(Fence(text(answer.next())?)),

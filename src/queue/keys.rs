@@ -10,7 +10,7 @@ use crate::{
 /// The lanes in the order of their keys: each priority's retry lane before its lane.
 pub const LANES: [&str; 6] = ["hr", "h", "mr", "m", "lr", "l"];
 
-const SINGLE: [(ShardKey, &str); 13] = [
+const SINGLE: [(ShardKey, &str); 14] = [
     (ShardKey::GENERATION, GENERATION),
     (ShardKey::RECORDS, "records"),
     (ShardKey::BODIES, "bodies"),
@@ -24,6 +24,7 @@ const SINGLE: [(ShardKey, &str); 13] = [
     (ShardKey::LIMITS, "limits"),
     (ShardKey::LINES, "lines"),
     (ShardKey::STARTS, "starts"),
+    (ShardKey::CROWDED, "crowded"),
 ];
 const GENERATION: &str = "generation";
 
@@ -33,7 +34,7 @@ pub struct ShardKeys(Arc<Names>);
 
 #[derive(Debug)]
 struct Names {
-    single: [String; 13],
+    single: [String; 14],
     /// T, C and P of each lane.
     lanes: Vec<String>,
     waited: String,

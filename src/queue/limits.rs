@@ -73,13 +73,10 @@ impl Limits {
         }
     }
 
-    /// Takes the shards whose time has come; and the time of the next one.
-    pub(super) fn take_due(&self, now_unix_ms: i64) -> (Vec<ShardId>, Option<i64>) {
+    /// Takes the shards whose time has come, each with that time; and the time of the next one.
+    pub(super) fn take_due(&self, now_unix_ms: i64) -> (Vec<(ShardId, i64)>, Option<i64>) {
         let mut starts = self.starts.lock();
-        let due = starts
-            .extract_if(|_, at| *at <= now_unix_ms)
-            .map(|(shard, _)| shard)
-            .collect();
+        let due = starts.extract_if(|_, at| *at <= now_unix_ms).collect();
         (due, starts.values().min().copied())
     }
 }
@@ -118,7 +115,7 @@ mod tests {
         limits.note_start(&shard(0), 30);
         limits.note_start(&shard(1), 40);
         assert_eq!(limits.take_due(10), (vec![], Some(20)));
-        assert_eq!(limits.take_due(20), (vec![shard(0)], Some(40)));
-        assert_eq!(limits.take_due(40), (vec![shard(1)], None));
+        assert_eq!(limits.take_due(20), (vec![(shard(0), 20)], Some(40)));
+        assert_eq!(limits.take_due(40), (vec![(shard(1), 40)], None));
     }
 }

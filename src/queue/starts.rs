@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures::StreamExt;
 
 use super::{error::Error, limits::QueueLimits, shards::Shards, types::Promoted, upkeep::Upkeep};
-use crate::{model::ShardId, runtime::Loop};
+use crate::{model::ShardId, runtime::Loop, telemetry::metrics};
 
 /// Two promotions of a process are this far apart, so that keys of one moment go together.
 const GRAIN: Duration = Duration::from_millis(10);
@@ -48,8 +48,11 @@ impl Upkeep {
             let (due, next) = limits.take_due(now);
             let any_due = !due.is_empty();
             futures::stream::iter(due)
-                .for_each_concurrent(SHARDS_AT_ONCE, |shard| async move {
+                .for_each_concurrent(SHARDS_AT_ONCE, |(shard, at)| async move {
                     self.promote_limited(&shard).await;
+                    let late_ms = self.clock().now_unix_ms().saturating_sub(at);
+                    let late_ms = u64::try_from(late_ms).unwrap_or(0);
+                    metrics::limits_promoted(Duration::from_millis(late_ms));
                 })
                 .await;
             cx.beat();

@@ -16,6 +16,12 @@ pub struct Stats {
     pub finals: u64,
     pub oldest_created_unix_ms: Option<i64>,
     pub ahead: u64,
+    /// Items that wait behind limit keys. Some may count no more.
+    pub behind: u64,
+    /// Limit keys with a lease, a task that waits, or a time that is not over.
+    pub limit_keys: u64,
+    /// Limit keys of which tasks wait in SQL.
+    pub crowded_keys: u64,
 }
 
 impl Stats {

@@ -66,7 +66,7 @@ pub enum Source<'a> {
     /// SQL, where they were stored after the moment at which the shard had this fence. None was
     /// ever on the bus.
     Store(&'a Fence),
-    /// SQL, where they waited because the queue was full. They were read, unfinished, after the
+    /// SQL, where they waited because the queue was full or they were crowded. They were read, unfinished, after the
     /// moment at which the shard had this fence. The queue may have any of them.
     Waiting(&'a Fence),
 }
@@ -75,7 +75,14 @@ pub enum Source<'a> {
 pub enum Enqueued {
     /// The first `dealt_with` tasks were handled. If there are more, the queue is full for the next
     /// one.
-    Done { dealt_with: usize, added: usize },
+    Done {
+        dealt_with: usize,
+        added: usize,
+        /// The places of those that are crowded: enough of their limit keys are in the shard. The
+        /// caller puts them into SQL before the offset passes them; if there are any, the call has
+        /// stored none.
+        crowded: Vec<usize>,
+    },
     /// Tasks from SQL came with another fence than the shard's, which is this one. Nothing was
     /// changed.
     Moved(Fence),

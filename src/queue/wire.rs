@@ -177,7 +177,7 @@ pub(super) fn stored_offset(text: &str) -> Option<(String, Offset)> {
 }
 
 pub(super) fn stats(value: Value) -> Result<Stats> {
-    let n = numbers(value, 9)?;
+    let n = numbers(value, 12)?;
     Ok(Stats {
         open: unsigned(n[0]),
         leases: unsigned(n[1]),
@@ -188,6 +188,9 @@ pub(super) fn stats(value: Value) -> Result<Stats> {
         finals: unsigned(n[6]),
         oldest_created_unix_ms: (n[7] >= 0).then_some(n[7]),
         ahead: unsigned(n[8]),
+        behind: unsigned(n[9]),
+        limit_keys: unsigned(n[10]),
+        crowded_keys: unsigned(n[11]),
     })
 }
 

@@ -39,6 +39,7 @@ pub enum ShardKey {
     LIMITS,
     LINES,
     STARTS,
+    CROWDED,
 }
 
 /// The keys of a shard that a script gets.

@@ -109,13 +109,13 @@ macro_rules! table {
 table! {
     of shards {
         OPEN = "open" [] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         CLOSE = "close" [clock shard] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         ENQUEUE = "enqueue" [shard body] with_room [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         // For tasks with limit keys. Plain shards get neither its keys nor its code.
         ENQUEUE_LIMITED = "enqueue" [shard body] with_room
-            [RECORDS BODIES DELAYED COUNTERS OFFSET LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES DELAYED COUNTERS OFFSET LIMITS LINES STARTS CROWDED] lanes;
         // Enqueues no task; only moves the offset past parked ones.
         PASS = "enqueue" [shard body] at_full_memory [RECORDS BODIES DELAYED COUNTERS OFFSET] lanes;
         REWIND = "rewind" [shard] at_full_memory [COUNTERS OFFSET] no_lanes;
@@ -124,33 +124,34 @@ table! {
             [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED] lanes;
         // Of a shard with limited tasks.
         CLAIM_LIMITED = "claim" [shard body] with_room
-            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         CLAIM_LIMITED_AT_FULL_MEMORY = "claim" [shard body] at_full_memory
-            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES COUNTERS OUTBOX UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         DELIVERED = "delivered" [shard] at_full_memory [UNDELIVERED] no_lanes;
         COMPLETE = "complete" [clock shard body] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] no_lanes;
         // Of a shard with limited tasks.
         COMPLETE_LIMITED = "complete" [clock shard body] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         REJECT = "reject" [clock shard many body record lanes held head limits ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         SESSION_END = "session_end" [clock shard many body record lanes held head limits ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         CANCEL = "cancel" [clock shard many body record lanes held head limits ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         DEADLINE = "deadline" [clock shard many body record lanes held head limits ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         CHANGE = "change" [clock shard many body record lanes held head limits ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         REQUEUE = "requeue" [clock shard many body record lanes held head limits ending lost] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX LIMITS LINES STARTS CROWDED] lanes;
+        CROWDED = "crowded" [shard body limits] at_full_memory [RECORDS BODIES COUNTERS LIMITS LINES STARTS CROWDED] lanes;
         EXTEND = "extend" [clock shard record held] at_full_memory
             [RECORDS BODIES LEASES COUNTERS UNDELIVERED] no_lanes;
         EXPIRE = "expire" [clock shard many body lease record lanes held head limits ending] at_full_memory
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         PROMOTE = "promote" [clock shard many body record lanes held head limits ending] at_full_memory
-            [RECORDS BODIES DELAYED COUNTERS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES DELAYED COUNTERS LIMITS LINES STARTS CROWDED] lanes;
         SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS BODIES COUNTERS] lanes;
         LOOK = "look" [clock shard record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS STARTS] lanes;
@@ -158,19 +159,20 @@ table! {
         INSPECT = "inspect" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
         MISSING = "missing" [shard many record] with_room [RECORDS BODIES OFFSET] no_lanes;
         EXPLAIN = "explain" [clock shard body lease record lanes head limits] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
-        STATS = "stats" [shard record lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
+        STATS = "stats" [shard record lanes] with_room
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS CROWDED] lanes;
         WORKERS = "workers" [shard record] with_room [RECORDS BODIES LEASES] no_lanes;
         BOOKS = "books" [shard lanes] with_room [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS] lanes;
         CHECK = "check" [clock shard many body lease record lanes head limits ending drop] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         CHECK_ORDER = "check_order" [shard lanes] with_room [FINALS] lanes;
         CHECK_TASK = "check_task" [clock shard many body record lanes head limits ending drop] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         RECOUNT = "recount" [clock shard many body record lanes head limits ending] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS LIMITS LINES STARTS CROWDED] lanes;
         DUMP = "dump" [clock shard record lanes] with_room
-            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS] lanes;
+            [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         FINALS = "finals" [clock shard] at_full_memory [RECORDS FINALS] no_lanes;
         FORGET = "forget" [clock shard] at_full_memory [RECORDS COUNTERS FINALS] no_lanes;
         OUTBOX = "outbox" [clock shard] at_full_memory [COUNTERS OUTBOX] no_lanes;

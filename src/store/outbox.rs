@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use async_trait::async_trait;
 
 use super::{PublishedTask, Result, Turn, Unpublished};
-use crate::model::{Offset, QueueName, ShardId, TaskId, TaskRow};
+use crate::model::{LimitHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// The total size of tasks at which a page of the outbox ends, because a thousand rows may have a
 /// gigabyte.
@@ -160,7 +160,7 @@ pub trait Outbox: Send + Sync {
     /// Puts tasks into the outbox as fresh tasks that are due later, unless they are final.
     async fn put_off(&self, ids: &[TaskId], until_unix_ms: i64) -> Result<()>;
 
-    /// Due tasks of the outbox and of batches, without parked ones and those in `without`, earliest
+    /// Due tasks of the outbox and of batches, without parked and crowded ones and those in `without`, earliest
     /// first.
     ///
     /// A page ends at `limit` rows or at [`PAGE_BYTES`]. Also removes rows whose task is final, and
@@ -202,6 +202,29 @@ pub trait Outbox: Send + Sync {
         limit: usize,
         without: &HashSet<TaskId>,
     ) -> Result<Vec<OutboxRow>>;
+
+    /// The queues with crowded rows.
+    async fn crowded_queues(&self) -> Result<Vec<QueueName>>;
+
+    /// The first limit keys of the queue after `after` that have crowded rows, sorted.
+    async fn crowded_keys(
+        &self,
+        queue: &QueueName,
+        after: Option<&LimitHash>,
+        limit: usize,
+    ) -> Result<Vec<LimitHash>>;
+
+    /// Crowded rows of a limit key, sorted by priority, then by age. Otherwise like [`Self::due`].
+    async fn crowded(
+        &self,
+        queue: &QueueName,
+        key: &LimitHash,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>>;
+
+    /// How many crowded rows a limit key has; `most` or more count as `most`.
+    async fn count_crowded(&self, queue: &QueueName, key: &LimitHash, most: u64) -> Result<u64>;
 
     /// Removes the published batches that no task needs any more, among `limit` batches after
     /// `after`. Returns where the next page begins.

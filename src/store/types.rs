@@ -37,6 +37,8 @@ pub enum Unpublished {
     Scheduled = 2,
     /// The task was published, but Redis lost it.
     Missing = 3,
+    /// Enough tasks of its limit key are in Redis, and the row waits until few are left there.
+    Crowded = 4,
 }
 
 /// A task to insert, and when it is to be published.
@@ -44,7 +46,7 @@ pub enum Unpublished {
 pub struct NewRow {
     pub task: TaskRow,
     pub unpublished: Unpublished,
-    /// When the watchdog may publish it (not used for `Parked`). A batch is due when the last of
+    /// When the watchdog may publish it (not used for `Parked` and `Crowded`). A batch is due when the last of
     /// its tasks is.
     pub due_unix_ms: i64,
 }

@@ -5,7 +5,8 @@ use prost::Message;
 
 use super::{backoff, pb};
 use crate::model::{
-    Encoding, LIMIT_HASH_BYTES, Priority, TaskBody, TaskId, TaskRow, TraceContext, limit_hash,
+    Encoding, LIMIT_HASH_BYTES, LimitHash, Priority, TaskBody, TaskId, TaskRow, TraceContext,
+    limit_hash,
 };
 
 /// Bytes before the encoded [`pb::TaskBody`] in Redis, which Lua reads with
@@ -81,7 +82,13 @@ fn limit_in(blob: &[u8]) -> Option<(usize, &[u8])> {
 
 /// True if the bytes of [`body_blob`] are of a task with a limit key.
 pub fn is_limited(blob: &[u8]) -> bool {
-    limit_in(blob).is_some_and(|(_, limit)| limit.len() >= LIMIT_HASH_BYTES)
+    limit_hash_in(blob).is_some()
+}
+
+/// The hash of the limit key in the bytes of [`body_blob`], if the task has one.
+pub fn limit_hash_in(blob: &[u8]) -> Option<LimitHash> {
+    let (_, limit) = limit_in(blob)?;
+    limit.get(..LIMIT_HASH_BYTES)?.try_into().ok()
 }
 
 /// The bytes that Redis keeps of a task until it is final.

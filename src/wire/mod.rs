@@ -20,8 +20,8 @@ pub mod time;
 pub use taskd_proto::pb;
 
 pub use body::{
-    blob_of_row, body_blob, body_values, deadline_of, is_limited, read_body, with_body_values,
-    without_deadline,
+    blob_of_row, body_blob, body_values, deadline_of, is_limited, limit_hash_in, read_body,
+    with_body_values, without_deadline,
 };
 pub use call::task_status;
 pub use events::{

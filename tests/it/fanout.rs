@@ -130,7 +130,8 @@ async fn an_owner_of_before_is_refused_and_the_present_one_joins_anew() {
         taken,
         Enqueued::Done {
             dealt_with: 1,
-            added: 0
+            added: 0,
+            crowded: Vec::new(),
         }
     );
     publish().await;
@@ -880,7 +881,8 @@ async fn an_owner_of_before_puts_nothing_of_what_it_holds_into_the_shard() {
         taken,
         Enqueued::Done {
             dealt_with: 1,
-            added: 1
+            added: 1,
+            crowded: Vec::new(),
         }
     );
 

@@ -267,3 +267,87 @@ async fn mistakes_with_limit_keys_get_one_line_and_explain_tells_what_a_task_wai
     assert!(start - completed_ms >= 1000, "{last:?}");
     assert_eq!(daemon.complete("w", &last).await, ["OK"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crowd_waits_in_sql_and_keeps_no_other_away_whatever_is_killed() {
+    // A shard that has 200 live tasks leaves each limit key 64 that wait.
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 4\nlease = \"10s\"\nhigh_water_tasks = 40\n";
+    let mut daemon = Daemon::start(config, &[]).await;
+    let tasks = |key: &str, numbers: std::ops::Range<u32>| -> Vec<Value> {
+        numbers
+            .map(|n| json!({"queue": "q", "key": format!("{key} {n}"), "limit_key": key}))
+            .collect()
+    };
+    let mut last = String::new();
+    for part in 0..4 {
+        let ids = daemon
+            .insert(&tasks("big", part * 300..(part + 1) * 300))
+            .await;
+        last = ids.last().expect("a task").clone();
+        // Somewhere between the insert and the park.
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    daemon.insert(&tasks("small", 0..10)).await;
+    until("the rest of the crowd waits in SQL", async || {
+        let (_, books) = daemon.get("/v1/books?queue=q").await;
+        let sql = &books["queues"][0]["held"]["sql"];
+        assert_eq!(sql["parked"], 0, "the queue is not full: {books}");
+        sql["crowded"].as_u64() > Some(800) && sql["fresh"] == 0
+    })
+    .await;
+    let (_, explained) = daemon.get(&format!("/v1/tasks:explain?id={last}")).await;
+    assert_eq!(explained["place"], "PARKED", "{explained}");
+    let says = explained["says"].as_str().expect("words");
+    assert!(
+        says.starts_with("it waits for big in SQL, as one of "),
+        "{says}"
+    );
+
+    let witness = Arc::new(Mutex::new(Witness::default()));
+    let stop = tokio_util::sync::CancellationToken::new();
+    let workers: Vec<_> = (0..4)
+        .map(|n| {
+            let worker = Worker {
+                name: format!("w{n}"),
+                url: daemon.http(),
+                client: reqwest::Client::new(),
+                witness: Arc::clone(&witness),
+            };
+            let stop = stop.clone();
+            tokio::spawn(async move {
+                while !stop.is_cancelled() {
+                    for task in worker.get(2, "10s").await {
+                        worker.complete(&task).await;
+                    }
+                }
+            })
+        })
+        .collect();
+    let of_small = async |daemon: &Daemon| {
+        let path = "/v1/tasks?queue=q&status=COMPLETED&key_prefix=small&limit=100";
+        let (_, page) = daemon.get(path).await;
+        page["tasks"].as_array().map_or(0, Vec::len)
+    };
+    until("the few are done", async || of_small(&daemon).await == 10).await;
+    let left = daemon.unfinished("q").await;
+    assert!(left > 800, "{left} of the crowd are left");
+    for left in [900, 600, 300] {
+        until("some are done", async || {
+            daemon.unfinished("q").await < left
+        })
+        .await;
+        daemon.kill9_and_restart();
+        daemon.ready().await;
+    }
+    until("all are done", async || daemon.unfinished("q").await == 0).await;
+    stop.cancel();
+    for worker in workers {
+        worker.await.expect("no panic");
+    }
+    let most = witness.lock().expect("no panic").most.clone();
+    assert_eq!(most.len(), 2);
+    assert!(most.values().all(|most| *most <= 4), "{most:?}");
+    let queue = daemon.queue("q").await;
+    assert_eq!(queue["completed"], 1210, "{queue}");
+}

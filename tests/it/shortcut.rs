@@ -12,7 +12,7 @@ use redis::AsyncCommands;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::Settings,
-    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow},
+    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow, limit_hash},
     pipelines::{
         admission::Shortage,
         checking::{Failed, Published},
@@ -499,6 +499,80 @@ async fn a_watchdog_that_was_held_up_is_refused() {
     f.has_open(0).await;
     let released = f.shortcut.release(&borrowed(&rows), &fences).await;
     assert!(released.has_moved && released.published.is_empty() && released.error.is_none());
+    f.has_open(0).await;
+    f.stop().await;
+}
+
+/// Tasks of one limit key, more than a shard takes of it that is half full.
+async fn a_crowd(f: &Fixture) -> Vec<(TaskRow, Turn)> {
+    let mut rows: Vec<NewRow> = (0..100)
+        .map(|_| in_shard(row("q", TaskId::new().as_bytes())))
+        .collect();
+    for row in &mut rows {
+        row.task.limit_key = "example.org".to_owned();
+    }
+    let stored = f.store.insert(&rows).await.unwrap();
+    let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();
+    rows.into_iter().map(|row| row.task).zip(turns).collect()
+}
+
+/// Killed at each step: before the park, before the mark, before the mark of a refill, and after
+/// the mark of the limit key was lost.
+#[tokio::test]
+async fn each_crowded_task_comes_once_whatever_step_was_the_last() {
+    let f = Fixture::start(|settings| settings.queues.default.high_water_tasks = 12).await;
+    let (now, rows) = (f.shortcut.moment(), a_crowd(&f).await);
+    let (taken, crowd) = rows.split_at(64);
+    let sent = f.shortcut.send(&borrowed(&rows), now).await;
+    assert_eq!(sent.crowded, ids(crowd));
+    assert_eq!(sent.published[0].tasks.len(), rows.len());
+    f.has_open(66).await;
+    // They are not parked, and come by the bus. The fanout parks them.
+    f.process
+        .publisher(&Arc::default())
+        .publish(&borrowed(&rows), false)
+        .await
+        .unwrap();
+    let key = limit_hash(&f.shard.queue, "example.org");
+    let in_sql = async || {
+        let rows = f
+            .store
+            .crowded(&f.shard.queue, &key, 1000, &HashSet::new())
+            .await
+            .unwrap();
+        rows.into_iter()
+            .map(|row| (row.task, row.turn))
+            .collect::<Vec<_>>()
+    };
+    until("they are parked", async || {
+        in_sql().await.len() == crowd.len()
+    })
+    .await;
+    assert_eq!(ids(&in_sql().await), ids(crowd));
+    // The late mark of the batch leaves them there.
+    f.store
+        .mark_published(f.bus.generation(), &sent.published)
+        .await
+        .unwrap();
+    assert_eq!(ids(&in_sql().await), ids(crowd));
+    f.has_open(2 + taken.len() as u64).await;
+
+    // A watchdog that is killed before it marks what it has released finds it again.
+    for _ in 0..2 {
+        let some: Vec<_> = in_sql().await.into_iter().take(20).collect();
+        let fences = f.shortcut.fences(vec![f.shard.clone()]).await;
+        let released = f.shortcut.release(&borrowed(&some), &fences).await;
+        assert!(!released.has_moved && released.error.is_none() && released.crowded.is_empty());
+        assert_eq!(released.published[0].tasks.len(), 20);
+        f.has_open(86).await;
+    }
+    // Redis has lost the mark, so only the walk finds the key.
+    let () = f.redis.conn().del("t:{q:0}:crowded").await.unwrap();
+    f.process
+        .watchdog(&Arc::new(Settings::default()), &f.supervisor);
+    until("none is crowded", async || in_sql().await.is_empty()).await;
+    f.has_open(102).await;
+    work_off(&f.process.queue, &f.shard).await;
     f.has_open(0).await;
     f.stop().await;
 }

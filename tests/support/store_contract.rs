@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures::future::join_all;
 use taskd::{
     model::{
-        Encoding, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus, TaskId,
-        TaskResult, TaskRow, WorkerName,
+        Encoding, KeyHash, LeaseNumber, LimitHash, Offset, Priority, QueueName, ShardId,
+        StoredStatus, TaskId, TaskResult, TaskRow, WorkerName, limit_hash,
     },
     store::{
         self, Inserted, NewRow, OutboxRow, PAGE_BYTES, Place, Published, PublishedTask, QueueCount,
@@ -57,7 +57,7 @@ pub(crate) use search::*;
 
 use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
-use Unpublished::{Fresh, Missing, Parked, Scheduled};
+use Unpublished::{Crowded, Fresh, Missing, Parked, Scheduled};
 
 /// A database for one test.
 pub(crate) trait Database: Sized {
@@ -101,6 +101,7 @@ macro_rules! store_contract {
             a_late_mark_leaves_a_task_that_came_back,
             due_rows_come_earliest_first,
             parked_rows_come_by_priority_then_age,
+            crowded_rows_come_by_limit_key_then_priority_then_age,
             final_rows_met_in_the_outbox_are_removed,
             a_page_of_the_outbox_has_bounded_weight,
             a_page_leaves_out_what_it_is_told_to,
@@ -1467,6 +1468,82 @@ pub(crate) async fn parked_rows_come_by_priority_then_age(db: &impl Database) {
 
     publish(&*store, &elsewhere, at(1, 0)).await;
     assert_eq!(store.parked_queues().await.unwrap(), [queue("b")]);
+}
+
+pub(crate) async fn crowded_rows_come_by_limit_key_then_priority_then_age(db: &impl Database) {
+    let store = db.open().await;
+    let of = |name: &str, key: &str, limit_key: &str, priority: Priority| {
+        let mut row = row(name, key);
+        row.task.limit_key = limit_key.to_owned();
+        row.task.priority = priority;
+        row
+    };
+    let mut rows = vec![
+        of("q", "a", "one", Priority::Low),
+        of("q", "b", "one", Priority::Medium),
+        of("q", "c", "one", Priority::Medium),
+        of("q", "d", "two", Priority::High),
+        of("other", "e", "one", Priority::Medium),
+        of("q", "f", "one", Priority::Medium),
+    ];
+    // Some are crowded at their insert, others on their way.
+    rows[3].unpublished = Crowded;
+    rows[5].unpublished = Crowded;
+    insert_new(&*store, &rows).await;
+    let ids = ids(&rows[..5]);
+    store.unpublish(&ids, Crowded).await.unwrap();
+    let key = |row: &NewRow| limit_hash(&row.task.queue, &row.task.limit_key);
+    let crowded = async |name: &str, key: LimitHash, limit: usize| {
+        let rows = store
+            .crowded(&queue(name), &key, limit, &HashSet::new())
+            .await
+            .unwrap();
+        assert!(rows.iter().all(|row| row.unpublished == Crowded));
+        rows.iter().map(|row| row.task.id).collect::<Vec<_>>()
+    };
+    let expected: Vec<_> = [1, 2, 5, 0].map(|n: usize| rows[n].task.id).into();
+    assert_eq!(crowded("q", key(&rows[0]), 10).await, expected);
+    assert_eq!(crowded("q", key(&rows[0]), 2).await, expected[..2]);
+    assert_eq!(crowded("q", key(&rows[3]), 10).await, [rows[3].task.id]);
+    assert_eq!(crowded("other", key(&rows[4]), 10).await, [rows[4].task.id]);
+    assert_eq!(outbox(&*store).await, [], "they are never due");
+    assert_eq!(store.parked_queues().await.unwrap(), [], "nor parked");
+
+    let queues = store.crowded_queues().await.unwrap();
+    assert_eq!(queues, [queue("other"), queue("q")]);
+    let mut keys = vec![key(&rows[0]), key(&rows[3])];
+    keys.sort_unstable();
+    let page = async |after: Option<&LimitHash>, limit| {
+        store.crowded_keys(&queue("q"), after, limit).await.unwrap()
+    };
+    assert_eq!(page(None, 10).await, keys);
+    assert_eq!(page(None, 1).await, keys[..1]);
+    assert_eq!(page(Some(&keys[0]), 10).await, keys[1..]);
+    assert!(page(Some(&keys[1]), 10).await.is_empty());
+    let count = async |most| {
+        let mut sum = 0;
+        for key in &keys {
+            sum += store.count_crowded(&queue("q"), key, most).await.unwrap();
+        }
+        sum
+    };
+    assert_eq!(count(10).await, 5);
+    assert_eq!(count(2).await, 3, "no more than asked");
+
+    // They leave by their mark, or for another reason to wait.
+    store
+        .unpublish(&[rows[3].task.id], Unpublished::Parked)
+        .await
+        .unwrap();
+    assert!(crowded("q", key(&rows[3]), 10).await.is_empty());
+    let all = store
+        .crowded(&queue("q"), &key(&rows[0]), 10, &HashSet::new())
+        .await
+        .unwrap();
+    let tasks = all.iter().map(|row| (row.task.id, row.turn)).collect();
+    mark(&*store, tasks, at(1, 0)).await;
+    assert!(page(None, 10).await.is_empty());
+    assert_eq!(store.crowded_queues().await.unwrap(), [queue("other")]);
 }
 
 pub(crate) async fn final_rows_met_in_the_outbox_are_removed(db: &impl Database) {

@@ -7604,8 +7604,8 @@ func (x *Books) GetQueues() []*QueueBooks {
 	return nil
 }
 
-// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing +
-// waiting + assigned + delayed + between.
+// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + scheduled +
+// missing + waiting + assigned + delayed + between.
 type QueueBooks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
@@ -7621,17 +7621,20 @@ type QueueBooks struct {
 	// Unfinished tasks.
 	Held uint64 `protobuf:"varint,9,opt,name=held,proto3" json:"held,omitempty"`
 	// Those that wait in SQL: about to be published, without room in Redis, before their time, lost
-	// by Redis.
+	// by Redis; and those of whose limit key enough are in Redis.
 	Fresh     uint64 `protobuf:"varint,10,opt,name=fresh,proto3" json:"fresh,omitempty"`
 	Parked    uint64 `protobuf:"varint,11,opt,name=parked,proto3" json:"parked,omitempty"`
 	Scheduled uint64 `protobuf:"varint,12,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
 	Missing   uint64 `protobuf:"varint,13,opt,name=missing,proto3" json:"missing,omitempty"`
+	Crowded   uint64 `protobuf:"varint,22,opt,name=crowded,proto3" json:"crowded,omitempty"`
 	// On the bus, or the report of their end is on its way. Below zero: some are in two places.
 	Between int64 `protobuf:"zigzag64,14,opt,name=between,proto3" json:"between,omitempty"`
 	// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
-	Waiting  uint64 `protobuf:"varint,15,opt,name=waiting,proto3" json:"waiting,omitempty"`
-	Assigned uint64 `protobuf:"varint,16,opt,name=assigned,proto3" json:"assigned,omitempty"`
-	Delayed  uint64 `protobuf:"varint,17,opt,name=delayed,proto3" json:"delayed,omitempty"`
+	Waiting uint64 `protobuf:"varint,15,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// Of those that wait: behind their limit keys.
+	BehindLimits uint64 `protobuf:"varint,23,opt,name=behind_limits,json=behindLimits,proto3" json:"behind_limits,omitempty"`
+	Assigned     uint64 `protobuf:"varint,16,opt,name=assigned,proto3" json:"assigned,omitempty"`
+	Delayed      uint64 `protobuf:"varint,17,opt,name=delayed,proto3" json:"delayed,omitempty"`
 	// All leases.
 	Leases uint64 `protobuf:"varint,18,opt,name=leases,proto3" json:"leases,omitempty"`
 	// Entries of reports that are not on the bus yet.
@@ -7765,6 +7768,13 @@ func (x *QueueBooks) GetMissing() uint64 {
 	return 0
 }
 
+func (x *QueueBooks) GetCrowded() uint64 {
+	if x != nil {
+		return x.Crowded
+	}
+	return 0
+}
+
 func (x *QueueBooks) GetBetween() int64 {
 	if x != nil {
 		return x.Between
@@ -7775,6 +7785,13 @@ func (x *QueueBooks) GetBetween() int64 {
 func (x *QueueBooks) GetWaiting() uint64 {
 	if x != nil {
 		return x.Waiting
+	}
+	return 0
+}
+
+func (x *QueueBooks) GetBehindLimits() uint64 {
+	if x != nil {
+		return x.BehindLimits
 	}
 	return 0
 }
@@ -8893,7 +8910,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bpipeline\x18\x02 \x01(\x04R\bpipeline\x12!\n" +
 	"\ftask_results\x18\x03 \x01(\x04R\vtaskResults\x12-\n" +
 	"\x12rejected_elsewhere\x18\x04 \x01(\x04R\x11rejectedElsewhere\x12,\n" +
-	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\x9a\x05\n" +
+	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\xd9\x05\n" +
 	"\n" +
 	"QueueBooks\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12*\n" +
@@ -8912,8 +8929,10 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06parked\x18\v \x01(\x04R\x06parked\x12\x1c\n" +
 	"\tscheduled\x18\f \x01(\x04R\tscheduled\x12\x18\n" +
 	"\amissing\x18\r \x01(\x04R\amissing\x12\x18\n" +
+	"\acrowded\x18\x16 \x01(\x04R\acrowded\x12\x18\n" +
 	"\abetween\x18\x0e \x01(\x12R\abetween\x12\x18\n" +
-	"\awaiting\x18\x0f \x01(\x04R\awaiting\x12\x1a\n" +
+	"\awaiting\x18\x0f \x01(\x04R\awaiting\x12#\n" +
+	"\rbehind_limits\x18\x17 \x01(\x04R\fbehindLimits\x12\x1a\n" +
 	"\bassigned\x18\x10 \x01(\x04R\bassigned\x12\x18\n" +
 	"\adelayed\x18\x11 \x01(\x04R\adelayed\x12\x16\n" +
 	"\x06leases\x18\x12 \x01(\x04R\x06leases\x12\x18\n" +

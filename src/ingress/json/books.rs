@@ -78,6 +78,7 @@ struct Held<'a> {
 struct Sql {
     fresh: u64,
     parked: u64,
+    crowded: u64,
     scheduled: u64,
     missing: u64,
 }
@@ -87,6 +88,8 @@ struct Sql {
 struct Redis<'a> {
     live: u64,
     waiting: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    behind_limits: u64,
     assigned: u64,
     delayed: u64,
     leases: u64,
@@ -136,6 +139,7 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
                 sql: Sql {
                     fresh: held.fresh,
                     parked: held.parked,
+                    crowded: held.crowded,
                     scheduled: held.scheduled,
                     missing: held.missing,
                 },
@@ -143,6 +147,7 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
                 redis: Redis {
                     live: held.live(),
                     waiting: held.waiting,
+                    behind_limits: held.behind_limits,
                     assigned: held.assigned,
                     delayed: held.delayed,
                     leases: held.leases,

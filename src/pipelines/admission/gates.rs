@@ -1,18 +1,23 @@
 //! Gates between SQL and the bus: a closed gate keeps new tasks in SQL.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use parking_lot::RwLock;
 
-use crate::model::QueueName;
+use crate::model::{LimitHash, QueueName, TaskRow, limit_hash};
 
 /// How long the database counts as full after it has refused an insert. The time is limited because
 /// only another insert can show that there is space again.
 const FULL_FOR: Duration = Duration::from_secs(10);
+
+/// For how long new tasks of a crowded limit key stay in SQL without asking its shard.
+const CROWDED_FOR: Duration = Duration::from_secs(1);
+/// The most crowded limit keys that a process remembers. The shards are asked about others.
+const CROWDED_KEYS: usize = 100_000;
 
 /// One gate per queue. Clones share them.
 ///
@@ -38,6 +43,8 @@ struct Closed {
     /// has stored a task since.
     full_database: Option<(Instant, String)>,
     queues: HashSet<QueueName>,
+    /// Limit keys of which enough tasks are in Redis, and until when that counts.
+    crowded: HashMap<LimitHash, Instant>,
 }
 
 impl Gates {
@@ -62,6 +69,36 @@ impl Gates {
     pub fn is_closed(&self, queue: &QueueName) -> bool {
         let closed = self.0.read();
         closed.shortage.is_some() || closed.queues.contains(queue)
+    }
+
+    /// Records that the shards of these limit keys have enough of their tasks.
+    pub fn note_crowded(&self, keys: impl IntoIterator<Item = LimitHash>) {
+        let now = Instant::now();
+        let mut closed = self.0.write();
+        for key in keys {
+            if closed.crowded.len() >= CROWDED_KEYS {
+                closed.crowded.retain(|_, until| now < *until);
+                if closed.crowded.len() >= CROWDED_KEYS {
+                    return;
+                }
+            }
+            closed.crowded.insert(key, now + CROWDED_FOR);
+        }
+    }
+
+    /// Whether a new task stays in SQL because enough tasks of its limit key are in Redis.
+    pub fn is_crowded(&self, task: &TaskRow) -> bool {
+        if task.limit_key.is_empty() {
+            return false;
+        }
+        let closed = self.0.read();
+        if closed.crowded.is_empty() {
+            return false;
+        }
+        let until = closed
+            .crowded
+            .get(&limit_hash(&task.queue, &task.limit_key));
+        until.is_some_and(|until| Instant::now() < *until)
     }
 
     /// The full queues.

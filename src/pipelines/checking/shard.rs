@@ -79,7 +79,8 @@ impl<'a> Walk<'a> {
 
     async fn walk(&mut self) -> Result<(), Error> {
         let pointers = (1..=LANES).map(Part::Pointers);
-        for part in [Part::Leases, Part::Delayed].into_iter().chain(pointers) {
+        let parts = [Part::Leases, Part::Delayed, Part::Limits];
+        for part in parts.into_iter().chain(pointers) {
             self.slices(part, Portion::WHOLE, self.mends).await?;
         }
         let of = self.portions().await?;

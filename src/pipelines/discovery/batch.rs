@@ -259,7 +259,9 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch
         .filter(|(_, answer)| is_new(answer));
     let new = new.filter_map(|(row, answer)| answer.map(|(_, turn)| (row.task, turn)));
     let fresh = new
-        .filter(|(row, _)| publishing::goes_out_now(row, &context.gates, &context.settings))
+        .filter(|(row, turn)| {
+            publishing::goes_out_now(row, *turn, &context.gates, &context.settings)
+        })
         .collect();
     Batch {
         fresh,

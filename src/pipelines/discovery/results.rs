@@ -288,7 +288,8 @@ impl Results {
             duplicates,
             started.elapsed(),
         );
-        let goes_out = |(row, _): &(&TaskRow, Turn)| publishing::goes_out_now(row, gates, settings);
+        let goes_out =
+            |(row, turn): &(&TaskRow, Turn)| publishing::goes_out_now(row, *turn, gates, settings);
         let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
         self.patience
             .publish(&self.context, &publish, before, &self.to_mark)

@@ -17,7 +17,7 @@ use crate::{
         shortcut::{Moment, Sent, Shortcut},
     },
     runtime::Supervisor,
-    store::Turn,
+    store::{Turn, Unpublished},
     telemetry::metrics,
 };
 
@@ -123,6 +123,7 @@ impl Context {
             mut published,
             rest,
             again,
+            crowded,
         } = match shortcut {
             Some((shortcut, stored_behind)) => shortcut.send(rows, stored_behind).await,
             None => Sent {
@@ -130,6 +131,16 @@ impl Context {
                 ..Sent::default()
             },
         };
+        if !crowded.is_empty()
+            && let Err(error) = self.store.unpublish(&crowded, Unpublished::Crowded).await
+        {
+            // None of these may be marked. The watchdog publishes their batches.
+            tracing::warn!(
+                "could not keep {} crowded tasks in SQL, and the watchdog publishes their batches: {error}",
+                crowded.len()
+            );
+            published.clear();
+        }
         let mut done = Ok(());
         for (rows, again) in [(rest, false), (again, true)]
             .iter()

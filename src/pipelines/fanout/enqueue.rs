@@ -19,6 +19,7 @@ use crate::{
         metrics::{self, FanoutBatch},
         traces,
     },
+    wire,
 };
 
 /// The outcome of one group.
@@ -180,11 +181,16 @@ impl Fanout {
             true => Ok(Enqueued::Done {
                 dealt_with: 0,
                 added: 0,
+                crowded: Vec::new(),
             }),
             false => self.0.queue.enqueuer.enqueue(shard, &batch).await,
         };
-        let (dealt_with, added) = match answer {
-            Ok(Enqueued::Done { dealt_with, added }) => (dealt_with, added),
+        let (dealt_with, added, crowded) = match answer {
+            Ok(Enqueued::Done {
+                dealt_with,
+                added,
+                crowded,
+            }) => (dealt_with, added, crowded),
             // `Moved` is only returned for tasks that were never on the bus.
             Ok(Enqueued::Behind(_) | Enqueued::Moved(_)) => return Ok(Enqueuing::Behind),
             Ok(Enqueued::Fenced(by)) => return Err(self.fenced(shard.number, epoch, by).await),
@@ -196,19 +202,32 @@ impl Fanout {
                 });
             }
         };
-        if dealt_with > added && self.has_read_beyond(shard).await? {
+        let repeated = dealt_with - added - crowded.len();
+        if repeated > 0 && self.has_read_beyond(shard).await? {
             return Err(self.begin_anew(shard.number, epoch).await);
         }
         group
             .traced
             .end(shard, &group.tasks, dealt_with, added, since);
         let rest = &group.tasks[dealt_with..];
+        if !crowded.is_empty() {
+            let crowded = crowded.iter().map(|place| &group.tasks[*place]);
+            let keys = crowded
+                .clone()
+                .filter_map(|task| wire::limit_hash_in(&task.body));
+            self.0.gates.note_crowded(keys);
+            let ids: Vec<_> = crowded.map(|task| task.id).collect();
+            self.0.store.unpublish(&ids, Unpublished::Crowded).await?;
+        }
         if !rest.is_empty() {
             if !is_short {
                 self.0.gates.close(&shard.queue);
             }
             let ids: Vec<_> = rest.iter().map(|task| task.id).collect();
             self.0.store.unpublish(&ids, Unpublished::Parked).await?;
+        }
+        let parked = crowded.len() + rest.len();
+        if parked > 0 {
             batch.tasks = &[];
             match self.0.queue.enqueuer.enqueue(shard, &batch).await {
                 Ok(Enqueued::Done { .. }) => {}
@@ -224,8 +243,8 @@ impl Fanout {
         }
         Ok(Enqueuing::Done {
             added,
-            repeated: dealt_with - added,
-            parked: rest.len(),
+            repeated,
+            parked,
         })
     }
 

@@ -11,6 +11,8 @@
 //! - The fanout parks a record of a full queue in SQL *before* the shard's offset passes it. If it
 //!   is killed in between, the record is both parked and enqueued. When the parked copy arrives,
 //!   the queue has a record of the task.
+//! - It parks a task whose limit key has enough tasks in the shard in the same order: the script
+//!   stores no offset for a group with such a task.
 //! - While a shard is held ([`held_shards`]), nothing of its partition is committed: its records
 //!   are delivered again, as after the script.
 

@@ -4,7 +4,7 @@ use crate::{
     config::Settings,
     model::{TaskRow, millis},
     pipelines::admission::Gates,
-    store::{NewRow, Unpublished},
+    store::{NewRow, Turn, Unpublished},
 };
 
 /// Makes the row to store, with the reason why the task is not on the bus yet.
@@ -14,6 +14,8 @@ pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
         (Unpublished::Scheduled, publish_at)
     } else if gates.is_closed(&task.queue) {
         (Unpublished::Parked, 0)
+    } else if gates.is_crowded(&task) {
+        (Unpublished::Crowded, 0)
     } else {
         (
             Unpublished::Fresh,
@@ -30,9 +32,11 @@ pub fn new_row(task: TaskRow, gates: &Gates, settings: &Settings) -> NewRow {
 /// Returns whether the process that stored the row publishes it at once.
 ///
 /// The gate may have moved since [`new_row`] checked it. If then nobody publishes the row, the
-/// watchdog does.
-pub fn goes_out_now(task: &TaskRow, gates: &Gates, settings: &Settings) -> bool {
-    publish_at(task, settings) <= task.created_unix_ms && !gates.is_closed(&task.queue)
+/// watchdog does. A row of a batch goes out even if its limit key has become crowded meanwhile.
+pub fn goes_out_now(task: &TaskRow, turn: Turn, gates: &Gates, settings: &Settings) -> bool {
+    publish_at(task, settings) <= task.created_unix_ms
+        && !gates.is_closed(&task.queue)
+        && (turn.is_batch() || !gates.is_crowded(task))
 }
 
 /// Returns from when on the task may go to the bus. A task that is due beyond the horizon stays in

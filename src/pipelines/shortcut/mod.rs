@@ -10,6 +10,8 @@
 //! - Before the script: the watchdog publishes the batch, like any batch that nobody published.
 //! - After the script, before the batch is marked: the watchdog publishes it, and the queue knows
 //!   the tasks.
+//! - A task whose limit key has enough tasks in the queue is put into the outbox before the batch is
+//!   marked. Until then it belongs to its batch.
 //! - The process is held up before the script, for longer than the watchdog waits: by then the
 //!   tasks may be done and forgotten. The fence has moved, and the script refuses them.
 //! - The answer is lost: the tasks go to the bus, flagged `again`.
@@ -36,7 +38,7 @@ pub use self::{
 };
 use crate::{
     config::Settings,
-    model::{Offset, ShardId, TaskRow},
+    model::{Offset, ShardId, TaskId, TaskRow},
     pipelines::admission::Gates,
     queue::{self, Enqueue, EnqueueTask, Enqueued, Enqueuer, Fence, Source},
     store::{Published, Turn},
@@ -112,8 +114,11 @@ struct Progress {
 /// The outcome of [`Shortcut::send`].
 #[derive(Default)]
 pub struct Sent<'a> {
-    /// The tasks that are in the queue.
+    /// The tasks that are in the queue, and the crowded ones.
     pub published: Vec<Published>,
+    /// The tasks that the caller has to keep in SQL before it marks what was published: enough
+    /// tasks of their limit keys are in the queue.
+    pub crowded: Vec<TaskId>,
     /// The tasks that have to go by the bus.
     pub rest: Vec<(&'a TaskRow, Turn)>,
     /// The tasks that have to go by the bus, and may be in the queue already.
@@ -123,9 +128,21 @@ pub struct Sent<'a> {
 /// The outcome for the tasks of one shard.
 #[derive(Default)]
 struct Taken {
-    /// How many are in the queue, counted from the first.
+    /// How many are in the queue or crowded, counted from the first.
     count: usize,
+    crowded: Vec<TaskId>,
     again: bool,
+}
+
+/// The outcome of calls with rows of one shard.
+#[derive(Default)]
+struct Put {
+    /// How many rows the queue has taken or found crowded, counted from the first.
+    count: usize,
+    crowded: Vec<TaskId>,
+    /// The outcome of a call that was refused or failed. If there is none but rows are left, the
+    /// queue is full.
+    refused: Option<queue::Result<Enqueued>>,
 }
 
 impl Shortcut {
@@ -161,7 +178,13 @@ impl Shortcut {
             .collect();
         let mut calls = stream::iter(calls).buffer_unordered(AT_ONCE);
         let mut sent = Sent::default();
-        while let Some((partition, Taken { count, again }, mut rows)) = calls.next().await {
+        while let Some((partition, taken, mut rows)) = calls.next().await {
+            let Taken {
+                count,
+                crowded,
+                again,
+            } = taken;
+            sent.crowded.extend(crowded);
             if again {
                 &mut sent.again
             } else {
@@ -241,13 +264,14 @@ impl Shortcut {
         let Some(fence) = self.fence(shard, stored_behind).await else {
             return taken;
         };
-        let (count, refused) = self.put(shard, rows, Source::Store(&fence)).await;
-        taken.count = count;
+        let put = self.put(shard, rows, Source::Store(&fence)).await;
+        taken.count = put.count;
+        taken.crowded = put.crowded;
         // Without a refusal the queue is full: the rest goes to the fanout, which parks it.
-        if let Some(outcome) = refused {
+        if let Some(outcome) = put.refused {
             tracing::debug!(
                 "{} new tasks of {shard} go by the bus: {outcome:?}",
-                rows.len() - count
+                rows.len() - put.count
             );
             self.pause(shard, matches!(outcome, Ok(Enqueued::Moved(_))));
             taken.again = true;
@@ -255,19 +279,12 @@ impl Shortcut {
         taken
     }
 
-    /// Enqueues rows of one shard. Returns how many the queue has taken, counted from the first,
-    /// and the outcome of a call that was refused or failed. If there is none but rows are left,
-    /// the queue is full.
-    async fn put(
-        &self,
-        shard: &ShardId,
-        rows: &[(&TaskRow, Turn)],
-        source: Source<'_>,
-    ) -> (usize, Option<queue::Result<Enqueued>>) {
-        let mut count = 0;
-        while count < rows.len() {
+    /// Enqueues rows of one shard.
+    async fn put(&self, shard: &ShardId, rows: &[(&TaskRow, Turn)], source: Source<'_>) -> Put {
+        let mut put = Put::default();
+        while put.count < rows.len() {
             let since = traces::now();
-            let rows = self.call(&rows[count..]);
+            let rows = self.call(&rows[put.count..]);
             let mut traced = Enqueues::default();
             rows.iter()
                 .enumerate()
@@ -279,18 +296,29 @@ impl Shortcut {
                 .enqueue(shard, &self.batch(shard, source, &tasks))
                 .await
             {
-                Ok(Enqueued::Done { dealt_with, added }) => {
+                Ok(Enqueued::Done {
+                    dealt_with,
+                    added,
+                    crowded,
+                }) => {
                     traced.end(shard, &tasks, dealt_with, added, since);
-                    metrics::fanout_took(added, dealt_with - added);
-                    count += dealt_with;
+                    metrics::fanout_took(added, dealt_with - added - crowded.len(), crowded.len());
+                    put.count += dealt_with;
+                    let crowded = crowded.iter().map(|place| &tasks[*place]);
+                    put.crowded.extend(crowded.clone().map(|task| task.id));
+                    let keys = crowded.filter_map(|task| wire::limit_hash_in(&task.body));
+                    self.0.gates.note_crowded(keys);
                     if dealt_with < tasks.len() {
                         break;
                     }
                 }
-                outcome => return (count, Some(outcome)),
+                outcome => {
+                    put.refused = Some(outcome);
+                    break;
+                }
             }
         }
-        (count, None)
+        put
     }
 
     /// Returns the first rows, as many as fit into one call.

@@ -10,13 +10,13 @@
 //! Crash windows: before the script, and before the mark, the tasks still wait in SQL, and are
 //! released again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use futures::future::join_all;
 
 use super::Shortcut;
 use crate::{
-    model::{Offset, ShardId, TaskRow},
+    model::{Offset, ShardId, TaskId, TaskRow},
     queue::{self, Fence, Source},
     store::{Published, Turn},
 };
@@ -35,6 +35,8 @@ impl Fences {
 pub struct Released {
     /// The tasks that are in the queue.
     pub published: Vec<Published>,
+    /// The tasks whose limit keys have enough tasks in the queue.
+    pub crowded: Vec<TaskId>,
     /// A shard is full for its next task.
     pub is_full: bool,
     /// A fence has moved. To enqueue the task, read the fence again, and then the task from SQL.
@@ -75,18 +77,21 @@ impl Shortcut {
             if !rows.is_empty() {
                 calls.push(async move {
                     let now = self.call(&rows);
-                    let (count, refused) = self.put(shard, now, Source::Waiting(fence)).await;
-                    let tasks: Vec<_> = now[..count]
+                    let put = self.put(shard, now, Source::Waiting(fence)).await;
+                    let crowded: HashSet<TaskId> = put.crowded.iter().copied().collect();
+                    let tasks: Vec<_> = now[..put.count]
                         .iter()
                         .map(|(row, turn)| (row.id, *turn))
+                        .filter(|(id, _)| !crowded.contains(id))
                         .collect();
-                    (shard, tasks, count < now.len(), refused)
+                    (shard, tasks, put.count < now.len(), put)
                 });
             }
         }
         let mut released = Released::default();
-        for (shard, tasks, is_over, refused) in join_all(calls).await {
-            match refused {
+        for (shard, tasks, is_over, put) in join_all(calls).await {
+            released.crowded.extend(put.crowded);
+            match put.refused {
                 Some(Ok(_)) => released.has_moved = true,
                 // The shard was lost or closed since.
                 Some(Err(queue::Error::NoGeneration)) => released.is_full = true,

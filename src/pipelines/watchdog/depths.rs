@@ -14,7 +14,7 @@ use crate::{
     pipelines::{admission::Occupancy, context::Context},
     queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
-    telemetry::metrics::{self, QueueDepth},
+    telemetry::metrics::{self, LimitsDepth, QueueDepth},
 };
 
 const EVERY: Duration = Duration::from_secs(2);
@@ -35,11 +35,13 @@ pub(super) struct Depths {
 struct Shown {
     /// Queues that were not empty.
     queues: BTreeSet<QueueName>,
+    /// Queues with limit keys. Others have no series of them.
+    limited: BTreeSet<QueueName>,
     /// When all queues were shown.
     all: Option<Instant>,
 }
 
-type QueueDepths = BTreeMap<QueueName, QueueDepth>;
+type QueueDepths = BTreeMap<QueueName, (QueueDepth, LimitsDepth)>;
 
 impl Depths {
     pub(super) fn new(context: &Context) -> Self {
@@ -67,8 +69,14 @@ impl Depths {
             let mut depths = self.to_show(&mut shown);
             self.add_waiting(&mut depths);
             let to_forward = self.add_queued(&mut depths, &mut failing).await;
-            for (queue, depth) in depths {
+            for (queue, (depth, limits)) in depths {
                 metrics::queue_depth(queue.as_str(), depth);
+                if limits != LimitsDepth::default() {
+                    shown.limited.insert(queue.clone());
+                }
+                if shown.limited.contains(&queue) {
+                    metrics::limits_depth(queue.as_str(), limits);
+                }
                 if depth != QueueDepth::default() {
                     shown.queues.insert(queue);
                 }
@@ -99,7 +107,7 @@ impl Depths {
         }
         queues
             .into_iter()
-            .map(|queue| (queue, QueueDepth::default()))
+            .map(|queue| (queue, Default::default()))
             .collect()
     }
 
@@ -111,10 +119,10 @@ impl Depths {
     /// Adds all unfinished tasks as pending, and the age of the oldest that waits in SQL.
     fn add_waiting(&self, depths: &mut QueueDepths) {
         for (queue, unfinished) in self.occupancy.unfinished() {
-            depths.entry(queue).or_default().pending = unfinished;
+            depths.entry(queue).or_default().0.pending = unfinished;
         }
         for (queue, created) in self.occupancy.oldest() {
-            depths.entry(queue).or_default().oldest = self.age(created);
+            depths.entry(queue).or_default().0.oldest = self.age(created);
         }
     }
 
@@ -142,7 +150,10 @@ impl Depths {
             };
             // If a shard fails, the others are shown nevertheless.
             let Some(stats) = stats else { continue };
-            let depth = depths.entry(shard.queue.clone()).or_default();
+            let (depth, limits) = depths.entry(shard.queue.clone()).or_default();
+            limits.keys += stats.limit_keys;
+            limits.crowded += stats.crowded_keys;
+            limits.waiting += stats.behind;
             to_forward += stats.outbox;
             depth.pending = depth.pending.saturating_sub(stats.live);
             depth.waiting += stats.open;

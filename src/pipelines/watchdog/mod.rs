@@ -4,6 +4,7 @@
 //!   `interval`;
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows
 //!   whose queue is not full any more;
+//! - `crowded`: crowded rows whose limit key has few tasks left in Redis;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost
 //!   (`lost_reports`);
 //! - `changes`: changes of live work that nobody carried out;
@@ -25,6 +26,7 @@
 mod bulk;
 mod changes;
 mod closing;
+mod crowded;
 mod deadlines;
 mod depths;
 mod error;
@@ -36,6 +38,7 @@ mod lead;
 mod leases;
 mod lost_reports;
 mod lost_shards;
+mod on_their_way;
 mod outbox;
 mod parked;
 mod rebuild;
@@ -75,6 +78,11 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
         "watchdog/outbox",
         outbox::Outbox::new(context, &lead, &forgets),
         outbox::Outbox::run,
+    );
+    loops.start(
+        "watchdog/crowded",
+        crowded::Crowded::new(context, &lead, &forgets),
+        crowded::Crowded::run,
     );
     loops.start(
         "watchdog/finals",

@@ -277,6 +277,7 @@ fn republished(reason: Unpublished) -> Republished {
     match reason {
         Unpublished::Fresh => Republished::Unpublished,
         Unpublished::Parked => Republished::Unparked,
+        Unpublished::Crowded => Republished::Refilled,
         Unpublished::Scheduled => Republished::Scheduled,
         Unpublished::Missing => Republished::Missing,
     }

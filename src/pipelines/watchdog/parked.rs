@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{error::Error, republish::Republish, shared::Forgets};
+use super::{error::Error, on_their_way::OnTheirWay, republish::Republish, shared::Forgets};
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
@@ -15,18 +15,13 @@ use crate::{
     pipelines::{
         admission::Gates,
         context::Context,
-        publishing::Last,
         shortcut::{Released, Shortcut},
     },
     queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
-    store::{Outbox, OutboxRow, Turn},
+    store::{Outbox, OutboxRow, Turn, Unpublished},
     telemetry::metrics::{self, Republished},
 };
-
-/// If released tasks take longer than this, check whether the topic was created again. Then no
-/// reader ever reaches their offsets.
-const LATE: Duration = Duration::from_secs(10);
 
 /// The most pages of one queue to release before other queues get their turn.
 const PAGES_AT_ONCE: usize = 16;
@@ -48,7 +43,7 @@ pub(super) struct Parked {
     clock: Clock,
     settings: Arc<Settings>,
     republish: Republish,
-    on_their_way: OnTheirWay,
+    on_their_way: OnTheirWay<QueueName>,
     /// How many times in a row a fence moved before a page of the queue was released.
     refusals: HashMap<QueueName, u32>,
     /// The queue that was handled last.
@@ -62,9 +57,6 @@ struct Round<'a> {
     until: Instant,
     cx: &'a Loop,
 }
-
-/// Released tasks that the fanout has not read yet, by queue, and since when.
-type OnTheirWay = HashMap<QueueName, (Last, Instant)>;
 
 impl Parked {
     pub(super) fn new(context: &Context, forgets: &Forgets) -> Self {
@@ -116,7 +108,7 @@ impl Parked {
         failing: &mut Failing<Error>,
         cx: &Loop,
     ) -> Result<bool, Error> {
-        self.follow_released().await?;
+        self.on_their_way.follow(&*self.bus, &self.clock).await?;
         let mut round = Round {
             refused,
             failing,
@@ -131,12 +123,11 @@ impl Parked {
             }
             self.last = Some(queue.clone());
             // The tasks that were released last are not counted in their shards yet.
-            if self.on_their_way.contains_key(&queue) || !self.has_room(&queue, round.failing).await
-            {
+            if self.on_their_way.has(&queue) || !self.has_room(&queue, round.failing).await {
                 continue;
             }
             if self.release_of(&queue, &mut round).await? {
-                has_more |= !self.on_their_way.contains_key(&queue);
+                has_more |= !self.on_their_way.has(&queue);
             } else {
                 self.gates.open(&queue);
             }
@@ -258,12 +249,7 @@ impl Parked {
             .republish
             .publish(&pairs(rows), Republished::Unparked, refused)
             .await?;
-        let now = self.clock.now();
-        self.on_their_way
-            .entry(queue.clone())
-            .or_insert_with(|| (Last::new(), now))
-            .0
-            .extend(last);
+        self.on_their_way.add(queue.clone(), last, self.clock.now());
         Ok(())
     }
 
@@ -274,6 +260,7 @@ impl Parked {
         rows: &[&OutboxRow],
         Released {
             published,
+            crowded,
             is_full,
             has_moved,
             ..
@@ -283,6 +270,9 @@ impl Parked {
         match has_moved {
             true => *self.refusals.entry(queue.clone()).or_default() += 1,
             false => _ = self.refusals.remove(queue),
+        }
+        if !crowded.is_empty() {
+            self.store.unpublish(&crowded, Unpublished::Crowded).await?;
         }
         if !published.is_empty() {
             match self
@@ -321,40 +311,6 @@ impl Parked {
             .iter()
             .map(|shard| shard.id.clone())
             .collect()
-    }
-
-    /// Forgets released tasks that the fanout has read, or that are gone because the topic was
-    /// created again.
-    async fn follow_released(&mut self) -> Result<(), Error> {
-        if self.on_their_way.is_empty() {
-            return Ok(());
-        }
-        let committed = self.bus.committed(Topic::Pipeline).await?;
-        let read = |partition: u32| committed.get(partition as usize).copied().flatten();
-        self.on_their_way.retain(|_, (released, _)| {
-            released.retain(|partition, last| read(*partition) < Some(*last));
-            !released.is_empty()
-        });
-        let now = self.clock.now();
-        for (released, since) in self
-            .on_their_way
-            .values_mut()
-            .filter(|(_, since)| now - *since > LATE)
-        {
-            for (partition, last) in released.clone() {
-                if self
-                    .bus
-                    .lies_beyond(Topic::Pipeline, partition, last)
-                    .await?
-                {
-                    released.remove(&partition);
-                }
-            }
-            *since = now;
-        }
-        self.on_their_way
-            .retain(|_, (released, _)| !released.is_empty());
-        Ok(())
     }
 
     /// Returns whether every shard of the queue is below nine tenths of its high water. If a shard

@@ -16,11 +16,12 @@ use super::{
     types::{Closing, Event, Expired, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted},
     wake_message::WakeMessage,
     wire::{
-        items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids, unsigned,
+        bytes, items, ms, number, numbers, outbox_entry, packed_ms, seed, stream_id, task_ids,
+        unsigned,
     },
 };
 use crate::{
-    model::{Offset, ShardId, TaskId},
+    model::{LimitHash, Offset, ShardId, TaskId},
     redis_pool::{Batch, Call, scripts},
 };
 
@@ -63,6 +64,15 @@ impl Deref for Upkeep {
     fn deref(&self) -> &Shards {
         &self.0
     }
+}
+
+/// What SQL has of the limit keys of a shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CrowdMarks {
+    /// Tasks of these wait in SQL.
+    pub crowded: Vec<LimitHash>,
+    /// None of these does.
+    pub empty: Vec<LimitHash>,
 }
 
 /// The answer of `lua/sweep.lua`.
@@ -195,6 +205,40 @@ impl Upkeep {
         let promoted = self.offer(shard, true, call, read, count).await;
         self.note_due(shard);
         promoted
+    }
+
+    /// Returns the limit keys of which tasks wait in SQL and few wait in the shard, `most` at most,
+    /// and how many tasks of each to bring from SQL. A shard that is half full by these limits
+    /// takes fewer.
+    ///
+    /// Also records which limit keys have tasks in SQL, and which have none any more.
+    pub async fn uncrowded(
+        &self,
+        shard: &ShardId,
+        high_water_bytes: u64,
+        live_tasks_max: u64,
+        most: usize,
+        marks: &CrowdMarks,
+    ) -> Result<(usize, Vec<LimitHash>)> {
+        let value = self
+            .call(&scripts::CROWDED, shard, 1, |call| {
+                call.arg(high_water_bytes)
+                    .arg(live_tasks_max)
+                    .arg(most)
+                    .arg(marks.crowded.concat())
+                    .arg(marks.empty.concat());
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        let each = number(answer.next())?;
+        let mut keys = Vec::new();
+        for key in items(answer.next().unwrap_or(redis::Value::Nil))? {
+            let key = bytes(Some(key))?;
+            let key = LimitHash::try_from(&key[..])
+                .map_err(|_| Error::Answer(format!("a limit key of {} bytes", key.len())))?;
+            keys.push(key);
+        }
+        Ok((each, keys))
     }
 
     /// Drops spent elements and old pointers.

@@ -47,7 +47,7 @@ label! {
 
 label! {
     /// Why a stored task was published by the watchdog.
-    Republished { Unpublished = "unpublished", Scheduled = "scheduled", Unparked = "unparked", Missing = "missing" }
+    Republished { Unpublished = "unpublished", Scheduled = "scheduled", Unparked = "unparked", Refilled = "refilled", Missing = "missing" }
 }
 
 pub(super) fn describe() {

@@ -46,7 +46,7 @@ pub(super) fn describe() {
     describe_counter!(
         FANOUT_PARKED,
         Unit::Count,
-        "Tasks sent back to the outbox because their queue is full"
+        "Tasks sent back to the outbox because their queue is full, or their limit key is crowded"
     );
     describe_counter!(
         FANOUT_POISON,
@@ -99,8 +99,9 @@ pub fn fanout_done(batch: FanoutBatch) {
 }
 
 /// Tasks came from SQL, without the bus.
-pub fn fanout_took(added: usize, repeated: usize) {
+pub fn fanout_took(added: usize, repeated: usize, parked: usize) {
     counter!(FANOUT_ENQUEUED).increment(added as u64);
+    counter!(FANOUT_PARKED).increment(parked as u64);
     counter!(FANOUT_DROPPED, "reason" => FanoutDropped::Repeated.as_str())
         .increment(repeated as u64);
 }

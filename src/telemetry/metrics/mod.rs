@@ -12,6 +12,7 @@ mod fanout;
 mod history;
 mod label;
 mod latency;
+mod limits;
 mod process;
 mod servers;
 mod sessions;
@@ -26,7 +27,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
     changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*,
-    process::*, servers::*, sessions::*, traces::*, watchdog::*, workers::*,
+    limits::*, process::*, servers::*, sessions::*, traces::*, watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -108,6 +109,7 @@ fn describe() {
     latency::describe();
     watchdog::describe();
     history::describe();
+    limits::describe();
     servers::describe();
     sessions::describe();
     traces::describe();

@@ -1,7 +1,7 @@
 //! Limits per key: gate, release, enter, start, pass and end (`lua/lib/limits.lua`), in each script
 //! that has a part in them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use redis::Value;
 use taskd::redis_pool::{Call, Script, scripts};
@@ -232,7 +232,7 @@ impl Shard {
     async fn is_gone(&self) {
         let limits = flat(self.read("HKEYS", "limits", &[]).await);
         assert_eq!(limits, [String::new()], "only the limits of the queue stay");
-        for key in ["lines", "starts"] {
+        for key in ["lines", "starts", "crowded"] {
             assert_eq!(flat(self.read("EXISTS", key, &[]).await), ["0"], "{key}");
         }
         assert_eq!(self.counter("behind").await, 0);
@@ -704,6 +704,168 @@ async fn a_clock_that_was_set_back_does_not_stop_a_key() {
     s.now += 1001;
     s.run(&scripts::PROMOTE, promote).await.expect("promote");
     assert_eq!(s.claim("w", 1).await.0, "b");
+}
+
+impl Shard {
+    /// Enqueues so many tasks, of numbers from the first on, and answers how many the shard took
+    /// and how many are crowded. `most_live` says how full the shard is.
+    async fn crowd(&mut self, key: &str, numbers: Range<u32>, most_live: u64) -> (usize, usize) {
+        self.offset += 1;
+        let offset = format!("{}-0", self.offset);
+        let answer = self
+            .enqueue_numbers(key, numbers, most_live, &offset, 0)
+            .await;
+        let crowded = answer.len() - 5;
+        let stored = flat(self.read("GET", "offset", &[]).await);
+        let is_stored = stored == [format!("topic/{offset}")];
+        assert_eq!(is_stored, crowded == 0, "{stored:?}: {answer:?}");
+        (answer[2].parse().expect("a number"), crowded)
+    }
+
+    async fn enqueue_numbers(
+        &self,
+        key: &str,
+        numbers: Range<u32>,
+        most_live: u64,
+        offset: &str,
+        again: u8,
+    ) -> Vec<String> {
+        let limits = packed(self.limits);
+        let ids: Vec<Vec<u8>> = numbers
+            .map(|n| [&b"0123456789ab"[..], &n.to_be_bytes()].concat())
+            .collect();
+        let answer = self.run(&scripts::ENQUEUE_LIMITED, |call| {
+            call.arg("t:wake").arg("q").arg("topic").arg("").arg(offset);
+            call.arg(10).arg(1 << 30).arg(0).arg(most_live);
+            call.arg(vec![offset; ids.len()].join(" "));
+            call.arg(1).arg(again).arg(ids.len());
+            for id in &ids {
+                call.arg(id).arg(body(2, key));
+            }
+            call.arg(limits);
+        });
+        answer.await.expect("enqueue")
+    }
+
+    /// The limit keys that take tasks from SQL, and how many tasks.
+    async fn uncrowded(&self, most_live: u64, crowded: &str, empty: &str) -> Vec<String> {
+        let answer = self.run(&scripts::CROWDED, |call| {
+            call.arg(1 << 30).arg(most_live).arg(10);
+            call.arg(crowded).arg(empty);
+        });
+        answer.await.expect("crowded")
+    }
+
+    /// The limit keys with tasks in SQL, each with how many wait here.
+    async fn marks(&self) -> Vec<String> {
+        flat(
+            self.read("ZRANGE", "crowded", &["0", "-1", "WITHSCORES"])
+                .await,
+        )
+    }
+}
+
+#[tokio::test]
+async fn enough_of_a_key_wait_in_the_shard_and_the_others_are_left_to_sql() {
+    let (x, y) = ("x".repeat(8), "y".repeat(8));
+    // A shard that is half full leaves each key less.
+    for (most_live, bound) in [(1_000_000, 4096), (100, 64)] {
+        let mut s = Shard::new(TWO).await;
+        // The first two stand in a lane.
+        let mut next = 0;
+        while next < bound + 2 {
+            let upto = (next + if next == 0 { 2 } else { 1000 }).min(bound + 2);
+            let taken = s.crowd("x", next..upto, most_live).await;
+            assert_eq!(taken, ((upto - next) as usize, 0), "{next} of {bound}");
+            next = upto;
+        }
+        assert_eq!(s.marks().await, Vec::<String>::new());
+        assert_eq!(s.crowd("x", next..next + 3, most_live).await, (0, 3));
+        assert_eq!(s.marks().await, [x.clone(), bound.to_string()]);
+        assert_eq!(s.counter("live").await, i64::from(bound) + 2);
+        assert_eq!(s.counter("behind").await, i64::from(bound));
+        // Those that it has are known, and not crowded.
+        assert_eq!(s.crowd("x", 0..2, most_live).await, (0, 0));
+        // Those of another key have room.
+        assert_eq!(s.crowd("y", 9000..9010, most_live).await, (10, 0));
+        let half = (bound / 2).to_string();
+        let uncrowded = s.uncrowded(most_live, "", "").await;
+        assert_eq!(uncrowded, std::slice::from_ref(&half));
+
+        // Half of those that wait, and some more, may start.
+        s.limits = (bound / 2 + 10, 0, 1, 0, 0);
+        s.claim("w", 1).await;
+        let waiting = s.entry('x').await.expect("busy").waiting;
+        assert!(waiting <= u64::from(bound / 2), "{waiting}");
+        assert_eq!(s.marks().await, [x.clone(), waiting.to_string()]);
+        let uncrowded = s.uncrowded(most_live, "", "").await;
+        assert_eq!(uncrowded, [half.clone(), x.clone()]);
+        // New tasks do not overtake those in SQL, which are told by the flag `again`.
+        s.limits = (1, 0, 1, 0, 0);
+        assert_eq!(s.crowd("x", 6000..6001, most_live).await, (0, 1));
+        s.offset += 1;
+        let offset = format!("{}-0", s.offset);
+        let answer = s
+            .enqueue_numbers("x", 6000..6001, most_live, &offset, 1)
+            .await;
+        assert_eq!(answer, ["ok", "1", "1", "0", "-1"]);
+
+        // SQL has no task of this key any more, and the walk finds one of the other.
+        let uncrowded = s.uncrowded(most_live, &y, &x).await;
+        assert_eq!(uncrowded, [half, y.clone()]);
+        assert_eq!(s.marks().await[0], y);
+        assert_eq!(s.crowd("x", 6001..6002, most_live).await, (1, 0));
+        assert_eq!(s.crowd("y", 7000..7001, most_live).await, (0, 1));
+    }
+}
+
+impl Shard {
+    /// What the check of the entries of limit keys finds: kind and letter of the task.
+    async fn check(&self, mends: u8) -> Vec<String> {
+        let answer = self.run(&scripts::CHECK, |call| {
+            call.arg("limits").arg("0").arg(100).arg(mends).arg(1000);
+        });
+        let answer = answer.await.expect("check");
+        assert_eq!(
+            (&*answer[0], answer.last().expect("a flag").as_str()),
+            ("0", "0")
+        );
+        let finds = answer[1..answer.len() - 1].chunks(3);
+        finds
+            .map(|find| format!("{} {}", find[0], find[1]))
+            .collect()
+    }
+}
+
+#[tokio::test]
+async fn a_lease_that_is_not_there_and_a_key_that_nothing_wakes_are_found_and_mended() {
+    let mut s = Shard::new(TWO).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2), ('c', 2), ('d', 2)])
+        .await;
+    assert_eq!(s.claim("w", 5).await.0, "ab");
+    assert_eq!(s.check(1).await, Vec::<String>::new());
+    // Both leases are lost, and with them what would let the next tasks start.
+    s.f.seed("HDEL", "records", &[&id('a'), &id('b')]).await;
+    let finds = ["limit_without_lease a", "limit_without_lease b"];
+    for mends in [0, 1] {
+        let mut found = s.check(mends).await;
+        found.sort_unstable();
+        assert_eq!(found, finds);
+    }
+    assert_eq!(s.check(0).await, Vec::<String>::new());
+    assert_eq!(s.lanes().await, lanes(&[("m", "cd")]));
+
+    let mut s = Shard::new((0, 1000, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.complete('a', 1, "w").await;
+    assert_eq!(s.check(1).await, Vec::<String>::new(), "its time wakes it");
+    s.f.seed("DEL", "starts", &[]).await;
+    for mends in [0, 1] {
+        assert_eq!(s.check(mends).await, ["limit_asleep "]);
+    }
+    assert_eq!(s.check(0).await, Vec::<String>::new());
+    assert_eq!(flat(s.read("EXISTS", "starts", &[]).await), ["1"]);
 }
 
 #[tokio::test]

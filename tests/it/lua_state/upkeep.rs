@@ -883,7 +883,9 @@ async fn stats_count_and_change_nothing() {
     // The first 48 bits of the id are its time. One of two elements is ahead of the foremost
     // pointer.
     let created = u64::from_be_bytes([0, 0, b'a', b'a', b'a', b'a', b'a', b'a']).to_string();
-    let expected = ["2", "1", "1", "3", "826", "1", "1", &created, "1"];
+    let expected = [
+        "2", "1", "1", "3", "826", "1", "1", &created, "1", "0", "0", "0",
+    ];
     assert_eq!(
         flat(f.run(&scripts::STATS, |_| {}).await.expect("stats")),
         expected
@@ -927,7 +929,9 @@ async fn books_count_and_change_nothing() {
     f.seed("RPUSH", "finals", &[&id('e'), &id('f')]).await;
     f.seed("LPUSH", "lr:T", &[&element(1, 0, 'g')]).await;
     let before = f.state().await;
-    let expected = ["2", "1", "1", "1", "1", "2", "0", "0", "0", "1", "1", "0"];
+    let expected = [
+        "2", "1", "1", "1", "1", "2", "0", "0", "0", "1", "1", "0", "0",
+    ];
     assert_eq!(
         flat(f.run(&scripts::BOOKS, |_| {}).await.expect("books")),
         expected

@@ -231,7 +231,14 @@ impl Checked {
             .enqueue(&self.shard, &room.batch(source, records))
             .await
             .expect("enqueue");
-        assert_eq!(answer, Enqueued::Done { dealt_with, added });
+        assert_eq!(
+            answer,
+            Enqueued::Done {
+                dealt_with,
+                added,
+                crowded: Vec::new(),
+            }
+        );
         self.compare(false).await;
     }
 
@@ -270,7 +277,14 @@ impl Checked {
             assert_ne!(now, fence);
             (self.fence, self.model.has_moved, self.model.has_forgotten) = (now, false, false);
         } else {
-            assert_eq!(answer, Enqueued::Done { dealt_with, added });
+            assert_eq!(
+                answer,
+                Enqueued::Done {
+                    dealt_with,
+                    added,
+                    crowded: Vec::new(),
+                }
+            );
             self.model.has_moved |= have_waited && added > 0;
         }
         self.compare(false).await;
@@ -1140,6 +1154,7 @@ impl Checked {
             finals: model.finals.len() as u64,
             oldest_created_unix_ms: self.oldest_near_a_tail(),
             ahead: stats.ahead,
+            ..Stats::default()
         };
         assert_eq!(stats, expected);
     }

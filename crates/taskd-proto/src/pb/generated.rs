@@ -1411,8 +1411,8 @@ pub struct Books {
     #[prost(message, repeated, tag = "5")]
     pub queues: ::prost::alloc::vec::Vec<QueueBooks>,
 }
-/// stored = completed + dead + cancelled + held; held = fresh + parked + scheduled + missing +
-/// waiting + assigned + delayed + between.
+/// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + scheduled +
+/// missing + waiting + assigned + delayed + between.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueBooks {
     #[prost(string, tag = "1")]
@@ -1437,7 +1437,7 @@ pub struct QueueBooks {
     #[prost(uint64, tag = "9")]
     pub held: u64,
     /// Those that wait in SQL: about to be published, without room in Redis, before their time, lost
-    /// by Redis.
+    /// by Redis; and those of whose limit key enough are in Redis.
     #[prost(uint64, tag = "10")]
     pub fresh: u64,
     #[prost(uint64, tag = "11")]
@@ -1446,12 +1446,17 @@ pub struct QueueBooks {
     pub scheduled: u64,
     #[prost(uint64, tag = "13")]
     pub missing: u64,
+    #[prost(uint64, tag = "22")]
+    pub crowded: u64,
     /// On the bus, or the report of their end is on its way. Below zero: some are in two places.
     #[prost(sint64, tag = "14")]
     pub between: i64,
     /// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
     #[prost(uint64, tag = "15")]
     pub waiting: u64,
+    /// Of those that wait: behind their limit keys.
+    #[prost(uint64, tag = "23")]
+    pub behind_limits: u64,
     #[prost(uint64, tag = "16")]
     pub assigned: u64,
     #[prost(uint64, tag = "17")]

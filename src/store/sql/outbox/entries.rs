@@ -6,14 +6,14 @@ use std::collections::HashSet;
 use uuid::Uuid;
 
 use crate::{
-    model::{Priority, QueueName, StoredStatus, TaskId, TaskRow},
+    model::{LimitHash, Priority, QueueName, StoredStatus, TaskId, TaskRow, limit_hash},
     store::{
         DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished,
         sql::{
             outbox::batches::{self, Batch, NEVER},
             rows::{TASK_COLUMNS, TaskColumns, columns, corrupt, number, queue_name, task_id},
             session::Session,
-            statement::{Statement, lists, pieces},
+            statement::{Statement, Value, lists, pieces},
         },
     },
 };
@@ -27,14 +27,15 @@ pub(crate) struct Entry {
     due_ms: i64,
     turn: Turn,
     bytes: usize,
+    /// Of a crowded task.
+    limit: Option<LimitHash>,
 }
 
 impl Entry {
     pub(crate) fn of_new(row: &NewRow) -> Self {
-        let due_ms = if row.unpublished == Unpublished::Parked {
-            NEVER
-        } else {
-            row.due_unix_ms
+        let due_ms = match row.unpublished {
+            Unpublished::Parked | Unpublished::Crowded => NEVER,
+            _ => row.due_unix_ms,
         };
         let NewRow {
             task,
@@ -50,6 +51,7 @@ impl Entry {
             due_ms,
             turn: Turn::FIRST,
             bytes: task.weight(),
+            limit: limit_of(*state, &task.queue, &task.limit_key),
         }
     }
 
@@ -58,8 +60,15 @@ impl Entry {
     }
 }
 
+/// The limit key for which a task waits in SQL.
+fn limit_of(state: Unpublished, queue: &QueueName, limit_key: &str) -> Option<LimitHash> {
+    (state == Unpublished::Crowded).then(|| limit_hash(queue, limit_key))
+}
+
 /// Adds the entries, or updates existing ones.
 pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
+    // Most rows have no limit key, and pay nothing for it.
+    let any_crowded = entries.iter().any(|entry| entry.limit.is_some());
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
             let Entry {
@@ -70,9 +79,10 @@ pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
                 due_ms,
                 turn,
                 bytes,
+                limit,
             } = entry;
             let bytes = *bytes as u64;
-            [
+            let mut values: Vec<Value<'_>> = vec![
                 task.into(),
                 (*state).into(),
                 queue.into(),
@@ -80,13 +90,22 @@ pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
                 (*due_ms).into(),
                 turn.into(),
                 bytes.into(),
-            ]
+            ];
+            if any_crowded {
+                values.push(limit.as_ref().map_or(&[][..], |limit| &limit[..]).into());
+            }
+            values
         });
-        let statement = Statement::new(
-            "INSERT INTO outbox (task_id, state, queue, priority, due_ms, turn, bytes)",
-        )
-        .values(rows)
-        .sql(&S::replace("task_id", &["state", "due_ms", "turn"]));
+        let mut columns = "task_id, state, queue, priority, due_ms, turn, bytes".to_owned();
+        let mut replaced = vec!["state", "due_ms", "turn"];
+        if any_crowded {
+            columns += ", limit_hash";
+            replaced.push("limit_hash");
+        }
+        let count = columns.split(',').count();
+        let statement = Statement::new(format!("INSERT INTO outbox ({columns})"))
+            .values_of(count, rows)
+            .sql(&S::replace("task_id", &replaced));
         session.execute(statement).await?;
     }
     Ok(())
@@ -247,7 +266,8 @@ pub(crate) async fn unpublish<S: Session>(
     ids.dedup();
     for ids in lists(&ids) {
         let unfinished = Statement::new(
-            "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload)",
+            "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload), \
+             COALESCE(limit_key, '')",
         )
         .sql(" FROM tasks ")
         .sql(S::BY_PRIMARY_KEY)
@@ -255,26 +275,30 @@ pub(crate) async fn unpublish<S: Session>(
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
-        let unfinished: Vec<(Vec<u8>, String, i64, i64, i64)> = session.fetch(unfinished).await?;
-        let entries = unfinished
-            .into_iter()
-            .map(|(id, queue, priority, not_before_ms, bytes)| {
-                let due_ms = match why {
-                    Unpublished::Parked => NEVER,
-                    Unpublished::Scheduled => not_before_ms,
-                    Unpublished::Fresh | Unpublished::Missing => due_ms,
-                };
-                let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
-                Ok(Entry {
-                    task: task_id(&id)?,
-                    state: why,
-                    queue,
-                    priority,
-                    due_ms,
-                    turn: new_turn(),
-                    bytes: number(bytes)?,
-                })
-            });
+        let unfinished: Vec<(Vec<u8>, String, i64, i64, i64, String)> =
+            session.fetch(unfinished).await?;
+        let entries =
+            unfinished
+                .into_iter()
+                .map(|(id, queue, priority, not_before_ms, bytes, limit_key)| {
+                    let due_ms = match why {
+                        Unpublished::Parked | Unpublished::Crowded => NEVER,
+                        Unpublished::Scheduled => not_before_ms,
+                        Unpublished::Fresh | Unpublished::Missing => due_ms,
+                    };
+                    let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
+                    let limit = limit_of(why, &queue, &limit_key);
+                    Ok(Entry {
+                        task: task_id(&id)?,
+                        state: why,
+                        queue,
+                        priority,
+                        due_ms,
+                        turn: new_turn(),
+                        bytes: number(bytes)?,
+                        limit,
+                    })
+                });
         let entries = entries.collect::<Result<Vec<_>>>()?;
         put(session, &entries).await?;
         let off_bus =
@@ -345,6 +369,7 @@ pub(crate) fn unpublished(state: i64) -> Result<Unpublished> {
         Unpublished::Parked,
         Unpublished::Scheduled,
         Unpublished::Missing,
+        Unpublished::Crowded,
     ];
     all.into_iter()
         .find(|known| *known as i64 == state)
@@ -483,4 +508,51 @@ pub(crate) fn next_parked_queue<'a, S: Session>(last: Option<&'a QueueName>) -> 
         .sql(&S::by_index("outbox_parked"))
         .sql(" WHERE state = 1 AND queue > ?")
         .bind(last.map_or("", QueueName::as_str))
+}
+
+/// The first queue after `last` that has crowded rows.
+pub(crate) fn next_crowded_queue<'a, S: Session>(last: Option<&'a QueueName>) -> Statement<'a> {
+    Statement::new("SELECT MIN(queue) FROM outbox ")
+        .sql(&S::by_index("outbox_crowded"))
+        .sql(" WHERE state = 4 AND queue > ?")
+        .bind(last.map_or("", QueueName::as_str))
+}
+
+/// The first limit key of the queue after `after` that has crowded rows.
+pub(crate) fn next_crowded_key<'a, S: Session>(
+    queue: &'a QueueName,
+    after: Option<&'a LimitHash>,
+) -> Statement<'a> {
+    Statement::new("SELECT MIN(limit_hash) FROM outbox ")
+        .sql(&S::by_index("outbox_crowded"))
+        .sql(" WHERE state = 4 AND queue = ? AND limit_hash > ?")
+        .bind(queue)
+        .bind(after.map_or(&[][..], |after| &after[..]))
+}
+
+/// The first crowded rows of a limit key.
+pub(crate) fn crowded<'a, S: Session>(
+    queue: &'a QueueName,
+    key: &'a LimitHash,
+    limit: usize,
+) -> Statement<'a> {
+    page::<S>("outbox_crowded")
+        .sql(" WHERE state = 4 AND queue = ? AND limit_hash = ? ORDER BY priority, task_id LIMIT ?")
+        .bind(queue)
+        .bind(&key[..])
+        .bind(limit as u64)
+}
+
+/// How many crowded rows a limit key has, `most` at most.
+pub(crate) fn count_crowded<'a, S: Session>(
+    queue: &'a QueueName,
+    key: &'a LimitHash,
+    most: u64,
+) -> Statement<'a> {
+    Statement::new("SELECT COUNT(*) FROM (SELECT task_id FROM outbox ")
+        .sql(&S::by_index("outbox_crowded"))
+        .sql(" WHERE state = 4 AND queue = ? AND limit_hash = ? LIMIT ?) AS counted")
+        .bind(queue)
+        .bind(&key[..])
+        .bind(most)
 }

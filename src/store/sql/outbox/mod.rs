@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use async_trait::async_trait;
 
 use crate::{
-    model::{QueueName, ShardId, TaskId},
+    model::{LimitHash, QueueName, ShardId, TaskId},
     store::{
         BroughtForward, Opening, Outbox, OutboxRow, Published, PublishedTask, RebuildPage,
         Rebuilding, Rebuilt, Result, StoredShard, Stretch, Turn, Unpublished, Walked, WalkedPage,
@@ -88,6 +88,33 @@ impl<DB: Backend> Outbox for SqlStore<DB> {
         without: &HashSet<TaskId>,
     ) -> Result<Vec<OutboxRow>> {
         pages::page(&self.sql, pages::Of::Parked(queue), limit, without).await
+    }
+
+    async fn crowded_queues(&self) -> Result<Vec<QueueName>> {
+        pages::crowded_queues(&self.sql).await
+    }
+
+    async fn crowded_keys(
+        &self,
+        queue: &QueueName,
+        after: Option<&LimitHash>,
+        limit: usize,
+    ) -> Result<Vec<LimitHash>> {
+        pages::crowded_keys(&self.sql, queue, after, limit).await
+    }
+
+    async fn crowded(
+        &self,
+        queue: &QueueName,
+        key: &LimitHash,
+        limit: usize,
+        without: &HashSet<TaskId>,
+    ) -> Result<Vec<OutboxRow>> {
+        pages::page(&self.sql, pages::Of::Crowded(queue, key), limit, without).await
+    }
+
+    async fn count_crowded(&self, queue: &QueueName, key: &LimitHash, most: u64) -> Result<u64> {
+        pages::count_crowded(&self.sql, queue, key, most).await
     }
 
     async fn remove_batches(&self, after: Option<Turn>, limit: u32) -> Result<Option<Turn>> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::{
-    model::{QueueName, TaskId, TaskRow},
+    model::{LIMIT_HASH_BYTES, LimitHash, QueueName, TaskId, TaskRow},
     store::{
         BroughtForward, DUE_LOOKED_AT, OutboxRow, PAGE_BYTES, Result, Turn, Unpublished,
         sql::{
@@ -13,7 +13,7 @@ use crate::{
                 entries::{self, Listed},
             },
             pages,
-            rows::{number, queue_name, task_id},
+            rows::{corrupt, number, queue_name, task_id},
             runner::Runner,
             statement::lists,
         },
@@ -27,6 +27,8 @@ pub(crate) enum Of<'a> {
     Due(i64),
     /// The parked rows of a queue.
     Parked(&'a QueueName),
+    /// The crowded rows of a limit key.
+    Crowded(&'a QueueName, &'a LimitHash),
 }
 
 impl Of<'_> {
@@ -34,6 +36,7 @@ impl Of<'_> {
         match self {
             Self::Due(_) => "due",
             Self::Parked(_) => "parked",
+            Self::Crowded(..) => "crowded",
         }
     }
 }
@@ -148,6 +151,56 @@ pub(crate) async fn parked_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<Q
     }
 }
 
+pub(crate) async fn crowded_queues<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<QueueName>> {
+    let mut queues: Vec<QueueName> = Vec::new();
+    loop {
+        let next = entries::next_crowded_queue::<DB::Connection>(queues.last());
+        match &sql
+            .read::<(Option<String>,)>("crowded_queues", next)
+            .await?[..]
+        {
+            [(Some(queue),)] => queues.push(queue_name(queue)?),
+            _ => return Ok(queues),
+        }
+    }
+}
+
+pub(crate) async fn crowded_keys<DB: Backend>(
+    sql: &Runner<DB>,
+    queue: &QueueName,
+    after: Option<&LimitHash>,
+    limit: usize,
+) -> Result<Vec<LimitHash>> {
+    let mut keys: Vec<LimitHash> = Vec::new();
+    // Goes from one limit key to the next, because one may have millions of rows.
+    while keys.len() < limit {
+        let next = entries::next_crowded_key::<DB::Connection>(queue, keys.last().or(after));
+        let next: Vec<(Option<Vec<u8>>,)> = sql.read("crowded_keys", next).await?;
+        let Some((Some(key),)) = next.into_iter().next() else {
+            break;
+        };
+        let key = LimitHash::try_from(key).map_err(|key| {
+            corrupt(format!(
+                "a limit key of {} bytes instead of {LIMIT_HASH_BYTES}",
+                key.len()
+            ))
+        })?;
+        keys.push(key);
+    }
+    Ok(keys)
+}
+
+pub(crate) async fn count_crowded<DB: Backend>(
+    sql: &Runner<DB>,
+    queue: &QueueName,
+    key: &LimitHash,
+    most: u64,
+) -> Result<u64> {
+    let count = entries::count_crowded::<DB::Connection>(queue, key, most);
+    let counts: Vec<(i64,)> = sql.read("count_crowded", count).await?;
+    counts.first().map_or(Ok(0), |(count,)| number(*count))
+}
+
 pub(crate) async fn remove_batches<DB: Backend>(
     sql: &Runner<DB>,
     after: Option<Turn>,
@@ -202,6 +255,7 @@ async fn list<DB: Backend>(sql: &Runner<DB>, of: Of<'_>, limit: usize) -> Result
     let rows = match of {
         Of::Due(now_ms) => entries::due::<DB::Connection>(now_ms, limit),
         Of::Parked(queue) => entries::parked::<DB::Connection>(queue, limit),
+        Of::Crowded(queue, key) => entries::crowded::<DB::Connection>(queue, key, limit),
     };
     let rows: Vec<entries::ListedColumns> = sql.read(of.operation(), rows).await?;
     let mut listed = rows

@@ -1401,7 +1401,7 @@ class Books(_message.Message):
     def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pipeline: _Optional[int] = ..., task_results: _Optional[int] = ..., rejected_elsewhere: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueBooks, _Mapping]]] = ...) -> None: ...
 
 class QueueBooks(_message.Message):
-    __slots__ = ("queue", "state", "stored", "duplicates", "rejected", "completed", "dead", "cancelled", "held", "fresh", "parked", "scheduled", "missing", "between", "waiting", "assigned", "delayed", "leases", "reports", "lanes", "lost_shards")
+    __slots__ = ("queue", "state", "stored", "duplicates", "rejected", "completed", "dead", "cancelled", "held", "fresh", "parked", "scheduled", "missing", "crowded", "between", "waiting", "behind_limits", "assigned", "delayed", "leases", "reports", "lanes", "lost_shards")
     class LanesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1422,8 +1422,10 @@ class QueueBooks(_message.Message):
     PARKED_FIELD_NUMBER: _ClassVar[int]
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
+    CROWDED_FIELD_NUMBER: _ClassVar[int]
     BETWEEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_LIMITS_FIELD_NUMBER: _ClassVar[int]
     ASSIGNED_FIELD_NUMBER: _ClassVar[int]
     DELAYED_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
@@ -1443,15 +1445,17 @@ class QueueBooks(_message.Message):
     parked: int
     scheduled: int
     missing: int
+    crowded: int
     between: int
     waiting: int
+    behind_limits: int
     assigned: int
     delayed: int
     leases: int
     reports: int
     lanes: _containers.ScalarMap[str, int]
     lost_shards: int
-    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[BooksState, str]] = ..., stored: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., held: _Optional[int] = ..., fresh: _Optional[int] = ..., parked: _Optional[int] = ..., scheduled: _Optional[int] = ..., missing: _Optional[int] = ..., between: _Optional[int] = ..., waiting: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., reports: _Optional[int] = ..., lanes: _Optional[_Mapping[str, int]] = ..., lost_shards: _Optional[int] = ...) -> None: ...
+    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[BooksState, str]] = ..., stored: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., held: _Optional[int] = ..., fresh: _Optional[int] = ..., parked: _Optional[int] = ..., scheduled: _Optional[int] = ..., missing: _Optional[int] = ..., crowded: _Optional[int] = ..., between: _Optional[int] = ..., waiting: _Optional[int] = ..., behind_limits: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., reports: _Optional[int] = ..., lanes: _Optional[_Mapping[str, int]] = ..., lost_shards: _Optional[int] = ...) -> None: ...
 
 class FsckRequest(_message.Message):
     __slots__ = ("queue", "repair", "cursor")

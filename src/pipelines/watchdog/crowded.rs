@@ -1,0 +1,358 @@
+//! Brings crowded tasks from SQL when few tasks of their limit key are left in Redis: straight into
+//! the queue if this process uses the shortcut, otherwise by the bus.
+//!
+//! A shard knows which of its limit keys have tasks in SQL, by marks. Enqueue sets a mark before its
+//! caller puts the task into SQL; this loop clears it when it finds no task there. If the task comes
+//! right after, the walk over the limit keys in SQL sets the mark again. It also does so after Redis
+//! was lost.
+//!
+//! Crash windows: a task that is in the queue and not marked as published waits in SQL still. It is
+//! released again, and the queue knows it: see [`crate::pipelines::shortcut`].
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    error::Error, lead::Lead, on_their_way::OnTheirWay, republish::Republish, shared::Forgets,
+};
+use crate::{
+    bus::{Bus, Topic},
+    config::Settings,
+    model::{LimitHash, QueueName, ShardId, TaskId, TaskRow, limit_partition},
+    pipelines::{admission::Gates, context::Context, shortcut::Shortcut},
+    queue::{self, CrowdMarks, Failing, Upkeep},
+    runtime::{Clock, Loop},
+    store::{Outbox, OutboxRow, PAGE_BYTES, Turn},
+    telemetry::metrics::{self, Republished},
+};
+
+/// How often the walk reads limit keys from SQL, and how many: 1,000 a second.
+const WALK_EVERY: Duration = Duration::from_secs(1);
+const WALKED_AT_ONCE: usize = 1000;
+/// The pause between two rounds while tasks are crowded, and when the last one released some.
+const WHILE_CROWDED: Duration = Duration::from_millis(100);
+const AT_ONCE: Duration = Duration::from_millis(1);
+/// How often to look for crowded tasks if no queue has limits any more.
+const WITHOUT_LIMITS: Duration = Duration::from_secs(60);
+/// The most limit keys of a shard in one round.
+const KEYS_OF_ROUND: usize = 64;
+/// After this many refusals in a row the tasks of a shard go by the bus, which always takes them.
+const REFUSED_OFTEN: u32 = 3;
+/// How many tasks to bring to a shard that is not open, which has no marks.
+const TO_A_CLOSED_SHARD: usize = 32;
+
+#[derive(Clone)]
+pub(super) struct Crowded {
+    store: Arc<dyn Outbox>,
+    bus: Arc<dyn Bus>,
+    queue: Upkeep,
+    gates: Gates,
+    shortcut: Option<Shortcut>,
+    forgets: Forgets,
+    clock: Clock,
+    settings: Arc<Settings>,
+    republish: Republish,
+    lead: Lead,
+    limit_partitions: u32,
+    on_their_way: OnTheirWay<ShardId>,
+    /// How many times in a row the fence of a shard moved before tasks were released into it.
+    refusals: HashMap<ShardId, u32>,
+}
+
+/// The state of the loop.
+#[derive(Default)]
+struct Rounds {
+    /// The queues with crowded tasks.
+    queues: Vec<QueueName>,
+    /// Where the walk goes on.
+    after: Option<(QueueName, LimitHash)>,
+    walked: Option<Instant>,
+    /// Rows that SQL refuses to mark. They are left out until the next walk begins.
+    refused: HashSet<TaskId>,
+    failing: Failing<Error>,
+}
+
+/// The outcome of a shard's turn.
+#[derive(Default)]
+struct Refilled {
+    /// Limit keys without tasks in SQL.
+    empty: Vec<LimitHash>,
+    /// There may be more to release at once.
+    has_more: bool,
+}
+
+impl Crowded {
+    pub(super) fn new(context: &Context, lead: &Lead, forgets: &Forgets) -> Self {
+        let Context {
+            store,
+            bus,
+            queue,
+            gates,
+            shortcut,
+            clock,
+            settings,
+            limit_partitions,
+            ..
+        } = context.clone();
+        Self {
+            store,
+            bus,
+            queue: queue.upkeep,
+            gates,
+            shortcut,
+            forgets: Arc::clone(forgets),
+            clock,
+            settings,
+            republish: Republish::new(context),
+            lead: lead.clone(),
+            limit_partitions,
+            on_their_way: OnTheirWay::new(),
+            refusals: HashMap::new(),
+        }
+    }
+
+    pub(super) async fn run(mut self, cx: Loop) -> Result<(), Error> {
+        let mut rounds = Rounds::default();
+        while self.lead.wait(&cx).await {
+            let started = Instant::now();
+            let has_more = self.round(&mut rounds, &cx).await?;
+            metrics::watchdog_step("crowded", started.elapsed());
+            cx.beat();
+            let wait = match (rounds.queues.is_empty(), has_more) {
+                (false, true) => AT_ONCE,
+                (false, false) => WHILE_CROWDED,
+                (true, _) if self.limit_partitions == 0 => WITHOUT_LIMITS,
+                (true, _) => WALK_EVERY,
+            };
+            cx.idle(cx.pause(wait)).await;
+        }
+        Ok(())
+    }
+
+    /// Releases tasks of limit keys that have few in Redis. Returns whether any shard may be able to
+    /// take more at once.
+    async fn round(&mut self, rounds: &mut Rounds, cx: &Loop) -> Result<bool, Error> {
+        let is_due = rounds.walked.is_none_or(|at| at.elapsed() >= WALK_EVERY);
+        let mut found = match is_due {
+            true => self.walk(rounds).await?,
+            false => BTreeMap::new(),
+        };
+        if self.gates.is_short() {
+            // The fanout would park every task again.
+            return Ok(false);
+        }
+        self.on_their_way.follow(&*self.bus, &self.clock).await?;
+        let mut shards: Vec<ShardId> = found.keys().cloned().collect();
+        for queue in &rounds.queues {
+            let known = self.queue.shards_of(queue);
+            shards.extend(known.iter().map(|shard| shard.id.clone()));
+        }
+        shards.sort_unstable();
+        shards.dedup();
+        let mut has_more = false;
+        for shard in shards {
+            if cx.stop.is_cancelled() {
+                return Ok(false);
+            }
+            let keys = found.remove(&shard).unwrap_or_default();
+            if rounds.failing.leaves_out(&shard) || self.on_their_way.has(&shard) {
+                continue;
+            }
+            let began = Instant::now();
+            let turn = self.turn(&shard, keys, &mut rounds.refused).await;
+            let turn = match turn {
+                Err(error @ (Error::Store(_) | Error::Bus(_))) => return Err(error),
+                turn => rounds.failing.note(&shard, began, turn),
+            };
+            has_more |= turn.unwrap_or_default();
+            cx.beat();
+        }
+        rounds.failing.end_part("release crowded tasks into");
+        Ok(has_more)
+    }
+
+    /// Reads which queues have crowded tasks, and the next limit keys of such tasks, by shard.
+    async fn walk(&self, rounds: &mut Rounds) -> Result<BTreeMap<ShardId, Vec<LimitHash>>, Error> {
+        rounds.walked = Some(Instant::now());
+        rounds.queues = self.store.crowded_queues().await?;
+        let mut found: BTreeMap<ShardId, Vec<LimitHash>> = BTreeMap::new();
+        let mut left = WALKED_AT_ONCE;
+        let after = rounds.after.take();
+        let begins = after.as_ref().map(|(queue, _)| queue);
+        for queue in rounds.queues.iter().filter(|queue| Some(*queue) >= begins) {
+            let last = match &after {
+                Some((of, key)) if of == queue => Some(key),
+                _ => None,
+            };
+            let keys = self.store.crowded_keys(queue, last, left).await?;
+            for key in &keys {
+                let shard = self.shard_of(queue, key).await?;
+                found.entry(shard).or_default().push(*key);
+            }
+            left -= keys.len();
+            if let Some(last) = keys.last().filter(|_| left == 0) {
+                rounds.after = Some((queue.clone(), *last));
+                return Ok(found);
+            }
+        }
+        rounds.refused.clear();
+        Ok(found)
+    }
+
+    /// The shard of a limit key: that of its tasks.
+    async fn shard_of(&self, queue: &QueueName, key: &LimitHash) -> Result<ShardId, Error> {
+        let mut number = limit_partition(key, self.limit_partitions);
+        if self.limit_partitions == 0 {
+            // No queue has limits any more, so this process has not asked among how many
+            // partitions limit keys are spread.
+            let first = self.store.crowded(queue, key, 1, &HashSet::new()).await?;
+            number = first.first().map_or(0, |row| row.task.partition);
+        }
+        Ok(ShardId {
+            queue: queue.clone(),
+            number,
+        })
+    }
+
+    /// Refills the limit keys of a shard that have few tasks there. Marks those that the walk has
+    /// found. Returns whether the shard may be able to take more at once.
+    async fn turn(
+        &mut self,
+        shard: &ShardId,
+        walked: Vec<LimitHash>,
+        refused: &mut HashSet<TaskId>,
+    ) -> Result<bool, Error> {
+        let settings = self.settings.queues.get(&shard.queue);
+        let (bytes, live) = (settings.high_water_bytes, settings.live_tasks_max());
+        let marks = CrowdMarks {
+            crowded: walked,
+            empty: Vec::new(),
+        };
+        let asked = self
+            .queue
+            .uncrowded(shard, bytes, live, KEYS_OF_ROUND, &marks);
+        let (each, keys) = match asked.await {
+            Ok(answer) => answer,
+            // It is closed, and the fanout opens it for the first of these tasks; or it is lost,
+            // and they wait on the bus until it is back.
+            Err(queue::Error::NoGeneration) => (TO_A_CLOSED_SHARD, marks.crowded),
+            Err(error) => return Err(error.into()),
+        };
+        if keys.is_empty() {
+            return Ok(false);
+        }
+        let is_all = keys.len() < KEYS_OF_ROUND;
+        let Refilled { empty, has_more } = self.refill(shard, &keys, each, refused).await?;
+        let goes_on = has_more || !is_all && !empty.is_empty();
+        if !empty.is_empty() {
+            let marks = CrowdMarks {
+                crowded: Vec::new(),
+                empty,
+            };
+            match self.queue.uncrowded(shard, bytes, live, 0, &marks).await {
+                Ok(_) | Err(queue::Error::NoGeneration) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(goes_on)
+    }
+
+    /// Releases tasks of these limit keys, `each` at most of each, as many as fit into one call.
+    async fn refill(
+        &mut self,
+        shard: &ShardId,
+        keys: &[LimitHash],
+        each: usize,
+        refused: &mut HashSet<TaskId>,
+    ) -> Result<Refilled, Error> {
+        let is_refused = self.refusals.get(shard) >= Some(&REFUSED_OFTEN);
+        // Read the fence before the rows.
+        let fences = match self.shortcut.clone().filter(|_| !is_refused) {
+            Some(shortcut) => {
+                let alone = Arc::clone(&self.forgets).lock_owned().await;
+                let fences = shortcut.fences(vec![shard.clone()]).await;
+                Some((shortcut, fences, alone))
+            }
+            None => None,
+        };
+        let most = self.settings.fanout.batch_max;
+        let mut refilled = Refilled::default();
+        let mut rows: Vec<OutboxRow> = Vec::new();
+        let mut bytes = 0;
+        for key in keys {
+            let limit = each.min(most - rows.len());
+            let page = self
+                .store
+                .crowded(&shard.queue, key, limit, refused)
+                .await?;
+            if page.is_empty() {
+                refilled.empty.push(*key);
+            }
+            bytes += page.iter().map(|row| row.task.weight()).sum::<usize>();
+            rows.extend(page);
+            if rows.len() >= most || bytes >= PAGE_BYTES {
+                break;
+            }
+        }
+        let partitions = self.bus.partitions(Topic::Pipeline);
+        let may_pass = |row: &&OutboxRow| {
+            let partition = row.task.partition;
+            row.is_as_new
+                && partition < partitions
+                && fences
+                    .as_ref()
+                    .is_some_and(|(_, known, _)| known.has(partition))
+        };
+        let (passing, mut by_bus): (Vec<_>, Vec<_>) = rows.iter().partition(may_pass);
+        match fences {
+            Some((shortcut, fences, alone)) if !passing.is_empty() => {
+                let released = shortcut.release(&pairs(&passing), &fences).await;
+                drop(alone);
+                if released.has_moved {
+                    *self.refusals.entry(shard.clone()).or_default() += 1;
+                } else {
+                    self.refusals.remove(shard);
+                }
+                refilled.has_more |= !released.is_full && !released.published.is_empty();
+                if !released.published.is_empty() {
+                    let generation = self.bus.generation();
+                    match self
+                        .store
+                        .mark_published(generation, &released.published)
+                        .await
+                    {
+                        // SQL refuses to mark them together. By the bus each is marked separately,
+                        // and the queue recognises them.
+                        Err(error) if error.is_refusal() => by_bus.extend(passing),
+                        marked => {
+                            marked?;
+                            let count = released.published.iter().map(|some| some.tasks.len());
+                            metrics::outbox_republished(Republished::Refilled, count.sum());
+                        }
+                    }
+                }
+                if let Some((_, error)) = released.error {
+                    return Err(error.into());
+                }
+            }
+            _ => {
+                self.refusals.remove(shard);
+            }
+        }
+        if !by_bus.is_empty() {
+            let last = self
+                .republish
+                .publish(&pairs(&by_bus), Republished::Refilled, refused)
+                .await?;
+            self.on_their_way.add(shard.clone(), last, self.clock.now());
+        }
+        Ok(refilled)
+    }
+}
+
+fn pairs<'a>(rows: &[&'a OutboxRow]) -> Vec<(&'a TaskRow, Turn)> {
+    rows.iter().map(|row| (&row.task, row.turn)).collect()
+}
