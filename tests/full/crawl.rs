@@ -21,7 +21,7 @@ use crate::support::{
 
 #[path = "../../examples/crawl/src/main.rs"]
 #[allow(dead_code, reason = "its main is not ours")]
-mod example;
+pub(crate) mod example;
 
 const CONFIG: &str = "[queues.crawl]\nmax_attempts = 100\nbackoff = [\"100ms\"]\n";
 /// The leases are long enough that no page is handed out twice because the machine is slow.
@@ -156,15 +156,15 @@ async fn run(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) {
 
 fn args(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) -> example::Args {
     let url = Url::parse(&site.url).unwrap();
-    let (grpc, http, lease) = (daemon.grpc(), daemon.http(), Duration::from_secs(120));
     example::Args {
-        url,
-        grpc,
-        http,
+        urls: vec![url],
+        grpc: vec![daemon.grpc()],
+        http: daemon.http(),
         workers,
+        name: "crawler".into(),
         replicas,
         queue: "crawl".into(),
-        lease,
+        lease: Duration::from_secs(120),
     }
 }
 
@@ -198,7 +198,9 @@ async fn check(reference: &Graph, args: &example::Args) {
         tasks: tasks.collect(),
         ..Default::default()
     };
-    let mut discovery = DiscoveryClient::connect(args.grpc.clone()).await.unwrap();
+    let mut discovery = DiscoveryClient::connect(args.grpc[0].clone())
+        .await
+        .unwrap();
     let inserted = discovery
         .insert_tasks(request)
         .await

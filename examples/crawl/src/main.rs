@@ -1,12 +1,22 @@
-//! Crawls a site from one URL: a task is a page, its key the page's URL, and what it discovers are
-//! the pages it links to.
+//! Crawls sites: a task is a page, its key the page's URL, and what it discovers are the pages it
+//! links to.
 //!
-//!     taskd --pipelines all &
+//!     taskd --config taskd.toml &
 //!     cargo run --release --package taskd-crawl -- --url http://127.0.0.1:8000/
 //!
+//! with, in taskd.toml,
+//!
+//!     pipelines = "all"
+//!     [queues.default]
+//!     limit_by = "host"
+//!     limit_at_a_time = 2
+//!     limit_pace = "5/1s"
+//!
 //! A worker is a function: it fetches the page of a task, and returns what it found. taskd sends
-//! the tasks on a stream. It knows which URLs it has seen, tries again what failed, and counts; so
-//! there is none of it here.
+//! the tasks on a stream. It knows which URLs it has seen, tries again what failed, counts, and
+//! keeps the limits of each host for all workers together; so there is none of it here. What a
+//! worker learns of a host it reports: the Crawl-delay of robots.txt as a pace, and Retry-After as
+//! a hold. Without limits it crawls as fast as it can.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,7 +31,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper::{
     Response,
     body::{Bytes, Incoming},
-    header::{CONTENT_TYPE, LOCATION},
+    header::{CONTENT_TYPE, LOCATION, RETRY_AFTER},
 };
 use hyper_util::{
     client::legacy::{Client as HttpClient, connect::HttpConnector},
@@ -42,17 +52,20 @@ const MOST_REDIRECTS: usize = 10;
 /// Crawls a site with taskd
 #[derive(Parser, Clone)]
 pub(crate) struct Args {
-    /// Where to begin; only what is in this folder of this host is crawled
-    #[arg(long)]
-    pub(crate) url: Url,
-    /// taskd's gRPC
-    #[arg(long, default_value = "http://127.0.0.1:7601")]
-    pub(crate) grpc: String,
+    /// Where to begin, any number of times; only what is in these folders of these hosts is crawled
+    #[arg(long = "url", value_name = "URL", required = true)]
+    pub(crate) urls: Vec<Url>,
+    /// taskd's gRPC; if there are several processes, all of them, with commas between
+    #[arg(long, value_delimiter = ',', default_value = "http://127.0.0.1:7601")]
+    pub(crate) grpc: Vec<String>,
     /// taskd's HTTP
     #[arg(long, default_value = "http://127.0.0.1:7600")]
     pub(crate) http: String,
     #[arg(long, default_value_t = 4)]
     pub(crate) workers: usize,
+    /// What the names of the workers begin with; each process that crawls needs another
+    #[arg(long, default_value = "crawler")]
+    pub(crate) name: String,
     /// How many different workers fetch each page
     #[arg(long, default_value_t = 1)]
     pub(crate) replicas: u32,
@@ -142,24 +155,29 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts the first page in and works until nothing is left; `seen` is told of every page.
+/// Puts the first pages in and works until nothing is left; `seen` is told of every page.
 pub(crate) async fn crawl(args: &Args, mut seen: impl FnMut(Report)) -> anyhow::Result<()> {
-    let client = Client::new(args.grpc.clone())?;
-    let first = new_task(args, normalised(args.url.clone()).as_str());
-    let inserted = client.insert([first]).await?;
+    let client = Client::builder(args.grpc.clone()).build()?;
+    let first = args.urls.iter().cloned().map(normalised);
+    let first: Vec<_> = first.map(|url| new_task(args, url.as_str())).collect();
+    let inserted = client.insert(first).await?;
     let refused = inserted
         .iter()
         .find(|answer| answer.status == InsertedAs::Rejected);
     anyhow::ensure!(
         refused.is_none(),
-        "taskd did not take the first page: {refused:?}"
+        "taskd did not take a first page: {refused:?}"
     );
 
     let (sender, mut reports) = mpsc::unbounded_channel();
     let site = Site::new();
     let (mut workers, mut stops) = (JoinSet::new(), Vec::new());
     for number in 1..=args.workers {
-        let (name, args, site) = (format!("crawler-{number}"), args.clone(), site.clone());
+        let (name, args, site) = (
+            format!("{}-{number}", args.name),
+            args.clone(),
+            site.clone(),
+        );
         let crawler = Arc::new(Crawler {
             name,
             args,
@@ -241,9 +259,27 @@ impl Crawler {
     }
 
     async fn work(&self, task: Task<()>) -> Result<Done, Failure> {
-        let page = self.fetch(&task.key()).await?;
-        let done =
+        let url = Url::parse(&task.key())?;
+        let mut delay = None;
+        // Without limits there is nobody who keeps a delay.
+        if !task.limit_key().is_empty() {
+            let Some(known) = self.site.delay_of(&url) else {
+                let answer = self.get(url.join("/robots.txt")?, &task).await?;
+                // It was a request of its host, so that the page comes with another start.
+                let again = Failure::new("robots.txt comes first").not_started();
+                return Err(match self.site.learn_delay(&url, &answer) {
+                    Some(delay) => again.pace(delay),
+                    None => again,
+                });
+            };
+            delay = known;
+        }
+        let page = self.read(self.get(url, &task).await?);
+        let mut done =
             Done::json(&page)?.discover(page.links.iter().map(|link| new_task(&self.args, link)));
+        if let Some(delay) = delay {
+            done = done.pace(delay);
+        }
         self.pages
             .lock()
             .expect("nothing panics with it")
@@ -251,42 +287,72 @@ impl Crawler {
         Ok(done)
     }
 
-    async fn fetch(&self, url: &str) -> anyhow::Result<Page> {
-        let (url, status, is_html, body) =
-            timeout(FETCH_WITHIN, self.site.get(Url::parse(url)?)).await??;
-        anyhow::ensure!(status < 500, "the site answers {status}");
+    /// Gets what a task needs. A host in trouble is asked again later; if it says when, it costs no
+    /// attempt, and no worker asks it before.
+    async fn get(&self, url: Url, task: &Task<()>) -> Result<Answer, Failure> {
+        let answer = timeout(FETCH_WITHIN, self.site.get(url)).await??;
+        let status = answer.status;
+        let failure = Failure::new(format!("the site answers {status}"));
+        match answer.retry_after {
+            Some(wait) if matches!(status, 429 | 503) => {
+                let failure = failure.put_off(wait);
+                Err(match task.limit_key() {
+                    "" => failure,
+                    _ => failure.hold(wait),
+                })
+            }
+            _ if status == 429 || status >= 500 => Err(failure),
+            _ => Ok(answer),
+        }
+    }
+
+    fn read(&self, answer: Answer) -> Page {
         let mut page = Page {
-            status,
+            status: answer.status,
             title: String::new(),
-            bytes: body.len(),
+            bytes: answer.body.len(),
             links: BTreeSet::new(),
         };
-        if is_html {
-            let (title, hrefs) = read(&body);
+        if answer.is_html {
+            let (title, hrefs) = read(&answer.body);
             page.title = title;
-            let links = hrefs.iter().filter_map(|href| url.join(href).ok());
-            let links = links
-                .map(normalised)
-                .filter(|link| inside(&self.args.url, link));
+            let links = hrefs.iter().filter_map(|href| answer.url.join(href).ok());
+            let is_inside = |link: &Url| self.args.urls.iter().any(|site| inside(site, link));
+            let links = links.map(normalised).filter(is_inside);
             page.links = links.map(String::from).collect();
         }
-        Ok(page)
+        page
     }
 }
 
-/// A client of the site: HTTP/1 without TLS.
+/// A client of the sites: HTTP/1 without TLS.
 #[derive(Clone)]
-struct Site(HttpClient<HttpConnector, Empty<Bytes>>);
+struct Site {
+    client: HttpClient<HttpConnector, Empty<Bytes>>,
+    /// The Crawl-delay of each host whose robots.txt was read.
+    delays: Arc<Mutex<HashMap<String, Option<Duration>>>>,
+}
+
+struct Answer {
+    /// After all redirects.
+    url: Url,
+    status: u16,
+    is_html: bool,
+    retry_after: Option<Duration>,
+    body: Bytes,
+}
 
 impl Site {
     fn new() -> Self {
-        Self(HttpClient::builder(TokioExecutor::new()).build_http())
+        Self {
+            client: HttpClient::builder(TokioExecutor::new()).build_http(),
+            delays: Arc::default(),
+        }
     }
 
-    /// Gets a page: its URL after all redirects, the status, whether it is HTML, and the body.
-    async fn get(&self, mut url: Url) -> anyhow::Result<(Url, u16, bool, Bytes)> {
+    async fn get(&self, mut url: Url) -> anyhow::Result<Answer> {
         for _ in 0..=MOST_REDIRECTS {
-            let answer: Response<Incoming> = self.0.get(url.as_str().parse()?).await?;
+            let answer: Response<Incoming> = self.client.get(url.as_str().parse()?).await?;
             let status = answer.status();
             if let Some(to) = answer
                 .headers()
@@ -298,11 +364,55 @@ impl Site {
             }
             let kind = answer.headers().get(CONTENT_TYPE);
             let is_html = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
-            let body = answer.into_body().collect().await?.to_bytes();
-            return Ok((url, status.as_u16(), is_html, body));
+            let retry_after = answer.headers().get(RETRY_AFTER);
+            let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
+            return Ok(Answer {
+                url,
+                status: status.as_u16(),
+                is_html,
+                retry_after: retry_after.map(Duration::from_secs),
+                body: answer.into_body().collect().await?.to_bytes(),
+            });
         }
         anyhow::bail!("there are more than {MOST_REDIRECTS} redirects")
     }
+
+    /// What robots.txt of the URL's host asks for; `None` if it was not read yet.
+    fn delay_of(&self, url: &Url) -> Option<Option<Duration>> {
+        let delays = self.delays.lock().expect("nothing panics with it");
+        delays.get(&url.origin().ascii_serialization()).copied()
+    }
+
+    fn learn_delay(&self, url: &Url, robots: &Answer) -> Option<Duration> {
+        let delay = match robots.status {
+            200 => crawl_delay(&robots.body),
+            _ => None,
+        };
+        let mut delays = self.delays.lock().expect("nothing panics with it");
+        delays.insert(url.origin().ascii_serialization(), delay);
+        delay
+    }
+}
+
+/// The Crawl-delay of a robots.txt for all crawlers.
+fn crawl_delay(robots: &[u8]) -> Option<Duration> {
+    let mut is_for_all = false;
+    for line in String::from_utf8_lossy(robots).lines() {
+        let line = line.split('#').next().unwrap_or_default();
+        let Some((name, value)) = line.split_once(':') else {
+            continue;
+        };
+        let value = value.trim();
+        match name.trim().to_ascii_lowercase().as_str() {
+            "user-agent" => is_for_all = value == "*",
+            "crawl-delay" if is_for_all => {
+                let seconds = value.parse().ok()?;
+                return Duration::try_from_secs_f64(seconds).ok();
+            }
+            _ => {}
+        }
+    }
+    None
 }
 
 /// The title of a page, and where its links lead.
@@ -352,9 +462,9 @@ async fn all_done(args: &Args) -> anyhow::Result<()> {
     let path = format!("/v1/queues/{}?wait=drained&timeout=15s", args.queue);
     let url = Url::parse(&args.http)?.join(&path)?;
     let ask = async || {
-        let (_, status, _, body) = timeout(FETCH_WITHIN, http.get(url.clone())).await??;
-        anyhow::ensure!(status == 200, "taskd answers {status}");
-        let answer: serde_json::Value = serde_json::from_slice(&body)?;
+        let answer = timeout(FETCH_WITHIN, http.get(url.clone())).await??;
+        anyhow::ensure!(answer.status == 200, "taskd answers {}", answer.status);
+        let answer: serde_json::Value = serde_json::from_slice(&answer.body)?;
         anyhow::Ok(answer["drained"] == true)
     };
     loop {
