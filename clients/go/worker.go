@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"strings"
 	"sync"
 	"time"
@@ -15,8 +14,9 @@ import (
 type WorkerOptions struct {
 	// Queues are those whose tasks the worker takes.
 	Queues []string
-	// Name is how taskd knows the worker: it credits a name once for a task. By default that of the host. Two workers on
-	// one host that shall count as two need names of their own.
+	// Name is how taskd knows the worker: it credits a name once for a task, and takes two workers of one name for one.
+	// By default it is that of the environment variable TASKD_WORKER, or of the host; a second worker without this option
+	// on the same host and queue does not start, and outside Linux not even the first.
 	Name string
 	// Concurrency is how many handlers run at a time. By default 10.
 	Concurrency int
@@ -49,6 +49,8 @@ type Worker struct {
 	options WorkerOptions
 	handler Handler
 	log     *slog.Logger
+	// hasDefaultName means that nobody chose the name for this worker.
+	hasDefaultName bool
 
 	mu      sync.Mutex
 	isBegun bool
@@ -84,8 +86,9 @@ func NewWorker(client *Client, options WorkerOptions, handler Handler) *Worker {
 	for n := len(options.Middleware) - 1; n >= 0; n-- {
 		handler = options.Middleware[n](handler)
 	}
-	if options.Name == "" {
-		options.Name = hostName()
+	hasDefaultName := options.Name == ""
+	if hasDefaultName {
+		options.Name = defaultName()
 	}
 	if options.Concurrency <= 0 {
 		options.Concurrency = 10
@@ -102,20 +105,21 @@ func NewWorker(client *Client, options WorkerOptions, handler Handler) *Worker {
 	}
 	options.Prefetch = max(options.Prefetch, 0)
 	return &Worker{
-		client:  client,
-		options: options,
-		handler: handler,
-		log:     logger(options.Logger),
-		stops:   make(chan struct{}),
-		kills:   make(chan struct{}),
+		client:         client,
+		options:        options,
+		handler:        handler,
+		log:            logger(options.Logger),
+		hasDefaultName: hasDefaultName,
+		stops:          make(chan struct{}),
+		kills:          make(chan struct{}),
 	}
 }
 
 // Run works until the context ends or Stop is called. It then takes no more tasks, gives back those that have not begun,
 // and waits for the handlers, at most for [WorkerOptions.Grace], and for taskd to answer their reports.
 //
-// While taskd is away it tries again, for ever. It returns an error if taskd refuses the worker for good, for example
-// because its token is not valid, or an [*UnreportedError].
+// While taskd is away it tries again, for ever. It returns an error if another worker has its default name, if taskd
+// refuses the worker for good, for example because its token is not valid, or an [*UnreportedError].
 func (w *Worker) Run(ctx context.Context) error {
 	if len(w.options.Queues) == 0 {
 		return errors.New("the worker has no queue; set WorkerOptions.Queues")
@@ -129,6 +133,13 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.mu.Unlock()
 	if isBegun {
 		return errors.New("a worker runs once; make a new one")
+	}
+	if w.hasDefaultName && !w.client.isInMemory() {
+		giveBack, err := takeName(w.options.Name, w.options.Queues)
+		if err != nil {
+			return err
+		}
+		defer giveBack()
 	}
 	w.log.Info(fmt.Sprintf("worker %s takes tasks of %s from %s", w.options.Name,
 		strings.Join(w.options.Queues, ", "), strings.Join(w.client.servers.addresses, ", ")))
@@ -167,12 +178,4 @@ func (w *Worker) count(change func(*Stats)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change(&w.stats)
-}
-
-func hostName() string {
-	name, err := os.Hostname()
-	if err != nil || name == "" {
-		return "worker"
-	}
-	return name[:min(len(name), 128)]
 }

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	taskd "github.com/taskd/taskd/clients/go"
+	"github.com/taskd/taskd/clients/go/internal/inmemory"
 	"github.com/taskd/taskd/clients/go/taskdpb"
 )
 
@@ -150,7 +151,11 @@ func NewServer(t TB) *Server {
 	taskdpb.RegisterTasksServer(s.grpc, s)
 	taskdpb.RegisterDiscoveryServer(s.grpc, s)
 	go func() { _ = s.grpc.Serve(listener) }()
-	t.Cleanup(s.grpc.Stop)
+	inmemory.Add(s.address)
+	t.Cleanup(func() {
+		inmemory.Remove(s.address)
+		s.grpc.Stop()
+	})
 	return s
 }
 

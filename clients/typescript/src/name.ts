@@ -12,7 +12,7 @@ export function defaultName(): string {
 /**
  * Takes the default name for a worker of these queues, until the returned function is called. It throws when another
  * worker has it: taskd would take both for one. The kernel gives the name back however the process ends. `taskd work`
- * and the package for Python take names in the same way.
+ * and the packages for Go and Python take names in the same way.
  */
 export async function takeName(name: string, queues: readonly string[]): Promise<() => void> {
   if (process.platform !== "linux") {

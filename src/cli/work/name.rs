@@ -20,7 +20,7 @@ pub(super) struct Taken {
 /// Takes the name for a worker of these queues. taskd knows workers by their names, so it would
 /// take two of the same name for one, and credit a task with NUM above 1 only once for both.
 ///
-/// The packages for Python and TypeScript take the host's name in the same way.
+/// The packages for Go, Python and TypeScript take the host's name in the same way.
 pub(super) fn take(name: &str, queues: &[String]) -> anyhow::Result<Taken> {
     let mut queues: Vec<&String> = queues.iter().collect();
     queues.sort_unstable();

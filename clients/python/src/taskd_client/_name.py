@@ -24,7 +24,7 @@ def take_name(stack: contextlib.ExitStack, name: str, queues: Sequence[str]) -> 
     """Takes the name until `stack` ends; InvalidRequest if another worker has it.
 
     taskd would take both for one worker. The kernel gives the name back however the process ends. `taskd work` and the
-    package for TypeScript take names in the same way.
+    packages for Go and TypeScript take names in the same way.
     """
     if sys.platform != "linux":
         raise InvalidRequest("give the worker a name (name=): only Linux tells whether another one has the host's")
