@@ -263,8 +263,12 @@ impl Facts {
     fn claimed_next(&self) -> String {
         let queue = &self.detail.task.queue;
         let before = self.record().and_then(|record| record.before);
+        let which = match self.names_in_use() {
+            Some(names) => format!(" with another name than {names}"),
+            None => String::new(),
+        };
         let claimed = format!(
-            "a worker that asks for tasks of queue {queue} gets it{}",
+            "a worker{which} that asks for tasks of queue {queue} gets it{}",
             ahead(before)
         );
         if self.is_paused {
@@ -274,6 +278,21 @@ impl Facts {
             return format!("its shard gives out tasks again; then {claimed}");
         }
         claimed
+    }
+
+    /// The workers that have completed the task or hold it: it needs others.
+    fn names_in_use(&self) -> Option<String> {
+        const SHOWN: usize = 3;
+        let record = self.record()?;
+        let credited = record.credited.iter().map(String::as_str);
+        let held = record.held.iter().map(|held| held.worker.as_str());
+        let names: Vec<&str> = credited.chain(held).collect();
+        let more = match names.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} others"),
+        };
+        let shown = names[..names.len().min(SHOWN)].join(", ");
+        (!names.is_empty()).then(|| shown + &more)
     }
 
     fn notes(&self, place: TaskPlace, settings: &QueueSettings) -> Vec<String> {

@@ -96,15 +96,15 @@ mod tests {
     fn a_queue_without_limit_keys_sends_no_limits() {
         let limits = Limits::default();
         let queue = QueueName::new("q").unwrap();
-        assert_eq!(limits.packed(&queue, "t:wake"), []);
+        assert!(limits.packed(&queue, "t:wake").is_empty());
         limits.set(QueueLimits {
             default: Some(KeyLimits::default()),
             named: BTreeMap::from([(queue.clone(), None)]),
             ..QueueLimits::default()
         });
-        assert_eq!(limits.packed(&queue, "t:wake"), []);
+        assert!(limits.packed(&queue, "t:wake").is_empty());
         let other = QueueName::new("other").unwrap();
-        assert_ne!(limits.packed(&other, "t:wake"), []);
+        assert!(!limits.packed(&other, "t:wake").is_empty());
     }
 
     #[test]

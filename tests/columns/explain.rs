@@ -195,6 +195,14 @@ async fn a_task_for_several_workers_is_explained_for_each() {
         answer["notes"],
         json!(["1 of its 4 replicas wait for their next attempt"])
     );
+
+    let id = insert(&daemon, json!({"queue": "two", "key": "a", "replicas": 2})).await;
+    let leased = daemon.lease_all("done", "two", 1).await;
+    daemon.complete("done", &leased).await;
+    assert_eq!(
+        until_at(&daemon, &id, "WAITING", "new").await["next"],
+        "a worker with another name than done that asks for tasks of queue two gets it"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
