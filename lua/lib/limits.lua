@@ -3,9 +3,10 @@
 -- key*, in a line per priority. All tasks of a limit key are in one shard, so one script sees all of it.
 --
 -- LIMITS has an entry per limit key that has something, by the first 8 bytes of the key's hash, and under '' the limits
--- of the queue, as enqueue and claim got them last. LINES has the lines, in chunks of up to 64 items. STARTS says when
--- time alone lets a key go on, or its entry may go. CROWDED has the keys of which tasks wait in SQL, because enough of the
--- key wait here, each with how many do.
+-- of the queue, as enqueue and claim got them last. The own limits of a key, which an operator set, stand under its hash
+-- and 'o', those of all keys under 'o*'; 'o' has the version of own limits that the shard knows, and how many keys have
+-- some. LINES has the lines, in chunks of up to 64 items. STARTS says when time alone lets a key go on, or its entry may
+-- go. CROWDED has the keys of which tasks wait in SQL, because enough of the key wait here, each with how many do.
 --
 -- Nothing of this costs a call that meets no limited task: limits() makes the functions once one is met, and
 -- settle_limits() does at the end of a script, when records and bodies are written, what follows from all of it.
@@ -20,6 +21,9 @@ local function make_limits()
   -- The limits of a queue: at a time (0 no bound), ms between starts (0 none), burst, jitter (percent), whether the time
   -- counts from the end of a lease, wake channel, queue.
   local AT_A_TIME, PACE, BURST, JITTER, FROM_END, CHANNEL, QUEUE = 1, 2, 3, 4, 5, 6, 7
+  -- Own limits: at a time (-1 as the queue, 0 nothing starts), ms between starts (-1 as the queue), burst (0 as the
+  -- queue), end of the hold (ms).
+  local OWN_AT_A_TIME, OWN_PACE, OWN_BURST, OWN_HOLD = 1, 2, 3, 4
   local ID, CHUNK_ITEMS, ITEM = 16, 64, 24
   -- Without a bound so many of a key stand in lanes. A call looks at so many items that count no more.
   local UNBOUNDED, STALE_AT_ONCE = 1000, 1000
@@ -29,11 +33,16 @@ local function make_limits()
   local LONGEST_REPORT = 3600000
   local LANES = #KEYS - 20
 
-  local queue, queue_text, is_walk_due = nil, nil, false
+  local queue, stored_text, queue_text, is_walk_due = nil, nil, nil, false
+  -- Own limits of all keys; how many keys have own limits; and of entries that are subject to any, what counts for them.
+  local own_of_all, keys_with_own, merged = nil, 0, {}
   local function of_queue()
     if not queue then
-      local text = redis.call('HGET', LIMITS, '')
-      queue = text and cmsgpack.unpack(text) or {0, 0, 1, 0, 0, '', ''}
+      local found = redis.call('HMGET', LIMITS, '', 'o', 'o*')
+      stored_text = found[1]
+      queue = stored_text and cmsgpack.unpack(stored_text) or {0, 0, 1, 0, 0, '', ''}
+      if found[2] then keys_with_own = cmsgpack.unpack(found[2])[2] end
+      own_of_all = found[3] and cmsgpack.unpack(found[3])
     end
     return queue
   end
@@ -41,10 +50,9 @@ local function make_limits()
   -- none, so those of the shard stay. Returns whether they are new: then all keys have to look at their times again.
   local function set_queue(text)
     if text == '' then return false end
-    local stored = redis.call('HGET', LIMITS, '')
-    queue = cmsgpack.unpack(text)
-    if stored == text then return false end
-    queue_text, is_walk_due = text, stored and true
+    of_queue()
+    if stored_text == text then return false end
+    queue, queue_text, is_walk_due = cmsgpack.unpack(text), text, stored_text and true
     return is_walk_due
   end
 
@@ -52,11 +60,29 @@ local function make_limits()
   local entries, touched, chunks, changed_chunks = {}, {}, {}, {}
   local behind, stale_left, longest_report = 0, STALE_AT_ONCE, 0
 
-  -- The time between two starts (ms): the queue's, or the longer one that a worker asked for; the burst; and what start()
-  -- adds to a time (ms), which must not keep a burst from starting at once.
-  local function pace_of(entry)
+  -- What counts for a key: its own limits, then those of all keys, then the queue's. At a time it has -1 if nothing
+  -- starts.
+  local function merge(own)
     local limits = of_queue()
-    local asked = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
+    local all = own_of_all or {-1, -1, 0, 0}
+    own = own or {-1, -1, 0, 0}
+    local function first(place, least, of_queue)
+      if own[place] >= least then return own[place] end
+      return all[place] >= least and all[place] or of_queue
+    end
+    local at_a_time, pace = first(OWN_AT_A_TIME, 0, nil), first(OWN_PACE, 0, nil)
+    if at_a_time == 0 then at_a_time = -1 end
+    return {at_a_time or limits[AT_A_TIME], pace or limits[PACE], first(OWN_BURST, 1, limits[BURST]), limits[JITTER],
+      limits[FROM_END], is_own = true, is_own_pace = pace and true, hold = math.max(own[OWN_HOLD], all[OWN_HOLD])}
+  end
+  local function limits_of(entry) return merged[entry] or of_queue() end
+  local function hold_of(entry) return math.max(entry[HOLD], merged[entry] and merged[entry].hold or 0) end
+
+  -- The time between two starts (ms): that of the limits, or the longer one that a worker asked for, unless an operator
+  -- set it; the burst; and what start() adds to a time (ms), which must not keep a burst from starting at once.
+  local function pace_of(entry)
+    local limits = limits_of(entry)
+    local asked = not limits.is_own_pace and entry[ASKED_UNTIL] > now and entry[ASKED] or 0
     local burst = limits[PACE] > 0 and limits[BURST] or 1
     return math.max(limits[PACE], asked), burst, burst > 1 and 1 or 0
   end
@@ -75,20 +101,28 @@ local function make_limits()
 
   -- When the first replica of a key may start (ms, 0 at once). A shard in a later generation may be one that Redis lost,
   -- with the starts of its keys: nothing starts in the first interval after its first limited task came.
-  local function first_start()
-    if tonumber(generation) <= 1 or of_queue()[PACE] == 0 then return 0 end
+  local function first_start(limits)
+    if tonumber(generation) <= 1 or limits[PACE] == 0 then return 0 end
     local since = tonumber(redis.call('HGET', COUNTERS, 'limited') or now)
-    local burst = of_queue()[BURST]
-    return since + (burst > 1 and 2 or 1) + burst * of_queue()[PACE]
+    local burst = limits[BURST]
+    return since + (burst > 1 and 2 or 1) + burst * limits[PACE]
   end
 
   local function entry_of(limit)
     local entry = entries[limit]
     if entry then return entry end
-    local text = redis.call('HGET', LIMITS, limit)
+    local limits, text, own = of_queue(), nil, nil
+    if keys_with_own > 0 then
+      local found = redis.call('HMGET', LIMITS, limit, limit .. 'o')
+      text, own = found[1], found[2] and cmsgpack.unpack(found[2])
+    else
+      text = redis.call('HGET', LIMITS, limit)
+    end
+    if own or own_of_all then limits = merge(own) end
     local ok, stored = pcall(cmsgpack.unpack, text or '')
     entry = ok and type(stored) == 'table' and #stored == ASKED_UNTIL and stored
-      or {'', '', first_start(), 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+      or {'', '', first_start(limits), 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    if limits.is_own then merged[entry] = limits end
     entry[HOLD] = math.min(entry[HOLD], now + 1 + LONGEST_REPORT)
     entry[ASKED_UNTIL] = math.min(entry[ASKED_UNTIL], now + LONGEST_REPORT)
     local pace, burst = pace_of(entry)
@@ -126,8 +160,8 @@ local function make_limits()
 
   -- How many replicas of the key may start now.
   local function room(entry)
-    if entry[HOLD] > now then return 0 end
-    local limits = of_queue()
+    local limits = limits_of(entry)
+    if hold_of(entry) > now or limits[AT_A_TIME] < 0 then return 0 end
     local free = (limits[AT_A_TIME] > 0 and limits[AT_A_TIME] or UNBOUNDED) - #entry[LEASED] / ID
     local pace, burst, slack = pace_of(entry)
     if pace > 0 then free = math.min(free, math.floor(burst - math.max(entry[NEXT] - now - slack, 0) / pace)) end
@@ -138,7 +172,7 @@ local function make_limits()
   -- When time alone lets the key start something (ms); not after `now`: it does already.
   local function next_start(entry)
     local pace, burst, slack = pace_of(entry)
-    return math.max(pace > 0 and math.ceil(entry[NEXT] - (burst - 1) * pace) - slack or 0, entry[HOLD])
+    return math.max(pace > 0 and math.ceil(entry[NEXT] - (burst - 1) * pace) - slack or 0, hold_of(entry))
   end
 
   -- A chunk of a line. `field` names it in LINES.
@@ -275,7 +309,7 @@ local function make_limits()
     if pace > 0 then
       local before = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
       entry[ASKED], entry[ASKED_UNTIL] = math.max(before, math.min(pace, LONGEST_REPORT)), now + LONGEST_REPORT
-      entry[NEXT] = math.max(entry[NEXT], now + 1 + entry[ASKED])
+      if not limits_of(entry).is_own_pace then entry[NEXT] = math.max(entry[NEXT], now + 1 + entry[ASKED]) end
     end
   end
 
@@ -294,12 +328,13 @@ local function make_limits()
   end
 
   -- What there is to tell of a task that waits behind its key as this offer: how many are leased, how many may be (0 any
-  -- number), when time alone lets the next one start (ms), items before it (-1 more than `most`); nil: it does not wait
-  -- there.
+  -- number, -1 none), when time alone lets the next one start (ms), items before it (-1 more than `most`), whether own
+  -- limits count (0|1); nil: it does not wait there.
   local function show(limit, id, offer, priority, most)
     local entry, item, before = entry_of(limit), id .. struct.pack('>I8', offer), 0
     local function shown(items)
-      return {#entry[LEASED] / ID, of_queue()[AT_A_TIME], math.max(next_start(entry), 0), items}
+      return {#entry[LEASED] / ID, limits_of(entry)[AT_A_TIME], math.max(next_start(entry), 0), items,
+        merged[entry] and 1 or 0}
     end
     for p = 1, priority do
       for number = entry[CHUNKS + 2 * p - 2], entry[CHUNKS + 2 * p - 1] do
@@ -316,7 +351,7 @@ local function make_limits()
   local function count_waiting()
     local sum, stored = 0, redis.call('HGETALL', LIMITS)
     for i = 1, #stored, 2 do
-      if stored[i] ~= '' then sum = sum + entry_of(stored[i])[WAITING] end
+      if #stored[i] == 8 then sum = sum + entry_of(stored[i])[WAITING] end
     end
     return sum
   end
@@ -335,6 +370,39 @@ local function make_limits()
   local function sleeps(limit)
     local entry = entry_of(limit)
     return entry[WAITING] > 0 and entry[LEASED] == '' and entry[OFFERED] == '' and not redis.call('ZSCORE', STARTS, limit)
+  end
+  -- Gives a key own limits, or none (nil); '': all keys. A new hold of an operator replaces that of a worker.
+  local function set_own(limit, own, replaces_hold)
+    local field = limit == '' and 'o*' or limit .. 'o'
+    if own then
+      redis.call('HSET', LIMITS, field, cmsgpack.pack(own))
+      longest_report = math.max(longest_report, own[OWN_PACE] * math.max(own[OWN_BURST], 1), own[OWN_HOLD] - now)
+    else
+      redis.call('HDEL', LIMITS, field)
+    end
+    if limit == '' then
+      own_of_all, is_walk_due = own, true
+      return
+    end
+    -- Of an idle key there is nothing to release.
+    if not entries[limit] and redis.call('HEXISTS', LIMITS, limit) == 0 then return end
+    local entry = touch(limit)
+    merged[entry] = (own or own_of_all) and merge(own) or nil
+    if replaces_hold then entry[HOLD] = 0 end
+  end
+
+  -- What there is to tell of a key: leased, offered, waiting, when the next may start (ms), end of the hold (ms), at a
+  -- time (-1 nothing starts), ms between starts, burst, and a task of it, if there is one.
+  local function tell(limit)
+    local entry = entry_of(limit)
+    local pace, burst = pace_of(entry)
+    local id = sub(entry[LEASED], 1, ID)
+    if id == '' then id = sub(entry[OFFERED], 2, ID + 1) end
+    for priority = 1, 3 do
+      if id == '' then id = sub(chunk(field_of(limit, priority, entry[CHUNKS + 2 * priority - 2])), 1, ID) end
+    end
+    return {#entry[LEASED] / ID, #entry[OFFERED] / (ID + 1), entry[WAITING], math.max(next_start(entry), 0),
+      hold_of(entry), limits_of(entry)[AT_A_TIME], math.ceil(pace), burst}, id
   end
 
   -- The task left the shard without telling of its leases.
@@ -431,8 +499,8 @@ local function make_limits()
 
   return {now = now, set_queue = set_queue, longest_wait = longest_wait, touch = touch, may_start = may_start, enter = enter,
     start = start, lease_ended = lease_ended, report = report, pass = pass, stands = stands, show = show, count_waiting = count_waiting,
-    forget = forget, settle = settle, leases = leases, sleeps = sleeps, most_waiting = most_waiting, set_crowded = set_crowded, crowds = crowds,
-    crowded_places = crowded_places}
+    forget = forget, set_own = set_own, tell = tell, settle = settle, leases = leases, sleeps = sleeps,
+    most_waiting = most_waiting, set_crowded = set_crowded, crowds = crowds, crowded_places = crowded_places}
 end
 local made_limits
 local function limits()

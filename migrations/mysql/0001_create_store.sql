@@ -24,6 +24,7 @@ INSERT INTO meta (name, value) VALUES
     -- Each change of these tables raises its number.
     ('shards_version', '0'),
     ('pauses_version', '0'),
+    ('limits_version', '0'),
     ('tokens_version', '0');
 
 -- Tasks and their results -----------------------------------------------------------------------
@@ -221,6 +222,24 @@ CREATE TABLE paused_queues (
     queue VARCHAR(64)  NOT NULL PRIMARY KEY,
     at_ms BIGINT       NOT NULL,
     who   VARCHAR(255) NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The own limits of limit keys, which operators set. A process reads the rows whose version is new
+-- to it and tells the shards in Redis. A row that was cleared stays for a day, so that all learn it.
+CREATE TABLE limits (
+    queue     VARCHAR(64)    NOT NULL,
+    limit_key VARBINARY(255) NOT NULL, -- '*': all limit keys of the queue
+    at_a_time BIGINT         NOT NULL, -- -1: as the queue; 0: nothing starts
+    pace      VARCHAR(64)    NOT NULL, -- such as '10/1m'; '': as the queue
+    burst     BIGINT         NOT NULL, -- 0: as the queue
+    hold_ms   BIGINT         NOT NULL, -- nothing starts before; 0: nobody said it
+    at_ms     BIGINT         NOT NULL,
+    who       VARCHAR(255)   NOT NULL,
+    version   BIGINT         NOT NULL, -- meta.limits_version at the last change
+    cleared   BIGINT         NOT NULL,
+    PRIMARY KEY (queue, limit_key),
+    KEY limits_version (version),
+    KEY limits_cleared (cleared, at_ms)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes by operators --------------------------------------------------------------------------

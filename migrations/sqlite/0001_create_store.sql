@@ -22,6 +22,7 @@ INSERT INTO meta (name, value) VALUES
     -- Each change of these tables raises its number.
     ('shards_version', '0'),
     ('pauses_version', '0'),
+    ('limits_version', '0'),
     ('tokens_version', '0');
 
 -- Tasks and their results -----------------------------------------------------------------------
@@ -243,6 +244,25 @@ CREATE TABLE paused_queues (
     at_ms INTEGER NOT NULL,
     who   TEXT    NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- The own limits of limit keys, which operators set. A process reads the rows whose version is new
+-- to it and tells the shards in Redis. A row that was cleared stays for a day, so that all learn it.
+CREATE TABLE limits (
+    queue     TEXT    NOT NULL,
+    limit_key BLOB    NOT NULL, -- '*': all limit keys of the queue
+    at_a_time INTEGER NOT NULL, -- -1: as the queue; 0: nothing starts
+    pace      TEXT    NOT NULL, -- such as '10/1m'; '': as the queue
+    burst     INTEGER NOT NULL, -- 0: as the queue
+    hold_ms   INTEGER NOT NULL, -- nothing starts before; 0: nobody said it
+    at_ms     INTEGER NOT NULL,
+    who       TEXT    NOT NULL,
+    version   INTEGER NOT NULL, -- meta.limits_version at the last change
+    cleared   INTEGER NOT NULL,
+    PRIMARY KEY (queue, limit_key)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX limits_version ON limits (version);
+CREATE INDEX limits_cleared ON limits (cleared, at_ms);
 
 -- Changes by operators --------------------------------------------------------------------------
 

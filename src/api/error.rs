@@ -8,7 +8,7 @@ use crate::{
     model::{LetterId, NoShare, QueueName, ShardId, TaskId},
     pipelines::{changing, discovery, tasks},
     queue,
-    store::{self, MOST_BULK_CHANGES},
+    store::{self, MOST_BULK_CHANGES, MOST_OWN_LIMITS},
     telemetry::metrics,
 };
 
@@ -39,6 +39,8 @@ pub enum Error {
     ManyBulkChanges,
     #[error("{} bulk changes of this token run, which is half of all that may; wait for one, or stop one", MOST_BULK_CHANGES / 2)]
     ManyBulkChangesOfToken,
+    #[error("{MOST_OWN_LIMITS} limit keys have own limits, and no more may; clear some before")]
+    ManyOwnLimits,
     #[error("{0}")]
     ManyWaits(String),
     #[error("{} connections have called with this token, half of all (max_connections); use one for more calls", .0.most())]
@@ -129,6 +131,7 @@ impl Error {
             | Self::Denied(Denied::TooFast { .. })
             | Self::ManyBulkChanges
             | Self::ManyBulkChangesOfToken
+            | Self::ManyOwnLimits
             | Self::ManyWaits(_)
             | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,

@@ -114,10 +114,14 @@ impl Facts {
             "it waits for {}: {}",
             self.detail.task.limit_key, limit.leased
         );
-        if limit.at_a_time > 0 {
-            said += &format!(" of {}", limit.at_a_time);
+        match limit.at_a_time {
+            0 => {}
+            at_a_time => said += &format!(" of {}", at_a_time.max(0)),
         }
         said += " running";
+        if limit.has_own_limits {
+            said += " (own limits)";
+        }
         if limit.next_start_unix_ms > self.now_unix_ms {
             let wait = limit.next_start_unix_ms - self.now_unix_ms;
             said += &format!(", next start in {:.1}s", wait as f64 / 1000.0);

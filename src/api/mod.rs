@@ -19,6 +19,7 @@ mod items;
 mod known_keys;
 mod ledger;
 mod letters;
+mod limits;
 mod pauses;
 mod query;
 mod reader;

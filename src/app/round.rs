@@ -216,16 +216,31 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         };
     }
 
+    let limit_partitions = || limit_partitions(settings, &**store, &*bus);
+    let Some(limit_partitions) = wait.until("the database", limit_partitions).await? else {
+        return Ok(None);
+    };
     let queue = queue(backends);
+    queue.set_limit_partitions(match limit_partitions {
+        0 => bus.partitions(Topic::Pipeline),
+        limited => limited,
+    });
     let gates = Gates::default();
     let occupancy = Occupancy::default();
     let queues = || async {
         let store = Arc::clone(store);
         let gates = gates.clone();
         let occupancy = occupancy.clone();
-        QueueSync::start(store, queue.shards.clone(), gates, occupancy, clock.clone())
-            .await
-            .map_err(unreadable)
+        QueueSync::start(
+            store,
+            queue.shards.clone(),
+            gates,
+            occupancy,
+            clock.clone(),
+            settings.queues.any_limited(),
+        )
+        .await
+        .map_err(unreadable)
     };
     let Some(queues) = wait.until("the database", queues).await? else {
         return Ok(None);
@@ -247,10 +262,6 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     let filter = Filter::new(redis.clone());
     let check = || check_filter(settings, &**store, &filter);
     let Some(()) = wait.until("the database", check).await? else {
-        return Ok(None);
-    };
-    let limit_partitions = || limit_partitions(settings, &**store, &*bus);
-    let Some(limit_partitions) = wait.until("the database", limit_partitions).await? else {
         return Ok(None);
     };
     let shortcut = shortcut(settings, &*bus, &queue, &gates);

@@ -15,6 +15,7 @@ pub mod explain;
 mod fsck;
 mod http;
 pub mod insert;
+pub mod limits;
 pub mod load;
 mod manual;
 mod mistake;
@@ -138,6 +139,7 @@ pub enum Client {
     Requeue(change::Requeue),
     Pause(change::Pause),
     Resume(change::Resume),
+    Limits(limits::Limits),
     Bench(bench::Bench),
     Load(load::Load),
     #[command(visible_alias = "queues")]

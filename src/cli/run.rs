@@ -21,8 +21,8 @@ use nix::{
 use super::{
     Client, Command, USAGE,
     ask::printable,
-    bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, load,
-    parse,
+    bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, limits,
+    load, parse,
     print::{NotThere, Unwritten, print, say},
     stats, task, tasks, token, top, wait, watch, work, workers,
 };
@@ -108,6 +108,7 @@ fn run_client(client: Client) -> ExitCode {
     match client {
         Client::Pause(args) => exit(block_on(change::pause(args)).flatten(), USAGE),
         Client::Resume(args) => exit(block_on(change::resume(args)).flatten(), USAGE),
+        Client::Limits(args) => exit(block_on(limits::run(args)).flatten(), USAGE),
         Client::Stats(args) => exit(block_on(stats::run(args)).flatten(), USAGE),
         Client::Fsck(args) => exit_as(block_on(fsck::run(args))),
         Client::Dump(args) => exit(block_on(dump::run(args)).flatten(), USAGE),

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{
     http::{
-        Readiness, bulk, changes, events, letters, reading, sessions,
+        Readiness, bulk, changes, events, letters, limits, reading, sessions,
         tasks::{complete_tasks, extend_tasks, get_tasks, insert_tasks, reject_tasks},
     },
     json,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::model::{
     Act, BulkChange, Explanation, FsckPage, InsertAnswer, ItemAnswer, LetterKind, LettersChanged,
-    OneQueue, Pending, QueueView,
+    LimitKeyPage, LimitKeyView, LimitsCleared, OneQueue, Pending, QueueView,
     Role::{Admin, Insert, Read, Work},
     SeenProcess, SeenWorkers, SessionClosed, SessionOpened, TaskId, TaskList, TasksReported,
 };
@@ -244,6 +244,28 @@ pub fn all() -> Vec<Operation> {
             .post("/v1/queues/{queue}:resume", changes::pause_or_resume)
             .grpc("taskd.v1.Operator/ResumeQueue")
             .answers::<json::changes::Pausing<'_>>(),
+        of_operators("listLimits", Read, "List limit keys of a queue")
+            .get("/v1/queues/{queue}/limits", limits::list_limits)
+            .grpc("taskd.v1.Operator/ListLimits")
+            .query::<String>("state", "`own` (and without it): with own limits; `running`, `waiting` or `held`")
+            .limit(0, LIMIT)
+            .query::<String>("cursor", CURSOR)
+            .answers::<LimitKeyPage>(),
+        of_operators("getLimit", Read, "Get a limit key with its limits and counts")
+            .get("/v1/queues/{queue}/limits/{limit_key}", limits::get_limit)
+            .grpc("taskd.v1.Operator/GetLimit")
+            .says("The limit key `*` stands for all of the queue.")
+            .answers::<LimitKeyView>(),
+        of_operators("setLimit", Admin, "Give a limit key own limits")
+            .put("/v1/queues/{queue}/limits/{limit_key}", limits::set_limit)
+            .grpc("taskd.v1.Operator/SetLimit")
+            .says("They replace those that it had, and count within a second. At most 100,000 limit keys have some.")
+            .takes::<json::limits::SetLimits>()
+            .answers::<LimitKeyView>(),
+        of_operators("clearLimit", Admin, "Remove the own limits of a limit key")
+            .delete("/v1/queues/{queue}/limits/{limit_key}", limits::clear_limit)
+            .grpc("taskd.v1.Operator/ClearLimit")
+            .answers::<LimitsCleared>(),
         of_operators("listActs", Admin, "List what operators did, the latest first")
             .get("/v1/acts", reading::get_acts)
             .grpc("taskd.v1.Operator/ListActs")

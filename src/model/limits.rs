@@ -213,6 +213,46 @@ impl Default for KeyLimits {
     }
 }
 
+/// Stands for all limit keys of a queue, in the name of own limits.
+pub const ALL_LIMIT_KEYS: &str = "*";
+
+/// The limits that an operator gave one limit key. What is `None` is as the queue's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnValues {
+    /// 0: nothing starts.
+    pub at_a_time: Option<u32>,
+    pub pace: Option<Pace>,
+    pub burst: Option<u32>,
+    /// Nothing starts before.
+    pub hold_until_unix_ms: Option<i64>,
+}
+
+/// The own limits of a limit key, and who set them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnLimits {
+    pub queue: QueueName,
+    /// [`ALL_LIMIT_KEYS`]: those of all limit keys that have none of their own.
+    pub limit_key: String,
+    pub values: OwnValues,
+    pub at_unix_ms: i64,
+    pub who: String,
+}
+
+/// Own limits as they were last changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChangedLimits {
+    /// Later changes have higher versions.
+    pub version: u64,
+    pub limits: OwnLimits,
+    /// They were removed: the limits of the queue count again.
+    pub is_cleared: bool,
+}
+
+/// The partition of `pipeline` of all tasks with this limit key.
+pub fn limit_partition(queue: &QueueName, limit_key: &str, partitions: u32) -> u32 {
+    KeyHash::new(queue, limit_key.as_bytes()).partition(partitions)
+}
+
 macro_rules! as_text {
     ($($type:ty: $read:expr, $write:expr;)*) => {
         $(impl<'de> Deserialize<'de> for $type {

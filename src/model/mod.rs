@@ -14,6 +14,7 @@ mod history;
 mod idempotency;
 pub mod json;
 mod letters;
+mod limit_keys;
 mod limit_report;
 mod limits;
 mod names;
@@ -61,10 +62,15 @@ pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
     LetterPage, LetterPages, LettersChanged, StoredLetter,
 };
+pub use limit_keys::{
+    LimitKeyPage, LimitKeyPages, LimitKeyState, LimitKeyView, LimitsCleared, OwnLimitsView,
+    SetLimits, check_limit_key,
+};
 pub use limit_report::{LimitReport, MAX_LIMIT_REPORT};
 pub use limits::{
-    AtATime, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom, LimitHash, MAX_LIMIT_KEY_BYTES,
-    MaybePace, Pace, limit_hash, limit_partition,
+    ALL_LIMIT_KEYS, AtATime, ChangedLimits, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom,
+    LimitHash, MAX_LIMIT_KEY_BYTES, MaybePace, OwnLimits, OwnValues, Pace, limit_hash,
+    limit_partition,
 };
 pub use names::{InvalidName, QueueName, ShardId, WorkerName};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};

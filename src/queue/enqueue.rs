@@ -275,6 +275,7 @@ impl Shards {
             .unwrap_or_default();
         self.call(&scripts::OPEN, shard, 1, |call| {
             call.arg(generation).arg(stored);
+            self.argue_own_limits(shard, call);
         })
         .await?;
         Ok(())

@@ -69,12 +69,14 @@ pub struct ExplainedRecord {
 pub struct BehindLimit {
     /// Leases of the limit key.
     pub leased: u64,
-    /// How many there may be; 0: any number.
-    pub at_a_time: u64,
+    /// How many there may be; 0: any number, -1: an operator lets nothing start.
+    pub at_a_time: i64,
     /// When time alone lets the next one start. May be over.
     pub next_start_unix_ms: i64,
     /// Tasks of the limit key before it. `None`: more than [`LOOKED_AT`].
     pub before: Option<u64>,
+    /// An operator gave own limits to the limit key, or to all of the queue.
+    pub has_own_limits: bool,
 }
 
 /// A lease of the task.
@@ -220,11 +222,12 @@ fn record(value: Option<Value>) -> Result<ExplainedRecord> {
             _ => None,
         },
         limit: match &list(fields.next())?[..] {
-            [leased, at_a_time, next_start, before] => Some(BehindLimit {
+            [leased, at_a_time, next_start, before, own] => Some(BehindLimit {
                 leased: number(Some(leased.clone()))?,
                 at_a_time: number(Some(at_a_time.clone()))?,
                 next_start_unix_ms: number(Some(next_start.clone()))?,
                 before: number::<i64>(Some(before.clone()))?.try_into().ok(),
+                has_own_limits: number::<i64>(Some(own.clone()))? != 0,
             }),
             _ => None,
         },

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-use super::wire::packed;
+use super::{known_limits::KnownLimits, wire::packed};
 use crate::model::{KeyLimits, LimitFrom, QueueName, ShardId};
 
 /// The limits of the limit keys of each queue; `None`: its tasks get no limit keys.
@@ -29,6 +29,7 @@ pub(super) struct Limits {
     /// When time alone lets a limit key of the shard go on (ms).
     starts: Mutex<HashMap<ShardId, i64>>,
     pub(super) sooner: Notify,
+    pub(super) own: RwLock<KnownLimits>,
 }
 
 impl Limits {

@@ -28,7 +28,9 @@ mod fence;
 mod history;
 mod holders;
 pub mod keys;
+mod known_limits;
 mod limits;
+mod own_limits;
 mod pauses;
 mod pausing;
 mod riding;
@@ -66,6 +68,7 @@ pub use self::{
     history::History,
     holders::LeaseHolders,
     limits::QueueLimits,
+    own_limits::{LimitKey, LimitKeys},
     session::{EndedLease, LeaseEnd, Started},
     session_notices::SessionNotice,
     shard::Shard,

@@ -21,9 +21,10 @@ pub use self::{
     access::{ACTS_STAY, Access, AddedToken, MOST_TOKENS},
     error::{Cause, Error, Result},
     operators::{
-        AddedBulk, Attempts, BULK_CHANGES_STAY, ChangeEnd, Decided, EndedChange, FAILURES_STAY,
-        KeptChange, KeptChanges, KeptEvents, KeptPages, MOST_BULK_CHANGES, MOST_PAUSED,
-        OffBusCounts, Operators, Pausing, TurnedAway, TurnedAwayCounts, Wanted, WrongCount,
+        AddedBulk, Attempts, BULK_CHANGES_STAY, CLEARED_LIMITS_STAY, ChangeEnd, Decided,
+        EndedChange, FAILURES_STAY, KeptChange, KeptChanges, KeptEvents, KeptPages, LimitSetting,
+        MOST_BULK_CHANGES, MOST_OWN_LIMITS, MOST_PAUSED, OffBusCounts, Operators, Pausing,
+        TurnedAway, TurnedAwayCounts, Wanted, WrongCount,
     },
     outbox::{
         BroughtForward, DUE_LOOKED_AT, Opening, Outbox, OutboxRow, PAGE_BYTES, Published,

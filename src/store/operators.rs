@@ -11,9 +11,9 @@ use super::{Result, Retried, Turn, Unpublished};
 use crate::{
     config::EventQueues,
     model::{
-        Act, Attempt, BulkChange, Change, ChangeKind, ChangingTask, DeadLetter, FailedAttempt,
-        KeyHash, LetterId, LetterKind, LetterPage, LetterPages, PausedQueue, Priority, QueueName,
-        StoredLetter, StoredStatus, TaskAct, TaskCursor, TaskId,
+        Act, Attempt, BulkChange, Change, ChangeKind, ChangedLimits, ChangingTask, DeadLetter,
+        FailedAttempt, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, OwnLimits,
+        PausedQueue, Priority, QueueName, StoredLetter, StoredStatus, TaskAct, TaskCursor, TaskId,
     },
 };
 
@@ -167,6 +167,22 @@ pub enum Pausing {
     /// The queue was already paused, or was not paused.
     Already,
     /// There are [`MOST_PAUSED`] already.
+    NoRoom,
+}
+
+/// The maximum number of limit keys with own limits. Each process keeps them in memory.
+pub const MOST_OWN_LIMITS: u32 = 100_000;
+
+/// How long a row of own limits stays after it was cleared, so that all processes learn of it.
+pub const CLEARED_LIMITS_STAY: Duration = Duration::from_secs(24 * 3600);
+
+/// The outcome of setting or clearing own limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitSetting {
+    Done,
+    /// There was nothing to clear.
+    Already,
+    /// There are [`MOST_OWN_LIMITS`] already.
     NoRoom,
 }
 
@@ -335,6 +351,36 @@ pub trait Operators: Send + Sync {
 
     /// Resumes a queue, and records the act.
     async fn resume(&self, queue: &QueueName, act: &Act) -> Result<Pausing>;
+
+    /// A number that increases with each change of own limits.
+    async fn limits_version(&self) -> Result<u64>;
+
+    /// The own limits that changed after this version, sorted by version, at most `limit`. Those
+    /// that were cleared more than [`CLEARED_LIMITS_STAY`] ago may be missing.
+    async fn changed_limits(&self, after: u64, limit: u32) -> Result<Vec<ChangedLimits>>;
+
+    /// The own limits of a queue, by limit key, after the key `after`.
+    async fn own_limits(
+        &self,
+        queue: &QueueName,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<OwnLimits>>;
+
+    /// The own limits of one limit key.
+    async fn own_limits_of(&self, queue: &QueueName, limit_key: &str) -> Result<Option<OwnLimits>>;
+
+    /// Replaces the own limits of a limit key, and records the act.
+    async fn set_limits(&self, limits: &OwnLimits, act: &Act) -> Result<LimitSetting>;
+
+    /// Removes the own limits of a limit key, and records the act.
+    async fn clear_limits(
+        &self,
+        queue: &QueueName,
+        limit_key: &str,
+        at_unix_ms: i64,
+        act: &Act,
+    ) -> Result<LimitSetting>;
 
     /// Counts all unfinished tasks again, at one point in time. Reads all of them.
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>>;

@@ -10,6 +10,7 @@ mod explain;
 mod fsck;
 mod history;
 mod letters;
+mod limits;
 mod presence;
 mod queues;
 mod records;

@@ -98,6 +98,7 @@ fn example(route: &str) -> String {
     route
         .replace("{id}", "0190a5c2-0000-7000-8000-000000000000")
         .replace("{queue}", "q")
+        .replace("{limit_key}", "k")
 }
 
 #[tokio::test]

@@ -7,8 +7,12 @@ use std::{
     time::Duration,
 };
 
+use reqwest::Method;
 use serde_json::{Value, json};
-use taskd::model::now_unix_ms;
+use taskd::{
+    model::now_unix_ms,
+    wire::pb::{self, operator_client::OperatorClient},
+};
 
 use crate::support::{
     daemon::{Daemon, statuses},
@@ -350,4 +354,302 @@ async fn a_crowd_waits_in_sql_and_keeps_no_other_away_whatever_is_killed() {
     assert!(most.values().all(|most| *most <= 4), "{most:?}");
     let queue = daemon.queue("q").await;
     assert_eq!(queue["completed"], 1210, "{queue}");
+}
+
+/// Calls taskd over HTTP about limit keys of the queue `q`.
+async fn call(daemon: &Daemon, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
+    let url = format!("{}/v1/queues/{path}", daemon.http());
+    let mut request = reqwest::Client::new().request(method, url);
+    if let Some(body) = body {
+        request = request.json(&body);
+    }
+    let answer = request.send().await.expect("an answer");
+    let status = answer.status().as_u16();
+    (status, answer.json().await.unwrap_or_default())
+}
+
+/// Runs a command of taskd; answers the exit code, stdout and stderr.
+async fn command(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskd"));
+    command
+        .arg("limits")
+        .args(args)
+        .args(["--server", &daemon.http()]);
+    let output = command.output().await.expect("taskd runs");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+    (
+        output.status.code().unwrap_or(-1),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn tasks_of(key: &str, count: usize) -> Vec<Value> {
+    (0..count)
+        .map(|n| json!({"queue": "q", "key": format!("{key}{n}"), "limit_key": key}))
+        .collect()
+}
+
+/// Whether the shard of this limit key has these values, as its list or `GET` shows them.
+async fn shows(daemon: &Daemon, key: &str, expected: &Value) -> bool {
+    let (_, shown) = call(daemon, Method::GET, &format!("q/limits/{key}"), None).await;
+    let expected = expected.as_object().expect("an object");
+    expected.iter().all(|(name, value)| shown[name] == *value)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_give_limit_keys_own_limits_over_http_grpc_and_by_command() {
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n";
+    let daemon = Daemon::start(config, &[]).await;
+    daemon.insert(&tasks_of("a/b", 4)).await;
+    let leased = daemon.lease_all("w", "q", 1).await;
+    let put = async |path: &str, body: Value| call(&daemon, Method::PUT, path, Some(body)).await;
+
+    // Over HTTP: the limit counts, also for tasks that wait.
+    let (status, set) = put("q/limits/a%2Fb", json!({"at_a_time": 2})).await;
+    assert_eq!(
+        (status, &set["own"]["at_a_time"]),
+        (200, &json!(2)),
+        "{set}"
+    );
+    let second = daemon.lease_all("w", "q", 1).await;
+    let (_, running) = call(&daemon, Method::GET, "q/limits?state=running", None).await;
+    let running = &running["limits"];
+    assert_eq!(running[0]["limit_key"], "a/b", "{running}");
+    assert_eq!(
+        (&running[0]["running"], &running[0]["waiting"]),
+        (&json!(2), &json!(2))
+    );
+    let (_, waits) = call(&daemon, Method::GET, "q/limits?state=waiting", None).await;
+    assert_eq!(waits["limits"], *running);
+
+    // Over gRPC: nothing starts, and explain says that own limits are why.
+    let mut grpc = OperatorClient::connect(daemon.grpc()).await.expect("gRPC");
+    let stop = pb::SetLimitRequest {
+        queue: "q".into(),
+        limit_key: "a/b".into(),
+        at_a_time: Some(0),
+        ..Default::default()
+    };
+    let set = grpc.set_limit(stop).await.expect("set").into_inner();
+    assert_eq!(set.own.expect("own limits").at_a_time, Some(0));
+    until("nothing of it starts", async || {
+        shows(&daemon, "a%2Fb", &json!({"at_a_time": 0})).await
+    })
+    .await;
+    assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
+    assert!(daemon.lease("w", "q", 5, "50ms").await.is_empty());
+    let path = "/v1/tasks:explain?queue=q&key=a/b3";
+    let (_, explained) = daemon.get(path).await;
+    assert_eq!(
+        explained["says"], "it waits for a/b: 1 of 0 running (own limits), 1 before it",
+        "{explained}"
+    );
+    let named = pb::GetLimitRequest {
+        queue: "q".into(),
+        limit_key: "a/b".into(),
+    };
+    let key = grpc.get_limit(named).await.expect("get").into_inner();
+    assert_eq!((key.running, key.waiting, key.at_a_time), (1, 2, Some(0)));
+
+    // By command.
+    let (code, said, error) = command(
+        &daemon,
+        &[
+            "set", "q", "a/b", "--pace", "100/1s", "--burst", "2", "--hold", "0s",
+        ],
+    )
+    .await;
+    assert_eq!((code, &*error), (0, ""), "{said}");
+    assert!(
+        said.starts_with("a/b of queue q has own limits: pace 100/1s, burst 2"),
+        "{said}"
+    );
+    let (code, said, _) = command(&daemon, &["list", "q"]).await;
+    assert!(code == 0 && said.contains("pace 100/1s, burst 2"), "{said}");
+    let (code, said, _) = command(&daemon, &["show", "q", "a/b", "--json"]).await;
+    let shown: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((code, &shown["own"]["burst"]), (0, &json!(2)), "{said}");
+    // As many at a time as the queue says: the one that runs.
+    until("the command counts", async || {
+        shows(
+            &daemon,
+            "a%2Fb",
+            &json!({"at_a_time": 1, "burst": 2, "pace_ms": 10}),
+        )
+        .await
+    })
+    .await;
+    let (code, said, _) = command(&daemon, &["clear", "q", "a/b"]).await;
+    assert_eq!(
+        (code, &*said),
+        (0, "a/b of queue q has the limits of the queue again\n")
+    );
+    let (_, cleared) = call(&daemon, Method::DELETE, "q/limits/a%2Fb", None).await;
+    assert_eq!(cleared["changed"], false);
+
+    // All keys, in pages.
+    for key in ["k1", "k2", "k3"] {
+        put(&format!("q/limits/{key}"), json!({"at_a_time": 5})).await;
+    }
+    let (status, _) = put("q/limits/*", json!({"at_a_time": 1000})).await;
+    assert_eq!(status, 200);
+    let mut listed = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let path = format!("q/limits?limit=3&cursor={cursor}");
+        let (_, page) = call(&daemon, Method::GET, &path, None).await;
+        let limits = page["limits"].as_array().expect("a list");
+        listed.extend(limits.iter().map(|key| key["limit_key"].clone()));
+        match page["cursor"].as_str() {
+            Some(next) => cursor = next.to_owned(),
+            None => break,
+        }
+    }
+    assert_eq!(listed, ["*", "k1", "k2", "k3"]);
+    assert_eq!(daemon.complete("w", &second).await, ["OK"]);
+    assert_eq!(daemon.drain("w", "q").await.len(), 2);
+
+    // Acts.
+    let (_, acts) = daemon.get("/v1/acts").await;
+    let acts: Vec<_> = acts["acts"].as_array().expect("acts").iter().collect();
+    let count = |what: &str, target: &str| {
+        let same = |act: &&&Value| act["what"] == what && act["on"] == target;
+        acts.iter().filter(same).count()
+    };
+    assert_eq!(count("set limits", "q a/b"), 3, "{acts:?}");
+    assert_eq!(count("clear limits", "q a/b"), 1, "{acts:?}");
+
+    // What is wrong changes nothing.
+    for (path, body, why) in [
+        (
+            "free/limits/k",
+            json!({"at_a_time": 1}),
+            "queue free has no limit_by",
+        ),
+        ("q/limits/k", json!({}), "no limit is given"),
+        (
+            "q/limits/k",
+            json!({"at_a_time": 1001}),
+            "at_a_time is 1001; must be 0",
+        ),
+        ("q/limits/k", json!({"pace": "0/1s"}), "pace is \"0/1s\""),
+        ("q/limits/k", json!({"burst": 2}), "burst needs a pace"),
+        (
+            "q/limits/k",
+            json!({"pace": "1/1s", "burst": 0}),
+            "burst is 0",
+        ),
+        ("q/limits/k", json!({"hold": "400days"}), "hold is"),
+        (
+            "q/limits/k%01",
+            json!({"at_a_time": 1}),
+            "the limit key contains a control character",
+        ),
+        ("a b/limits/k", json!({"at_a_time": 1}), "queue"),
+    ] {
+        let (status, problem) = put(path, body).await;
+        let detail = problem["detail"].as_str().unwrap_or_default();
+        assert_eq!(status, 400, "{path} {problem}");
+        assert!(
+            detail.contains(why) && !detail.contains('\n'),
+            "{why}: {detail}"
+        );
+    }
+    let (status, problem) = call(&daemon, Method::GET, "q/limits?state=busy", None).await;
+    assert_eq!(status, 400, "{problem}");
+    let (status, _) = call(&daemon, Method::GET, "q/limits?state=held&cursor=x", None).await;
+    assert_eq!(status, 400);
+    let wrong = pb::SetLimitRequest {
+        queue: "q".into(),
+        limit_key: "k".repeat(256),
+        at_a_time: Some(1),
+        ..Default::default()
+    };
+    let status = grpc.set_limit(wrong).await.expect_err("too long");
+    assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status}");
+    let (code, _, error) = command(&daemon, &["set", "q", "k"]).await;
+    assert!(code == 2 && error.contains("no limit is given"), "{error}");
+    let (_, own) = call(&daemon, Method::GET, "q/limits", None).await;
+    assert_eq!(own["limits"].as_array().map(Vec::len), Some(4), "{own}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_limits_come_although_the_process_that_set_them_was_killed() {
+    let config = "[queues.q]\nlimit_by = \"given\"\n";
+    let mut daemon = Daemon::start(config, &[]).await;
+    daemon.insert(&tasks_of("k", 3)).await;
+    let leased = daemon.lease_all("w", "q", 1).await;
+    // SQL has it, and most likely no shard knows it yet.
+    let stop = json!({"at_a_time": 0});
+    let (status, _) = call(&daemon, Method::PUT, "q/limits/k", Some(stop)).await;
+    assert_eq!(status, 200);
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    until("the shard knows it", async || {
+        shows(&daemon, "k", &json!({"at_a_time": 0, "running": 1})).await
+    })
+    .await;
+    assert!(daemon.lease("w", "q", 5, "50ms").await.is_empty());
+    assert_eq!(daemon.complete("w", &leased).await, ["OK"]);
+    assert!(daemon.lease("w", "q", 5, "50ms").await.is_empty());
+    let (status, _) = call(&daemon, Method::DELETE, "q/limits/k", None).await;
+    assert_eq!(status, 200);
+    assert_eq!(daemon.drain("w", "q").await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn own_limits_come_back_when_redis_has_lost_everything() {
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_pace = \"20/1s\"\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let stop = json!({"at_a_time": 0});
+    let (status, _) = call(&daemon, Method::PUT, "q/limits/stopped", Some(stop)).await;
+    assert_eq!(status, 200);
+    daemon.insert(&tasks_of("stopped", 2)).await;
+    daemon.insert(&tasks_of("free", 2)).await;
+    until("the shard knows it", async || {
+        shows(&daemon, "stopped", &json!({"at_a_time": 0, "waiting": 2})).await
+    })
+    .await;
+    let _: () = redis::cmd("FLUSHALL")
+        .query_async(&mut daemon.redis().await)
+        .await
+        .expect("FLUSHALL");
+    // It answers 503 once it has noticed.
+    let get = json!({"worker": "w", "queues": ["q"], "max_tasks": 10, "wait": "200ms"});
+    let mut done = BTreeMap::new();
+    until("the others are done", async || {
+        let Some((200, answer)) = daemon.try_post("/v1/tasks:get", &get).await else {
+            return false;
+        };
+        for task in answer["tasks"].as_array().expect("a list") {
+            let completion = json!({"id": task["id"], "lease_token": task["lease_token"]});
+            let body = json!({"worker": "w", "completions": [completion]});
+            if let Some((200, answer)) = daemon.try_post("/v1/tasks:complete", &body).await
+                && statuses(&answer) == ["OK"]
+            {
+                done.insert(task["key"].to_string(), task["limit_key"].clone());
+            }
+        }
+        done.len() >= 2
+    })
+    .await;
+    assert!(done.values().all(|key| *key == "free"), "{done:?}");
+    until("taskd is ready", async || {
+        daemon
+            .try_get("/readyz")
+            .await
+            .is_some_and(|(status, _)| status == 200)
+    })
+    .await;
+    assert!(daemon.lease("w", "q", 5, "50ms").await.is_empty());
+    until("the shard has them, and their limit", async || {
+        shows(&daemon, "stopped", &json!({"at_a_time": 0, "waiting": 2})).await
+    })
+    .await;
+    let (status, _) = call(&daemon, Method::DELETE, "q/limits/stopped", None).await;
+    assert_eq!(status, 200);
+    let mut done = daemon.drain("w", "q").await;
+    done.sort_unstable();
+    assert_eq!(done, ["stopped0", "stopped1"]);
 }

@@ -136,7 +136,7 @@ impl Process {
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
         let (store, queue) = (Arc::clone(&self.store), self.queue.shards.clone());
-        QueueSync::start(store, queue, gates, occupancy, self.clock.clone())
+        QueueSync::start(store, queue, gates, occupancy, self.clock.clone(), false)
             .await
             .unwrap()
             .keep_on(supervisor);

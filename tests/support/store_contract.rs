@@ -32,6 +32,7 @@ mod events;
 mod history;
 mod idempotency;
 mod letters;
+mod limits;
 mod pauses;
 mod queues;
 mod rebuild;
@@ -49,6 +50,7 @@ pub(crate) use events::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
 pub(crate) use letters::*;
+pub(crate) use limits::*;
 pub(crate) use pauses::*;
 pub(crate) use queues::*;
 pub(crate) use rebuild::*;
@@ -173,6 +175,7 @@ macro_rules! store_contract {
             a_stranded_task_is_found,
             published_tasks_are_found_by_id,
             queues_are_paused_and_resumed_with_their_acts,
+            own_limits_are_set_and_cleared_with_their_acts,
             tokens_come_and_go_with_their_acts,
             old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,

@@ -2816,6 +2816,585 @@ func (x *ResumeQueueResponse) GetChanged() bool {
 	return false
 }
 
+type ListLimitsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// "own" (also if empty): with own limits; "running", "waiting" or "held".
+	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
+	// At most 1,000; 0 means 100.
+	Limit uint32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// The cursor of the answer before; empty: the first page.
+	Cursor        string `protobuf:"bytes,4,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLimitsRequest) Reset() {
+	*x = ListLimitsRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLimitsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLimitsRequest) ProtoMessage() {}
+
+func (x *ListLimitsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLimitsRequest.ProtoReflect.Descriptor instead.
+func (*ListLimitsRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ListLimitsRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListLimitsRequest) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ListLimitsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListLimitsRequest) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+type ListLimitsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Limits []*LimitKey            `protobuf:"bytes,1,rep,name=limits,proto3" json:"limits,omitempty"`
+	// Empty: this was the last page.
+	Cursor        string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListLimitsResponse) Reset() {
+	*x = ListLimitsResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListLimitsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListLimitsResponse) ProtoMessage() {}
+
+func (x *ListLimitsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListLimitsResponse.ProtoReflect.Descriptor instead.
+func (*ListLimitsResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *ListLimitsResponse) GetLimits() []*LimitKey {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *ListLimitsResponse) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+type GetLimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// "*" stands for all limit keys of the queue.
+	LimitKey      string `protobuf:"bytes,2,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetLimitRequest) Reset() {
+	*x = GetLimitRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetLimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetLimitRequest) ProtoMessage() {}
+
+func (x *GetLimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetLimitRequest.ProtoReflect.Descriptor instead.
+func (*GetLimitRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *GetLimitRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *GetLimitRequest) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
+}
+
+type SetLimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// "*" stands for all limit keys of the queue that have no own limits.
+	LimitKey string `protobuf:"bytes,2,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	// 0 to 1,000; 0: nothing starts. Absent: as the queue.
+	AtATime *uint32 `protobuf:"varint,3,opt,name=at_a_time,json=atATime,proto3,oneof" json:"at_a_time,omitempty"`
+	// Starts within a time, such as "10/1m". Empty: as the queue.
+	Pace string `protobuf:"bytes,4,opt,name=pace,proto3" json:"pace,omitempty"`
+	// Starts that may come at once after a pause. Absent: as the queue.
+	Burst *uint32 `protobuf:"varint,5,opt,name=burst,proto3,oneof" json:"burst,omitempty"`
+	// Nothing starts for this long; no time ends a hold.
+	Hold          *durationpb.Duration `protobuf:"bytes,6,opt,name=hold,proto3" json:"hold,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetLimitRequest) Reset() {
+	*x = SetLimitRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetLimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetLimitRequest) ProtoMessage() {}
+
+func (x *SetLimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetLimitRequest.ProtoReflect.Descriptor instead.
+func (*SetLimitRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *SetLimitRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *SetLimitRequest) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
+}
+
+func (x *SetLimitRequest) GetAtATime() uint32 {
+	if x != nil && x.AtATime != nil {
+		return *x.AtATime
+	}
+	return 0
+}
+
+func (x *SetLimitRequest) GetPace() string {
+	if x != nil {
+		return x.Pace
+	}
+	return ""
+}
+
+func (x *SetLimitRequest) GetBurst() uint32 {
+	if x != nil && x.Burst != nil {
+		return *x.Burst
+	}
+	return 0
+}
+
+func (x *SetLimitRequest) GetHold() *durationpb.Duration {
+	if x != nil {
+		return x.Hold
+	}
+	return nil
+}
+
+type ClearLimitRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// "*" stands for all limit keys of the queue.
+	LimitKey      string `protobuf:"bytes,2,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearLimitRequest) Reset() {
+	*x = ClearLimitRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearLimitRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearLimitRequest) ProtoMessage() {}
+
+func (x *ClearLimitRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearLimitRequest.ProtoReflect.Descriptor instead.
+func (*ClearLimitRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ClearLimitRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ClearLimitRequest) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
+}
+
+type ClearLimitResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// False: it had no own limits.
+	Changed       bool `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClearLimitResponse) Reset() {
+	*x = ClearLimitResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClearLimitResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClearLimitResponse) ProtoMessage() {}
+
+func (x *ClearLimitResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClearLimitResponse.ProtoReflect.Descriptor instead.
+func (*ClearLimitResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ClearLimitResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
+// A limit key of a queue: how many of its tasks run and wait, and its limits.
+type LimitKey struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	// "*": all limit keys of the queue. Empty: Redis has no task of it that tells the name.
+	LimitKey string `protobuf:"bytes,2,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	// Leases.
+	Running uint64 `protobuf:"varint,3,opt,name=running,proto3" json:"running,omitempty"`
+	// Tasks that wait for a worker or behind the limit key.
+	Waiting uint64 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// How many may run; 0: nothing starts. Absent: any number.
+	AtATime *uint64 `protobuf:"varint,5,opt,name=at_a_time,json=atATime,proto3,oneof" json:"at_a_time,omitempty"`
+	// The time between two starts, or 0.
+	PaceMs uint64 `protobuf:"varint,6,opt,name=pace_ms,json=paceMs,proto3" json:"pace_ms,omitempty"`
+	Burst  uint32 `protobuf:"varint,7,opt,name=burst,proto3" json:"burst,omitempty"`
+	// When time lets the next task start, if that is not now.
+	NextStartAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=next_start_at,json=nextStartAt,proto3" json:"next_start_at,omitempty"`
+	// Nothing starts before.
+	HeldUntil *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=held_until,json=heldUntil,proto3" json:"held_until,omitempty"`
+	// What an operator set for it.
+	Own           *OwnLimits `protobuf:"bytes,10,opt,name=own,proto3" json:"own,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LimitKey) Reset() {
+	*x = LimitKey{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LimitKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LimitKey) ProtoMessage() {}
+
+func (x *LimitKey) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LimitKey.ProtoReflect.Descriptor instead.
+func (*LimitKey) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *LimitKey) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *LimitKey) GetLimitKey() string {
+	if x != nil {
+		return x.LimitKey
+	}
+	return ""
+}
+
+func (x *LimitKey) GetRunning() uint64 {
+	if x != nil {
+		return x.Running
+	}
+	return 0
+}
+
+func (x *LimitKey) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *LimitKey) GetAtATime() uint64 {
+	if x != nil && x.AtATime != nil {
+		return *x.AtATime
+	}
+	return 0
+}
+
+func (x *LimitKey) GetPaceMs() uint64 {
+	if x != nil {
+		return x.PaceMs
+	}
+	return 0
+}
+
+func (x *LimitKey) GetBurst() uint32 {
+	if x != nil {
+		return x.Burst
+	}
+	return 0
+}
+
+func (x *LimitKey) GetNextStartAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextStartAt
+	}
+	return nil
+}
+
+func (x *LimitKey) GetHeldUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HeldUntil
+	}
+	return nil
+}
+
+func (x *LimitKey) GetOwn() *OwnLimits {
+	if x != nil {
+		return x.Own
+	}
+	return nil
+}
+
+// Own limits of a limit key. What is absent is as the queue's.
+type OwnLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: nothing starts.
+	AtATime *uint32 `protobuf:"varint,1,opt,name=at_a_time,json=atATime,proto3,oneof" json:"at_a_time,omitempty"`
+	// Starts within a time, such as "10/1m".
+	Pace  string  `protobuf:"bytes,2,opt,name=pace,proto3" json:"pace,omitempty"`
+	Burst *uint32 `protobuf:"varint,3,opt,name=burst,proto3,oneof" json:"burst,omitempty"`
+	// Nothing starts before.
+	HoldUntil *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=hold_until,json=holdUntil,proto3" json:"hold_until,omitempty"`
+	// When they were set.
+	At *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	// Who set them.
+	Who           string `protobuf:"bytes,6,opt,name=who,proto3" json:"who,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *OwnLimits) Reset() {
+	*x = OwnLimits{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *OwnLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*OwnLimits) ProtoMessage() {}
+
+func (x *OwnLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use OwnLimits.ProtoReflect.Descriptor instead.
+func (*OwnLimits) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *OwnLimits) GetAtATime() uint32 {
+	if x != nil && x.AtATime != nil {
+		return *x.AtATime
+	}
+	return 0
+}
+
+func (x *OwnLimits) GetPace() string {
+	if x != nil {
+		return x.Pace
+	}
+	return ""
+}
+
+func (x *OwnLimits) GetBurst() uint32 {
+	if x != nil && x.Burst != nil {
+		return *x.Burst
+	}
+	return 0
+}
+
+func (x *OwnLimits) GetHoldUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.HoldUntil
+	}
+	return nil
+}
+
+func (x *OwnLimits) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
+	}
+	return nil
+}
+
+func (x *OwnLimits) GetWho() string {
+	if x != nil {
+		return x.Who
+	}
+	return ""
+}
+
 // Names tasks by `ids` or by `filter`.
 type ChangeTasksRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2838,7 +3417,7 @@ type ChangeTasksRequest struct {
 
 func (x *ChangeTasksRequest) Reset() {
 	*x = ChangeTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3429,7 @@ func (x *ChangeTasksRequest) String() string {
 func (*ChangeTasksRequest) ProtoMessage() {}
 
 func (x *ChangeTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3442,7 @@ func (x *ChangeTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTasksRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{25}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ChangeTasksRequest) GetIds() []string {
@@ -2922,7 +3501,7 @@ type ChangeTasksResponse struct {
 
 func (x *ChangeTasksResponse) Reset() {
 	*x = ChangeTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2934,7 +3513,7 @@ func (x *ChangeTasksResponse) String() string {
 func (*ChangeTasksResponse) ProtoMessage() {}
 
 func (x *ChangeTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2947,7 +3526,7 @@ func (x *ChangeTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTasksResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{26}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ChangeTasksResponse) GetResults() []*ItemResult {
@@ -2994,7 +3573,7 @@ type RequeueTasksRequest struct {
 
 func (x *RequeueTasksRequest) Reset() {
 	*x = RequeueTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3585,7 @@ func (x *RequeueTasksRequest) String() string {
 func (*RequeueTasksRequest) ProtoMessage() {}
 
 func (x *RequeueTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3598,7 @@ func (x *RequeueTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueTasksRequest.ProtoReflect.Descriptor instead.
 func (*RequeueTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{27}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RequeueTasksRequest) GetIds() []string {
@@ -3085,7 +3664,7 @@ type RequeueTasksResponse struct {
 
 func (x *RequeueTasksResponse) Reset() {
 	*x = RequeueTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3097,7 +3676,7 @@ func (x *RequeueTasksResponse) String() string {
 func (*RequeueTasksResponse) ProtoMessage() {}
 
 func (x *RequeueTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3110,7 +3689,7 @@ func (x *RequeueTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueTasksResponse.ProtoReflect.Descriptor instead.
 func (*RequeueTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{28}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RequeueTasksResponse) GetResults() []*ItemResult {
@@ -3151,7 +3730,7 @@ type CancelTasksRequest struct {
 
 func (x *CancelTasksRequest) Reset() {
 	*x = CancelTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3742,7 @@ func (x *CancelTasksRequest) String() string {
 func (*CancelTasksRequest) ProtoMessage() {}
 
 func (x *CancelTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3755,7 @@ func (x *CancelTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTasksRequest.ProtoReflect.Descriptor instead.
 func (*CancelTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{29}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CancelTasksRequest) GetIds() []string {
@@ -3221,7 +3800,7 @@ type CancelTasksResponse struct {
 
 func (x *CancelTasksResponse) Reset() {
 	*x = CancelTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3812,7 @@ func (x *CancelTasksResponse) String() string {
 func (*CancelTasksResponse) ProtoMessage() {}
 
 func (x *CancelTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3825,7 @@ func (x *CancelTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTasksResponse.ProtoReflect.Descriptor instead.
 func (*CancelTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{30}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelTasksResponse) GetResults() []*ItemResult {
@@ -3292,7 +3871,7 @@ type GetTasksRequest struct {
 
 func (x *GetTasksRequest) Reset() {
 	*x = GetTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3883,7 @@ func (x *GetTasksRequest) String() string {
 func (*GetTasksRequest) ProtoMessage() {}
 
 func (x *GetTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3896,7 @@ func (x *GetTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTasksRequest.ProtoReflect.Descriptor instead.
 func (*GetTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{31}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetTasksRequest) GetWorker() string {
@@ -3387,7 +3966,7 @@ type LeasedTask struct {
 
 func (x *LeasedTask) Reset() {
 	*x = LeasedTask{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3399,7 +3978,7 @@ func (x *LeasedTask) String() string {
 func (*LeasedTask) ProtoMessage() {}
 
 func (x *LeasedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3412,7 +3991,7 @@ func (x *LeasedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasedTask.ProtoReflect.Descriptor instead.
 func (*LeasedTask) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{32}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LeasedTask) GetId() string {
@@ -3515,7 +4094,7 @@ type GetTasksResponse struct {
 
 func (x *GetTasksResponse) Reset() {
 	*x = GetTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3527,7 +4106,7 @@ func (x *GetTasksResponse) String() string {
 func (*GetTasksResponse) ProtoMessage() {}
 
 func (x *GetTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3540,7 +4119,7 @@ func (x *GetTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTasksResponse.ProtoReflect.Descriptor instead.
 func (*GetTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{33}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GetTasksResponse) GetTasks() []*LeasedTask {
@@ -3563,7 +4142,7 @@ type ItemResult struct {
 
 func (x *ItemResult) Reset() {
 	*x = ItemResult{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3575,7 +4154,7 @@ func (x *ItemResult) String() string {
 func (*ItemResult) ProtoMessage() {}
 
 func (x *ItemResult) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3588,7 +4167,7 @@ func (x *ItemResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResult.ProtoReflect.Descriptor instead.
 func (*ItemResult) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{34}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ItemResult) GetId() string {
@@ -3633,7 +4212,7 @@ type LimitReport struct {
 
 func (x *LimitReport) Reset() {
 	*x = LimitReport{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +4224,7 @@ func (x *LimitReport) String() string {
 func (*LimitReport) ProtoMessage() {}
 
 func (x *LimitReport) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +4237,7 @@ func (x *LimitReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReport.ProtoReflect.Descriptor instead.
 func (*LimitReport) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *LimitReport) GetHold() *durationpb.Duration {
@@ -3692,7 +4271,7 @@ type Completion struct {
 
 func (x *Completion) Reset() {
 	*x = Completion{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3704,7 +4283,7 @@ func (x *Completion) String() string {
 func (*Completion) ProtoMessage() {}
 
 func (x *Completion) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3717,7 +4296,7 @@ func (x *Completion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completion.ProtoReflect.Descriptor instead.
 func (*Completion) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Completion) GetId() string {
@@ -3776,7 +4355,7 @@ type CompleteTasksRequest struct {
 
 func (x *CompleteTasksRequest) Reset() {
 	*x = CompleteTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3788,7 +4367,7 @@ func (x *CompleteTasksRequest) String() string {
 func (*CompleteTasksRequest) ProtoMessage() {}
 
 func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3801,7 +4380,7 @@ func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksRequest.ProtoReflect.Descriptor instead.
 func (*CompleteTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CompleteTasksRequest) GetWorker() string {
@@ -3836,7 +4415,7 @@ type CompleteTasksResponse struct {
 
 func (x *CompleteTasksResponse) Reset() {
 	*x = CompleteTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +4427,7 @@ func (x *CompleteTasksResponse) String() string {
 func (*CompleteTasksResponse) ProtoMessage() {}
 
 func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +4440,7 @@ func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksResponse.ProtoReflect.Descriptor instead.
 func (*CompleteTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CompleteTasksResponse) GetResults() []*ItemResult {
@@ -3899,7 +4478,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4490,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4503,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Rejection) GetId() string {
@@ -3986,7 +4565,7 @@ type RejectTasksRequest struct {
 
 func (x *RejectTasksRequest) Reset() {
 	*x = RejectTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3998,7 +4577,7 @@ func (x *RejectTasksRequest) String() string {
 func (*RejectTasksRequest) ProtoMessage() {}
 
 func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4011,7 +4590,7 @@ func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksRequest.ProtoReflect.Descriptor instead.
 func (*RejectTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RejectTasksRequest) GetWorker() string {
@@ -4037,7 +4616,7 @@ type RejectTasksResponse struct {
 
 func (x *RejectTasksResponse) Reset() {
 	*x = RejectTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4049,7 +4628,7 @@ func (x *RejectTasksResponse) String() string {
 func (*RejectTasksResponse) ProtoMessage() {}
 
 func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4062,7 +4641,7 @@ func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksResponse.ProtoReflect.Descriptor instead.
 func (*RejectTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RejectTasksResponse) GetResults() []*ItemResult {
@@ -4083,7 +4662,7 @@ type Extension struct {
 
 func (x *Extension) Reset() {
 	*x = Extension{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4095,7 +4674,7 @@ func (x *Extension) String() string {
 func (*Extension) ProtoMessage() {}
 
 func (x *Extension) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4108,7 +4687,7 @@ func (x *Extension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extension.ProtoReflect.Descriptor instead.
 func (*Extension) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Extension) GetId() string {
@@ -4142,7 +4721,7 @@ type ExtendTasksRequest struct {
 
 func (x *ExtendTasksRequest) Reset() {
 	*x = ExtendTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4154,7 +4733,7 @@ func (x *ExtendTasksRequest) String() string {
 func (*ExtendTasksRequest) ProtoMessage() {}
 
 func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4167,7 +4746,7 @@ func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksRequest.ProtoReflect.Descriptor instead.
 func (*ExtendTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExtendTasksRequest) GetWorker() string {
@@ -4193,7 +4772,7 @@ type ExtendTasksResponse struct {
 
 func (x *ExtendTasksResponse) Reset() {
 	*x = ExtendTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4784,7 @@ func (x *ExtendTasksResponse) String() string {
 func (*ExtendTasksResponse) ProtoMessage() {}
 
 func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4797,7 @@ func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksResponse.ProtoReflect.Descriptor instead.
 func (*ExtendTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExtendTasksResponse) GetResults() []*ItemResult {
@@ -4271,7 +4850,7 @@ type OpenSession struct {
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4283,7 +4862,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4296,7 +4875,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *OpenSession) GetWorker() string {
@@ -4406,7 +4985,7 @@ type WorkerFrame struct {
 
 func (x *WorkerFrame) Reset() {
 	*x = WorkerFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4418,7 +4997,7 @@ func (x *WorkerFrame) String() string {
 func (*WorkerFrame) ProtoMessage() {}
 
 func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4431,7 +5010,7 @@ func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerFrame.ProtoReflect.Descriptor instead.
 func (*WorkerFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkerFrame) GetOpen() *OpenSession {
@@ -4522,7 +5101,7 @@ type TaskdFrame struct {
 
 func (x *TaskdFrame) Reset() {
 	*x = TaskdFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +5113,7 @@ func (x *TaskdFrame) String() string {
 func (*TaskdFrame) ProtoMessage() {}
 
 func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +5126,7 @@ func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskdFrame.ProtoReflect.Descriptor instead.
 func (*TaskdFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TaskdFrame) GetOpened() *SessionOpened {
@@ -4617,7 +5196,7 @@ type SessionOpened struct {
 
 func (x *SessionOpened) Reset() {
 	*x = SessionOpened{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +5208,7 @@ func (x *SessionOpened) String() string {
 func (*SessionOpened) ProtoMessage() {}
 
 func (x *SessionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +5221,7 @@ func (x *SessionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOpened.ProtoReflect.Descriptor instead.
 func (*SessionOpened) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SessionOpened) GetSession() string {
@@ -4706,7 +5285,7 @@ type FrameAnswer struct {
 
 func (x *FrameAnswer) Reset() {
 	*x = FrameAnswer{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4718,7 +5297,7 @@ func (x *FrameAnswer) String() string {
 func (*FrameAnswer) ProtoMessage() {}
 
 func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4731,7 +5310,7 @@ func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrameAnswer.ProtoReflect.Descriptor instead.
 func (*FrameAnswer) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *FrameAnswer) GetNumber() uint64 {
@@ -4789,7 +5368,7 @@ type SessionClosing struct {
 
 func (x *SessionClosing) Reset() {
 	*x = SessionClosing{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4801,7 +5380,7 @@ func (x *SessionClosing) String() string {
 func (*SessionClosing) ProtoMessage() {}
 
 func (x *SessionClosing) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4814,7 +5393,7 @@ func (x *SessionClosing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionClosing.ProtoReflect.Descriptor instead.
 func (*SessionClosing) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SessionClosing) GetReason() string {
@@ -4862,7 +5441,7 @@ type OpenSessionRequest struct {
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4874,7 +5453,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4887,7 +5466,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *OpenSessionRequest) GetWorker() string {
@@ -4978,7 +5557,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5569,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5582,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *OpenSessionResponse) GetSession() string {
@@ -5062,7 +5641,7 @@ type WantTasksRequest struct {
 
 func (x *WantTasksRequest) Reset() {
 	*x = WantTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5074,7 +5653,7 @@ func (x *WantTasksRequest) String() string {
 func (*WantTasksRequest) ProtoMessage() {}
 
 func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5087,7 +5666,7 @@ func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksRequest.ProtoReflect.Descriptor instead.
 func (*WantTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WantTasksRequest) GetWorker() string {
@@ -5132,7 +5711,7 @@ type WantTasksResponse struct {
 
 func (x *WantTasksResponse) Reset() {
 	*x = WantTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5144,7 +5723,7 @@ func (x *WantTasksResponse) String() string {
 func (*WantTasksResponse) ProtoMessage() {}
 
 func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5157,7 +5736,7 @@ func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksResponse.ProtoReflect.Descriptor instead.
 func (*WantTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WantTasksResponse) GetTasks() []*LeasedTask {
@@ -5198,7 +5777,7 @@ type SurrenderTasksRequest struct {
 
 func (x *SurrenderTasksRequest) Reset() {
 	*x = SurrenderTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5210,7 +5789,7 @@ func (x *SurrenderTasksRequest) String() string {
 func (*SurrenderTasksRequest) ProtoMessage() {}
 
 func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5223,7 +5802,7 @@ func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksRequest.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SurrenderTasksRequest) GetWorker() string {
@@ -5251,7 +5830,7 @@ type SurrenderTasksResponse struct {
 
 func (x *SurrenderTasksResponse) Reset() {
 	*x = SurrenderTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5842,7 @@ func (x *SurrenderTasksResponse) String() string {
 func (*SurrenderTasksResponse) ProtoMessage() {}
 
 func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5855,7 @@ func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksResponse.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SurrenderTasksResponse) GetSurrendered() uint32 {
@@ -5303,7 +5882,7 @@ type GetPendingCountRequest struct {
 
 func (x *GetPendingCountRequest) Reset() {
 	*x = GetPendingCountRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5315,7 +5894,7 @@ func (x *GetPendingCountRequest) String() string {
 func (*GetPendingCountRequest) ProtoMessage() {}
 
 func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5328,7 +5907,7 @@ func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountRequest.ProtoReflect.Descriptor instead.
 func (*GetPendingCountRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GetPendingCountRequest) GetWorker() string {
@@ -5357,7 +5936,7 @@ type GetPendingCountResponse struct {
 
 func (x *GetPendingCountResponse) Reset() {
 	*x = GetPendingCountResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5369,7 +5948,7 @@ func (x *GetPendingCountResponse) String() string {
 func (*GetPendingCountResponse) ProtoMessage() {}
 
 func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5382,7 +5961,7 @@ func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountResponse.ProtoReflect.Descriptor instead.
 func (*GetPendingCountResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetPendingCountResponse) GetDemand() uint32 {
@@ -5416,7 +5995,7 @@ type ReportTasksRequest struct {
 
 func (x *ReportTasksRequest) Reset() {
 	*x = ReportTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5428,7 +6007,7 @@ func (x *ReportTasksRequest) String() string {
 func (*ReportTasksRequest) ProtoMessage() {}
 
 func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5441,7 +6020,7 @@ func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksRequest.ProtoReflect.Descriptor instead.
 func (*ReportTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReportTasksRequest) GetWorker() string {
@@ -5503,7 +6082,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +6094,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +6107,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReportTasksResponse) GetCompletions() []*ItemResult {
@@ -5583,7 +6162,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5595,7 +6174,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +6187,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CloseSessionRequest) GetWorker() string {
@@ -5637,7 +6216,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5649,7 +6228,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5662,7 +6241,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CloseSessionResponse) GetOffered() uint32 {
@@ -5696,7 +6275,7 @@ type RetryTasksRequest struct {
 
 func (x *RetryTasksRequest) Reset() {
 	*x = RetryTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5708,7 +6287,7 @@ func (x *RetryTasksRequest) String() string {
 func (*RetryTasksRequest) ProtoMessage() {}
 
 func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5721,7 +6300,7 @@ func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksRequest.ProtoReflect.Descriptor instead.
 func (*RetryTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RetryTasksRequest) GetIds() []string {
@@ -5765,7 +6344,7 @@ type TaskCount struct {
 
 func (x *TaskCount) Reset() {
 	*x = TaskCount{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5777,7 +6356,7 @@ func (x *TaskCount) String() string {
 func (*TaskCount) ProtoMessage() {}
 
 func (x *TaskCount) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5790,7 +6369,7 @@ func (x *TaskCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCount.ProtoReflect.Descriptor instead.
 func (*TaskCount) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TaskCount) GetMatched() uint64 {
@@ -5828,7 +6407,7 @@ type RetryTasksResponse struct {
 
 func (x *RetryTasksResponse) Reset() {
 	*x = RetryTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5840,7 +6419,7 @@ func (x *RetryTasksResponse) String() string {
 func (*RetryTasksResponse) ProtoMessage() {}
 
 func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5853,7 +6432,7 @@ func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksResponse.ProtoReflect.Descriptor instead.
 func (*RetryTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *RetryTasksResponse) GetResults() []*ItemResult {
@@ -5903,7 +6482,7 @@ type BulkChange struct {
 
 func (x *BulkChange) Reset() {
 	*x = BulkChange{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5915,7 +6494,7 @@ func (x *BulkChange) String() string {
 func (*BulkChange) ProtoMessage() {}
 
 func (x *BulkChange) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5928,7 +6507,7 @@ func (x *BulkChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkChange.ProtoReflect.Descriptor instead.
 func (*BulkChange) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BulkChange) GetId() string {
@@ -6027,7 +6606,7 @@ type ListBulkChangesRequest struct {
 
 func (x *ListBulkChangesRequest) Reset() {
 	*x = ListBulkChangesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6039,7 +6618,7 @@ func (x *ListBulkChangesRequest) String() string {
 func (*ListBulkChangesRequest) ProtoMessage() {}
 
 func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6052,7 +6631,7 @@ func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesRequest.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ListBulkChangesRequest) GetLimit() uint32 {
@@ -6078,7 +6657,7 @@ type ListBulkChangesResponse struct {
 
 func (x *ListBulkChangesResponse) Reset() {
 	*x = ListBulkChangesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6090,7 +6669,7 @@ func (x *ListBulkChangesResponse) String() string {
 func (*ListBulkChangesResponse) ProtoMessage() {}
 
 func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6103,7 +6682,7 @@ func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesResponse.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListBulkChangesResponse) GetBulk() []*BulkChange {
@@ -6122,7 +6701,7 @@ type GetBulkChangeRequest struct {
 
 func (x *GetBulkChangeRequest) Reset() {
 	*x = GetBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6134,7 +6713,7 @@ func (x *GetBulkChangeRequest) String() string {
 func (*GetBulkChangeRequest) ProtoMessage() {}
 
 func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6147,7 +6726,7 @@ func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*GetBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GetBulkChangeRequest) GetId() string {
@@ -6166,7 +6745,7 @@ type StopBulkChangeRequest struct {
 
 func (x *StopBulkChangeRequest) Reset() {
 	*x = StopBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6178,7 +6757,7 @@ func (x *StopBulkChangeRequest) String() string {
 func (*StopBulkChangeRequest) ProtoMessage() {}
 
 func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6191,7 +6770,7 @@ func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*StopBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *StopBulkChangeRequest) GetId() string {
@@ -6218,7 +6797,7 @@ type LetterFilter struct {
 
 func (x *LetterFilter) Reset() {
 	*x = LetterFilter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6230,7 +6809,7 @@ func (x *LetterFilter) String() string {
 func (*LetterFilter) ProtoMessage() {}
 
 func (x *LetterFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6243,7 +6822,7 @@ func (x *LetterFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFilter.ProtoReflect.Descriptor instead.
 func (*LetterFilter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *LetterFilter) GetQueue() string {
@@ -6294,7 +6873,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6306,7 +6885,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6319,7 +6898,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListDeadLettersRequest) GetFilter() *LetterFilter {
@@ -6354,7 +6933,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6366,7 +6945,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6379,7 +6958,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListDeadLettersResponse) GetLetters() []*Letter {
@@ -6405,7 +6984,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6417,7 +6996,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6430,7 +7009,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -6451,7 +7030,7 @@ type LetterAttempt struct {
 
 func (x *LetterAttempt) Reset() {
 	*x = LetterAttempt{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6463,7 +7042,7 @@ func (x *LetterAttempt) String() string {
 func (*LetterAttempt) ProtoMessage() {}
 
 func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6476,7 +7055,7 @@ func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterAttempt.ProtoReflect.Descriptor instead.
 func (*LetterAttempt) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *LetterAttempt) GetAt() *timestamppb.Timestamp {
@@ -6527,7 +7106,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6539,7 +7118,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6552,7 +7131,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Letter) GetId() string {
@@ -6666,7 +7245,7 @@ type ChangeDeadLettersRequest struct {
 
 func (x *ChangeDeadLettersRequest) Reset() {
 	*x = ChangeDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6678,7 +7257,7 @@ func (x *ChangeDeadLettersRequest) String() string {
 func (*ChangeDeadLettersRequest) ProtoMessage() {}
 
 func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6691,7 +7270,7 @@ func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ChangeDeadLettersRequest) GetIds() []string {
@@ -6746,7 +7325,7 @@ type LetterFailure struct {
 
 func (x *LetterFailure) Reset() {
 	*x = LetterFailure{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6758,7 +7337,7 @@ func (x *LetterFailure) String() string {
 func (*LetterFailure) ProtoMessage() {}
 
 func (x *LetterFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6771,7 +7350,7 @@ func (x *LetterFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFailure.ProtoReflect.Descriptor instead.
 func (*LetterFailure) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *LetterFailure) GetId() string {
@@ -6804,7 +7383,7 @@ type ChangeDeadLettersResponse struct {
 
 func (x *ChangeDeadLettersResponse) Reset() {
 	*x = ChangeDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6816,7 +7395,7 @@ func (x *ChangeDeadLettersResponse) String() string {
 func (*ChangeDeadLettersResponse) ProtoMessage() {}
 
 func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6829,7 +7408,7 @@ func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ChangeDeadLettersResponse) GetMatched() uint64 {
@@ -6872,7 +7451,7 @@ type GetQueueRequest struct {
 
 func (x *GetQueueRequest) Reset() {
 	*x = GetQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6884,7 +7463,7 @@ func (x *GetQueueRequest) String() string {
 func (*GetQueueRequest) ProtoMessage() {}
 
 func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6897,7 +7476,7 @@ func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQueueRequest.ProtoReflect.Descriptor instead.
 func (*GetQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *GetQueueRequest) GetQueue() string {
@@ -6943,7 +7522,7 @@ type Queue struct {
 
 func (x *Queue) Reset() {
 	*x = Queue{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6955,7 +7534,7 @@ func (x *Queue) String() string {
 func (*Queue) ProtoMessage() {}
 
 func (x *Queue) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6968,7 +7547,7 @@ func (x *Queue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queue.ProtoReflect.Descriptor instead.
 func (*Queue) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *Queue) GetQueue() string {
@@ -7072,7 +7651,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7084,7 +7663,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7097,7 +7676,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListWorkersRequest) GetQueue() string {
@@ -7120,7 +7699,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7132,7 +7711,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7145,7 +7724,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerInfo {
@@ -7192,7 +7771,7 @@ type WorkerInfo struct {
 
 func (x *WorkerInfo) Reset() {
 	*x = WorkerInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7204,7 +7783,7 @@ func (x *WorkerInfo) String() string {
 func (*WorkerInfo) ProtoMessage() {}
 
 func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7217,7 +7796,7 @@ func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerInfo.ProtoReflect.Descriptor instead.
 func (*WorkerInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *WorkerInfo) GetWorker() string {
@@ -7291,7 +7870,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7303,7 +7882,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7316,7 +7895,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
 }
 
 type ListProcessesResponse struct {
@@ -7328,7 +7907,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7340,7 +7919,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7353,7 +7932,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*ProcessInfo {
@@ -7383,7 +7962,7 @@ type ProcessInfo struct {
 
 func (x *ProcessInfo) Reset() {
 	*x = ProcessInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +7974,7 @@ func (x *ProcessInfo) String() string {
 func (*ProcessInfo) ProtoMessage() {}
 
 func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +7987,7 @@ func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessInfo.ProtoReflect.Descriptor instead.
 func (*ProcessInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ProcessInfo) GetProcess() string {
@@ -7491,7 +8070,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7503,7 +8082,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7516,7 +8095,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *GetBooksRequest) GetQueue() string {
@@ -7541,7 +8120,7 @@ type Books struct {
 
 func (x *Books) Reset() {
 	*x = Books{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7553,7 +8132,7 @@ func (x *Books) String() string {
 func (*Books) ProtoMessage() {}
 
 func (x *Books) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7566,7 +8145,7 @@ func (x *Books) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Books.ProtoReflect.Descriptor instead.
 func (*Books) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Books) GetAt() *timestamppb.Timestamp {
@@ -7649,7 +8228,7 @@ type QueueBooks struct {
 
 func (x *QueueBooks) Reset() {
 	*x = QueueBooks{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7661,7 +8240,7 @@ func (x *QueueBooks) String() string {
 func (*QueueBooks) ProtoMessage() {}
 
 func (x *QueueBooks) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7674,7 +8253,7 @@ func (x *QueueBooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueBooks.ProtoReflect.Descriptor instead.
 func (*QueueBooks) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *QueueBooks) GetQueue() string {
@@ -7852,7 +8431,7 @@ type FsckRequest struct {
 
 func (x *FsckRequest) Reset() {
 	*x = FsckRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7864,7 +8443,7 @@ func (x *FsckRequest) String() string {
 func (*FsckRequest) ProtoMessage() {}
 
 func (x *FsckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7877,7 +8456,7 @@ func (x *FsckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckRequest.ProtoReflect.Descriptor instead.
 func (*FsckRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *FsckRequest) GetQueue() string {
@@ -7919,7 +8498,7 @@ type FsckFind struct {
 
 func (x *FsckFind) Reset() {
 	*x = FsckFind{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7931,7 +8510,7 @@ func (x *FsckFind) String() string {
 func (*FsckFind) ProtoMessage() {}
 
 func (x *FsckFind) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7944,7 +8523,7 @@ func (x *FsckFind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckFind.ProtoReflect.Descriptor instead.
 func (*FsckFind) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *FsckFind) GetKind() string {
@@ -8018,7 +8597,7 @@ type FsckResponse struct {
 
 func (x *FsckResponse) Reset() {
 	*x = FsckResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8030,7 +8609,7 @@ func (x *FsckResponse) String() string {
 func (*FsckResponse) ProtoMessage() {}
 
 func (x *FsckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8043,7 +8622,7 @@ func (x *FsckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckResponse.ProtoReflect.Descriptor instead.
 func (*FsckResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *FsckResponse) GetFinds() []*FsckFind {
@@ -8107,7 +8686,7 @@ type UncheckedShard struct {
 
 func (x *UncheckedShard) Reset() {
 	*x = UncheckedShard{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8119,7 +8698,7 @@ func (x *UncheckedShard) String() string {
 func (*UncheckedShard) ProtoMessage() {}
 
 func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8132,7 +8711,7 @@ func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncheckedShard.ProtoReflect.Descriptor instead.
 func (*UncheckedShard) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *UncheckedShard) GetQueue() string {
@@ -8168,7 +8747,7 @@ type ListActsRequest struct {
 
 func (x *ListActsRequest) Reset() {
 	*x = ListActsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8180,7 +8759,7 @@ func (x *ListActsRequest) String() string {
 func (*ListActsRequest) ProtoMessage() {}
 
 func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8193,7 +8772,7 @@ func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsRequest.ProtoReflect.Descriptor instead.
 func (*ListActsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ListActsRequest) GetBefore() string {
@@ -8220,7 +8799,7 @@ type ListActsResponse struct {
 
 func (x *ListActsResponse) Reset() {
 	*x = ListActsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8232,7 +8811,7 @@ func (x *ListActsResponse) String() string {
 func (*ListActsResponse) ProtoMessage() {}
 
 func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8245,7 +8824,7 @@ func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsResponse.ProtoReflect.Descriptor instead.
 func (*ListActsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ListActsResponse) GetActs() []*Act {
@@ -8271,7 +8850,7 @@ type Act struct {
 
 func (x *Act) Reset() {
 	*x = Act{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8283,7 +8862,7 @@ func (x *Act) String() string {
 func (*Act) ProtoMessage() {}
 
 func (x *Act) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8296,7 +8875,7 @@ func (x *Act) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Act.ProtoReflect.Descriptor instead.
 func (*Act) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{97}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *Act) GetId() string {
@@ -8514,7 +9093,59 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x12ResumeQueueRequest\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\"/\n" +
 	"\x13ResumeQueueResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x01(\bR\achanged\"\xcb\x01\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\"m\n" +
+	"\x11ListLimitsRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05state\x18\x02 \x01(\tR\x05state\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06cursor\x18\x04 \x01(\tR\x06cursor\"X\n" +
+	"\x12ListLimitsResponse\x12*\n" +
+	"\x06limits\x18\x01 \x03(\v2\x12.taskd.v1.LimitKeyR\x06limits\x12\x16\n" +
+	"\x06cursor\x18\x02 \x01(\tR\x06cursor\"D\n" +
+	"\x0fGetLimitRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1b\n" +
+	"\tlimit_key\x18\x02 \x01(\tR\blimitKey\"\xdb\x01\n" +
+	"\x0fSetLimitRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1b\n" +
+	"\tlimit_key\x18\x02 \x01(\tR\blimitKey\x12\x1f\n" +
+	"\tat_a_time\x18\x03 \x01(\rH\x00R\aatATime\x88\x01\x01\x12\x12\n" +
+	"\x04pace\x18\x04 \x01(\tR\x04pace\x12\x19\n" +
+	"\x05burst\x18\x05 \x01(\rH\x01R\x05burst\x88\x01\x01\x12-\n" +
+	"\x04hold\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04holdB\f\n" +
+	"\n" +
+	"_at_a_timeB\b\n" +
+	"\x06_burst\"F\n" +
+	"\x11ClearLimitRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1b\n" +
+	"\tlimit_key\x18\x02 \x01(\tR\blimitKey\".\n" +
+	"\x12ClearLimitResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\bR\achanged\"\xf1\x02\n" +
+	"\bLimitKey\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1b\n" +
+	"\tlimit_key\x18\x02 \x01(\tR\blimitKey\x12\x18\n" +
+	"\arunning\x18\x03 \x01(\x04R\arunning\x12\x18\n" +
+	"\awaiting\x18\x04 \x01(\x04R\awaiting\x12\x1f\n" +
+	"\tat_a_time\x18\x05 \x01(\x04H\x00R\aatATime\x88\x01\x01\x12\x17\n" +
+	"\apace_ms\x18\x06 \x01(\x04R\x06paceMs\x12\x14\n" +
+	"\x05burst\x18\a \x01(\rR\x05burst\x12>\n" +
+	"\rnext_start_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\vnextStartAt\x129\n" +
+	"\n" +
+	"held_until\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\theldUntil\x12%\n" +
+	"\x03own\x18\n" +
+	" \x01(\v2\x13.taskd.v1.OwnLimitsR\x03ownB\f\n" +
+	"\n" +
+	"_at_a_time\"\xec\x01\n" +
+	"\tOwnLimits\x12\x1f\n" +
+	"\tat_a_time\x18\x01 \x01(\rH\x00R\aatATime\x88\x01\x01\x12\x12\n" +
+	"\x04pace\x18\x02 \x01(\tR\x04pace\x12\x19\n" +
+	"\x05burst\x18\x03 \x01(\rH\x01R\x05burst\x88\x01\x01\x129\n" +
+	"\n" +
+	"hold_until\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tholdUntil\x12*\n" +
+	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x10\n" +
+	"\x03who\x18\x06 \x01(\tR\x03whoB\f\n" +
+	"\n" +
+	"_at_a_timeB\b\n" +
+	"\x06_burst\"\xcb\x01\n" +
 	"\x12ChangeTasksRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\x12.\n" +
 	"\bpriority\x18\x02 \x01(\x0e2\x12.taskd.v1.PriorityR\bpriority\x12\x1a\n" +
@@ -9095,8 +9726,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0eSurrenderTasks\x12\x1f.taskd.v1.SurrenderTasksRequest\x1a .taskd.v1.SurrenderTasksResponse\x12V\n" +
 	"\x0fGetPendingCount\x12 .taskd.v1.GetPendingCountRequest\x1a!.taskd.v1.GetPendingCountResponse\x12J\n" +
 	"\vReportTasks\x12\x1c.taskd.v1.ReportTasksRequest\x1a\x1d.taskd.v1.ReportTasksResponse\x12M\n" +
-	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xc8\n" +
-	"\n" +
+	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xd0\f\n" +
 	"\bOperator\x12G\n" +
 	"\n" +
 	"RetryTasks\x12\x1b.taskd.v1.RetryTasksRequest\x1a\x1c.taskd.v1.RetryTasksResponse\x12V\n" +
@@ -9117,7 +9747,13 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\fRequeueTasks\x12\x1d.taskd.v1.RequeueTasksRequest\x1a\x1e.taskd.v1.RequeueTasksResponse\x12G\n" +
 	"\n" +
 	"PauseQueue\x12\x1b.taskd.v1.PauseQueueRequest\x1a\x1c.taskd.v1.PauseQueueResponse\x12J\n" +
-	"\vResumeQueue\x12\x1c.taskd.v1.ResumeQueueRequest\x1a\x1d.taskd.v1.ResumeQueueResponseB5\n" +
+	"\vResumeQueue\x12\x1c.taskd.v1.ResumeQueueRequest\x1a\x1d.taskd.v1.ResumeQueueResponse\x12G\n" +
+	"\n" +
+	"ListLimits\x12\x1b.taskd.v1.ListLimitsRequest\x1a\x1c.taskd.v1.ListLimitsResponse\x129\n" +
+	"\bGetLimit\x12\x19.taskd.v1.GetLimitRequest\x1a\x12.taskd.v1.LimitKey\x129\n" +
+	"\bSetLimit\x12\x19.taskd.v1.SetLimitRequest\x1a\x12.taskd.v1.LimitKey\x12G\n" +
+	"\n" +
+	"ClearLimit\x12\x1b.taskd.v1.ClearLimitRequest\x1a\x1c.taskd.v1.ClearLimitResponseB5\n" +
 	"\btaskd.v1P\x01Z\x10taskd/v1;taskdv1\xaa\x02\bTaskd.V1\xea\x02\tTaskd::V1b\x06proto3"
 
 var (
@@ -9133,7 +9769,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 103)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                     // 0: taskd.v1.Priority
 	(Encoding)(0),                     // 1: taskd.v1.Encoding
@@ -9172,326 +9808,349 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*PauseQueueResponse)(nil),        // 34: taskd.v1.PauseQueueResponse
 	(*ResumeQueueRequest)(nil),        // 35: taskd.v1.ResumeQueueRequest
 	(*ResumeQueueResponse)(nil),       // 36: taskd.v1.ResumeQueueResponse
-	(*ChangeTasksRequest)(nil),        // 37: taskd.v1.ChangeTasksRequest
-	(*ChangeTasksResponse)(nil),       // 38: taskd.v1.ChangeTasksResponse
-	(*RequeueTasksRequest)(nil),       // 39: taskd.v1.RequeueTasksRequest
-	(*RequeueTasksResponse)(nil),      // 40: taskd.v1.RequeueTasksResponse
-	(*CancelTasksRequest)(nil),        // 41: taskd.v1.CancelTasksRequest
-	(*CancelTasksResponse)(nil),       // 42: taskd.v1.CancelTasksResponse
-	(*GetTasksRequest)(nil),           // 43: taskd.v1.GetTasksRequest
-	(*LeasedTask)(nil),                // 44: taskd.v1.LeasedTask
-	(*GetTasksResponse)(nil),          // 45: taskd.v1.GetTasksResponse
-	(*ItemResult)(nil),                // 46: taskd.v1.ItemResult
-	(*LimitReport)(nil),               // 47: taskd.v1.LimitReport
-	(*Completion)(nil),                // 48: taskd.v1.Completion
-	(*CompleteTasksRequest)(nil),      // 49: taskd.v1.CompleteTasksRequest
-	(*CompleteTasksResponse)(nil),     // 50: taskd.v1.CompleteTasksResponse
-	(*Rejection)(nil),                 // 51: taskd.v1.Rejection
-	(*RejectTasksRequest)(nil),        // 52: taskd.v1.RejectTasksRequest
-	(*RejectTasksResponse)(nil),       // 53: taskd.v1.RejectTasksResponse
-	(*Extension)(nil),                 // 54: taskd.v1.Extension
-	(*ExtendTasksRequest)(nil),        // 55: taskd.v1.ExtendTasksRequest
-	(*ExtendTasksResponse)(nil),       // 56: taskd.v1.ExtendTasksResponse
-	(*OpenSession)(nil),               // 57: taskd.v1.OpenSession
-	(*WorkerFrame)(nil),               // 58: taskd.v1.WorkerFrame
-	(*TaskdFrame)(nil),                // 59: taskd.v1.TaskdFrame
-	(*SessionOpened)(nil),             // 60: taskd.v1.SessionOpened
-	(*FrameAnswer)(nil),               // 61: taskd.v1.FrameAnswer
-	(*SessionClosing)(nil),            // 62: taskd.v1.SessionClosing
-	(*OpenSessionRequest)(nil),        // 63: taskd.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),       // 64: taskd.v1.OpenSessionResponse
-	(*WantTasksRequest)(nil),          // 65: taskd.v1.WantTasksRequest
-	(*WantTasksResponse)(nil),         // 66: taskd.v1.WantTasksResponse
-	(*SurrenderTasksRequest)(nil),     // 67: taskd.v1.SurrenderTasksRequest
-	(*SurrenderTasksResponse)(nil),    // 68: taskd.v1.SurrenderTasksResponse
-	(*GetPendingCountRequest)(nil),    // 69: taskd.v1.GetPendingCountRequest
-	(*GetPendingCountResponse)(nil),   // 70: taskd.v1.GetPendingCountResponse
-	(*ReportTasksRequest)(nil),        // 71: taskd.v1.ReportTasksRequest
-	(*ReportTasksResponse)(nil),       // 72: taskd.v1.ReportTasksResponse
-	(*CloseSessionRequest)(nil),       // 73: taskd.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),      // 74: taskd.v1.CloseSessionResponse
-	(*RetryTasksRequest)(nil),         // 75: taskd.v1.RetryTasksRequest
-	(*TaskCount)(nil),                 // 76: taskd.v1.TaskCount
-	(*RetryTasksResponse)(nil),        // 77: taskd.v1.RetryTasksResponse
-	(*BulkChange)(nil),                // 78: taskd.v1.BulkChange
-	(*ListBulkChangesRequest)(nil),    // 79: taskd.v1.ListBulkChangesRequest
-	(*ListBulkChangesResponse)(nil),   // 80: taskd.v1.ListBulkChangesResponse
-	(*GetBulkChangeRequest)(nil),      // 81: taskd.v1.GetBulkChangeRequest
-	(*StopBulkChangeRequest)(nil),     // 82: taskd.v1.StopBulkChangeRequest
-	(*LetterFilter)(nil),              // 83: taskd.v1.LetterFilter
-	(*ListDeadLettersRequest)(nil),    // 84: taskd.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),   // 85: taskd.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),      // 86: taskd.v1.GetDeadLetterRequest
-	(*LetterAttempt)(nil),             // 87: taskd.v1.LetterAttempt
-	(*Letter)(nil),                    // 88: taskd.v1.Letter
-	(*ChangeDeadLettersRequest)(nil),  // 89: taskd.v1.ChangeDeadLettersRequest
-	(*LetterFailure)(nil),             // 90: taskd.v1.LetterFailure
-	(*ChangeDeadLettersResponse)(nil), // 91: taskd.v1.ChangeDeadLettersResponse
-	(*GetQueueRequest)(nil),           // 92: taskd.v1.GetQueueRequest
-	(*Queue)(nil),                     // 93: taskd.v1.Queue
-	(*ListWorkersRequest)(nil),        // 94: taskd.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),       // 95: taskd.v1.ListWorkersResponse
-	(*WorkerInfo)(nil),                // 96: taskd.v1.WorkerInfo
-	(*ListProcessesRequest)(nil),      // 97: taskd.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),     // 98: taskd.v1.ListProcessesResponse
-	(*ProcessInfo)(nil),               // 99: taskd.v1.ProcessInfo
-	(*GetBooksRequest)(nil),           // 100: taskd.v1.GetBooksRequest
-	(*Books)(nil),                     // 101: taskd.v1.Books
-	(*QueueBooks)(nil),                // 102: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),               // 103: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                  // 104: taskd.v1.FsckFind
-	(*FsckResponse)(nil),              // 105: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),            // 106: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),           // 107: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),          // 108: taskd.v1.ListActsResponse
-	(*Act)(nil),                       // 109: taskd.v1.Act
-	nil,                               // 110: taskd.v1.NewTask.HeadersEntry
-	nil,                               // 111: taskd.v1.Task.HeadersEntry
-	nil,                               // 112: taskd.v1.TaskFilter.HeadersEntry
-	nil,                               // 113: taskd.v1.LeasedTask.HeadersEntry
-	nil,                               // 114: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),       // 115: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 116: google.protobuf.Timestamp
+	(*ListLimitsRequest)(nil),         // 37: taskd.v1.ListLimitsRequest
+	(*ListLimitsResponse)(nil),        // 38: taskd.v1.ListLimitsResponse
+	(*GetLimitRequest)(nil),           // 39: taskd.v1.GetLimitRequest
+	(*SetLimitRequest)(nil),           // 40: taskd.v1.SetLimitRequest
+	(*ClearLimitRequest)(nil),         // 41: taskd.v1.ClearLimitRequest
+	(*ClearLimitResponse)(nil),        // 42: taskd.v1.ClearLimitResponse
+	(*LimitKey)(nil),                  // 43: taskd.v1.LimitKey
+	(*OwnLimits)(nil),                 // 44: taskd.v1.OwnLimits
+	(*ChangeTasksRequest)(nil),        // 45: taskd.v1.ChangeTasksRequest
+	(*ChangeTasksResponse)(nil),       // 46: taskd.v1.ChangeTasksResponse
+	(*RequeueTasksRequest)(nil),       // 47: taskd.v1.RequeueTasksRequest
+	(*RequeueTasksResponse)(nil),      // 48: taskd.v1.RequeueTasksResponse
+	(*CancelTasksRequest)(nil),        // 49: taskd.v1.CancelTasksRequest
+	(*CancelTasksResponse)(nil),       // 50: taskd.v1.CancelTasksResponse
+	(*GetTasksRequest)(nil),           // 51: taskd.v1.GetTasksRequest
+	(*LeasedTask)(nil),                // 52: taskd.v1.LeasedTask
+	(*GetTasksResponse)(nil),          // 53: taskd.v1.GetTasksResponse
+	(*ItemResult)(nil),                // 54: taskd.v1.ItemResult
+	(*LimitReport)(nil),               // 55: taskd.v1.LimitReport
+	(*Completion)(nil),                // 56: taskd.v1.Completion
+	(*CompleteTasksRequest)(nil),      // 57: taskd.v1.CompleteTasksRequest
+	(*CompleteTasksResponse)(nil),     // 58: taskd.v1.CompleteTasksResponse
+	(*Rejection)(nil),                 // 59: taskd.v1.Rejection
+	(*RejectTasksRequest)(nil),        // 60: taskd.v1.RejectTasksRequest
+	(*RejectTasksResponse)(nil),       // 61: taskd.v1.RejectTasksResponse
+	(*Extension)(nil),                 // 62: taskd.v1.Extension
+	(*ExtendTasksRequest)(nil),        // 63: taskd.v1.ExtendTasksRequest
+	(*ExtendTasksResponse)(nil),       // 64: taskd.v1.ExtendTasksResponse
+	(*OpenSession)(nil),               // 65: taskd.v1.OpenSession
+	(*WorkerFrame)(nil),               // 66: taskd.v1.WorkerFrame
+	(*TaskdFrame)(nil),                // 67: taskd.v1.TaskdFrame
+	(*SessionOpened)(nil),             // 68: taskd.v1.SessionOpened
+	(*FrameAnswer)(nil),               // 69: taskd.v1.FrameAnswer
+	(*SessionClosing)(nil),            // 70: taskd.v1.SessionClosing
+	(*OpenSessionRequest)(nil),        // 71: taskd.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),       // 72: taskd.v1.OpenSessionResponse
+	(*WantTasksRequest)(nil),          // 73: taskd.v1.WantTasksRequest
+	(*WantTasksResponse)(nil),         // 74: taskd.v1.WantTasksResponse
+	(*SurrenderTasksRequest)(nil),     // 75: taskd.v1.SurrenderTasksRequest
+	(*SurrenderTasksResponse)(nil),    // 76: taskd.v1.SurrenderTasksResponse
+	(*GetPendingCountRequest)(nil),    // 77: taskd.v1.GetPendingCountRequest
+	(*GetPendingCountResponse)(nil),   // 78: taskd.v1.GetPendingCountResponse
+	(*ReportTasksRequest)(nil),        // 79: taskd.v1.ReportTasksRequest
+	(*ReportTasksResponse)(nil),       // 80: taskd.v1.ReportTasksResponse
+	(*CloseSessionRequest)(nil),       // 81: taskd.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),      // 82: taskd.v1.CloseSessionResponse
+	(*RetryTasksRequest)(nil),         // 83: taskd.v1.RetryTasksRequest
+	(*TaskCount)(nil),                 // 84: taskd.v1.TaskCount
+	(*RetryTasksResponse)(nil),        // 85: taskd.v1.RetryTasksResponse
+	(*BulkChange)(nil),                // 86: taskd.v1.BulkChange
+	(*ListBulkChangesRequest)(nil),    // 87: taskd.v1.ListBulkChangesRequest
+	(*ListBulkChangesResponse)(nil),   // 88: taskd.v1.ListBulkChangesResponse
+	(*GetBulkChangeRequest)(nil),      // 89: taskd.v1.GetBulkChangeRequest
+	(*StopBulkChangeRequest)(nil),     // 90: taskd.v1.StopBulkChangeRequest
+	(*LetterFilter)(nil),              // 91: taskd.v1.LetterFilter
+	(*ListDeadLettersRequest)(nil),    // 92: taskd.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),   // 93: taskd.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),      // 94: taskd.v1.GetDeadLetterRequest
+	(*LetterAttempt)(nil),             // 95: taskd.v1.LetterAttempt
+	(*Letter)(nil),                    // 96: taskd.v1.Letter
+	(*ChangeDeadLettersRequest)(nil),  // 97: taskd.v1.ChangeDeadLettersRequest
+	(*LetterFailure)(nil),             // 98: taskd.v1.LetterFailure
+	(*ChangeDeadLettersResponse)(nil), // 99: taskd.v1.ChangeDeadLettersResponse
+	(*GetQueueRequest)(nil),           // 100: taskd.v1.GetQueueRequest
+	(*Queue)(nil),                     // 101: taskd.v1.Queue
+	(*ListWorkersRequest)(nil),        // 102: taskd.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),       // 103: taskd.v1.ListWorkersResponse
+	(*WorkerInfo)(nil),                // 104: taskd.v1.WorkerInfo
+	(*ListProcessesRequest)(nil),      // 105: taskd.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),     // 106: taskd.v1.ListProcessesResponse
+	(*ProcessInfo)(nil),               // 107: taskd.v1.ProcessInfo
+	(*GetBooksRequest)(nil),           // 108: taskd.v1.GetBooksRequest
+	(*Books)(nil),                     // 109: taskd.v1.Books
+	(*QueueBooks)(nil),                // 110: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),               // 111: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                  // 112: taskd.v1.FsckFind
+	(*FsckResponse)(nil),              // 113: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),            // 114: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),           // 115: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),          // 116: taskd.v1.ListActsResponse
+	(*Act)(nil),                       // 117: taskd.v1.Act
+	nil,                               // 118: taskd.v1.NewTask.HeadersEntry
+	nil,                               // 119: taskd.v1.Task.HeadersEntry
+	nil,                               // 120: taskd.v1.TaskFilter.HeadersEntry
+	nil,                               // 121: taskd.v1.LeasedTask.HeadersEntry
+	nil,                               // 122: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),       // 123: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),     // 124: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	115, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	116, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	115, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	110, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	123, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	124, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	123, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	118, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	13,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	116, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	115, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	124, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	123, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	115, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	115, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	115, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	123, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	123, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	123, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	12,  // 13: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	115, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	123, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	3,   // 15: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	4,   // 16: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
 	17,  // 17: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
 	15,  // 18: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 19: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	116, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	124, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	4,   // 21: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	116, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	124, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	4,   // 23: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 24: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	116, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	116, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	116, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	124, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	124, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	124, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 28: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	111, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	119, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	23,  // 30: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	24,  // 31: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	13,  // 32: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	116, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	124, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	5,   // 34: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	116, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	116, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	116, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	116, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	124, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	124, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	124, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	124, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	4,   // 39: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	112, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	116, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	116, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	120, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	124, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	124, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
 	25,  // 43: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	22,  // 44: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	116, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	116, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	124, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	124, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	7,   // 47: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	116, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	124, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	22,  // 49: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	6,   // 50: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	116, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	116, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	124, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	124, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	29,  // 53: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	30,  // 54: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	31,  // 55: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	116, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
-	0,   // 57: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
-	25,  // 58: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	46,  // 59: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
-	76,  // 60: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
-	78,  // 61: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	115, // 62: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
-	25,  // 63: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	46,  // 64: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
-	76,  // 65: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
-	78,  // 66: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	25,  // 67: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	46,  // 68: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
-	76,  // 69: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
-	78,  // 70: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	115, // 71: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	115, // 72: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	113, // 73: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	116, // 74: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
-	0,   // 75: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
-	1,   // 76: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
-	44,  // 77: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	8,   // 78: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	116, // 79: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	115, // 80: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
-	115, // 81: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
-	12,  // 82: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
-	1,   // 83: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
-	47,  // 84: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
-	48,  // 85: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
-	43,  // 86: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
-	46,  // 87: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
-	44,  // 88: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	115, // 89: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
-	47,  // 90: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
-	51,  // 91: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	46,  // 92: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	115, // 93: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
-	54,  // 94: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
-	46,  // 95: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	115, // 96: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	115, // 97: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	57,  // 98: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
-	48,  // 99: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
-	51,  // 100: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
-	54,  // 101: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
-	60,  // 102: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
-	44,  // 103: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
-	61,  // 104: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
-	46,  // 105: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
-	62,  // 106: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	115, // 107: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	115, // 108: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
-	46,  // 109: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
-	46,  // 110: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
-	46,  // 111: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	115, // 112: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	115, // 113: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	115, // 114: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	115, // 115: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	115, // 116: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	115, // 117: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
-	44,  // 118: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	48,  // 119: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
-	51,  // 120: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	54,  // 121: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
-	46,  // 122: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
-	46,  // 123: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
-	46,  // 124: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
-	25,  // 125: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	46,  // 126: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
-	76,  // 127: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
-	78,  // 128: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	9,   // 129: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
-	25,  // 130: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	116, // 131: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	116, // 132: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
-	78,  // 133: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
-	10,  // 134: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	116, // 135: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	116, // 136: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
-	83,  // 137: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	88,  // 138: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	116, // 139: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
-	10,  // 140: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	116, // 141: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
-	87,  // 142: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
-	12,  // 143: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
-	83,  // 144: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	90,  // 145: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	115, // 146: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
-	96,  // 147: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	116, // 148: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	116, // 149: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
-	99,  // 150: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	116, // 151: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	116, // 152: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	116, // 153: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	102, // 154: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	11,  // 155: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	114, // 156: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	104, // 157: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	106, // 158: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	109, // 159: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	116, // 160: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	14,  // 161: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	21,  // 162: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	18,  // 163: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	19,  // 164: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	26,  // 165: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	28,  // 166: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	41,  // 167: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	43,  // 168: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	49,  // 169: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	52,  // 170: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	55,  // 171: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	58,  // 172: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	63,  // 173: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	65,  // 174: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	67,  // 175: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	69,  // 176: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	71,  // 177: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	73,  // 178: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	75,  // 179: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	79,  // 180: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	81,  // 181: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	82,  // 182: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	100, // 183: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	103, // 184: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	84,  // 185: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	86,  // 186: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	89,  // 187: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	89,  // 188: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	92,  // 189: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	94,  // 190: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	97,  // 191: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	107, // 192: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	37,  // 193: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	39,  // 194: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	33,  // 195: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	35,  // 196: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	16,  // 197: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	22,  // 198: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	20,  // 199: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	20,  // 200: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	27,  // 201: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	32,  // 202: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	42,  // 203: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	45,  // 204: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	50,  // 205: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	53,  // 206: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	56,  // 207: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	59,  // 208: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	64,  // 209: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	66,  // 210: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	68,  // 211: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	70,  // 212: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	72,  // 213: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	74,  // 214: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	77,  // 215: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	80,  // 216: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	78,  // 217: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	78,  // 218: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	101, // 219: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	105, // 220: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	85,  // 221: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	88,  // 222: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	91,  // 223: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	91,  // 224: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	93,  // 225: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	95,  // 226: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	98,  // 227: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	108, // 228: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	38,  // 229: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	40,  // 230: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	34,  // 231: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	36,  // 232: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	197, // [197:233] is the sub-list for method output_type
-	161, // [161:197] is the sub-list for method input_type
-	161, // [161:161] is the sub-list for extension type_name
-	161, // [161:161] is the sub-list for extension extendee
-	0,   // [0:161] is the sub-list for field type_name
+	124, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	43,  // 57: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
+	123, // 58: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
+	124, // 59: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
+	124, // 60: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
+	44,  // 61: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
+	124, // 62: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
+	124, // 63: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
+	0,   // 64: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
+	25,  // 65: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	54,  // 66: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
+	84,  // 67: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
+	86,  // 68: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	123, // 69: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	25,  // 70: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	54,  // 71: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
+	84,  // 72: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
+	86,  // 73: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	25,  // 74: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	54,  // 75: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
+	84,  // 76: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
+	86,  // 77: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	123, // 78: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	123, // 79: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	121, // 80: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	124, // 81: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	0,   // 82: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
+	1,   // 83: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
+	52,  // 84: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	8,   // 85: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
+	124, // 86: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	123, // 87: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	123, // 88: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	12,  // 89: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
+	1,   // 90: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
+	55,  // 91: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
+	56,  // 92: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
+	51,  // 93: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
+	54,  // 94: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
+	52,  // 95: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	123, // 96: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	55,  // 97: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
+	59,  // 98: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	54,  // 99: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
+	123, // 100: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	62,  // 101: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
+	54,  // 102: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
+	123, // 103: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	123, // 104: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	65,  // 105: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
+	56,  // 106: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
+	59,  // 107: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
+	62,  // 108: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
+	68,  // 109: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
+	52,  // 110: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
+	69,  // 111: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
+	54,  // 112: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
+	70,  // 113: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
+	123, // 114: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	123, // 115: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	54,  // 116: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
+	54,  // 117: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
+	54,  // 118: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
+	123, // 119: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	123, // 120: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	123, // 121: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	123, // 122: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	123, // 123: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	123, // 124: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	52,  // 125: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	56,  // 126: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
+	59,  // 127: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	62,  // 128: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
+	54,  // 129: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
+	54,  // 130: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
+	54,  // 131: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
+	25,  // 132: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	54,  // 133: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
+	84,  // 134: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
+	86,  // 135: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	9,   // 136: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
+	25,  // 137: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
+	124, // 138: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	124, // 139: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	86,  // 140: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
+	10,  // 141: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
+	124, // 142: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	124, // 143: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	91,  // 144: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	96,  // 145: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
+	124, // 146: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	10,  // 147: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
+	124, // 148: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	95,  // 149: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
+	12,  // 150: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
+	91,  // 151: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	98,  // 152: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
+	123, // 153: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	104, // 154: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
+	124, // 155: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	124, // 156: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	107, // 157: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
+	124, // 158: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	124, // 159: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	124, // 160: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	110, // 161: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	11,  // 162: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	122, // 163: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	112, // 164: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	114, // 165: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	117, // 166: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	124, // 167: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	14,  // 168: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	21,  // 169: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	18,  // 170: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	19,  // 171: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	26,  // 172: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	28,  // 173: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	49,  // 174: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	51,  // 175: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	57,  // 176: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	60,  // 177: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	63,  // 178: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	66,  // 179: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	71,  // 180: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	73,  // 181: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	75,  // 182: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	77,  // 183: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	79,  // 184: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	81,  // 185: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	83,  // 186: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	87,  // 187: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	89,  // 188: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	90,  // 189: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	108, // 190: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	111, // 191: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	92,  // 192: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	94,  // 193: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	97,  // 194: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	97,  // 195: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	100, // 196: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	102, // 197: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	105, // 198: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	115, // 199: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	45,  // 200: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	47,  // 201: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	33,  // 202: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	35,  // 203: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	37,  // 204: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
+	39,  // 205: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
+	40,  // 206: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
+	41,  // 207: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
+	16,  // 208: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	22,  // 209: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	20,  // 210: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	20,  // 211: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	27,  // 212: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	32,  // 213: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	50,  // 214: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	53,  // 215: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	58,  // 216: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	61,  // 217: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	64,  // 218: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	67,  // 219: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	72,  // 220: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	74,  // 221: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	76,  // 222: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	78,  // 223: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	80,  // 224: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	82,  // 225: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	85,  // 226: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	88,  // 227: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	86,  // 228: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	86,  // 229: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	109, // 230: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	113, // 231: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	93,  // 232: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	96,  // 233: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	99,  // 234: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	99,  // 235: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	101, // 236: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	103, // 237: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	106, // 238: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	116, // 239: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	46,  // 240: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	48,  // 241: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	34,  // 242: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	36,  // 243: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	38,  // 244: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
+	43,  // 245: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
+	43,  // 246: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
+	42,  // 247: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
+	208, // [208:248] is the sub-list for method output_type
+	168, // [168:208] is the sub-list for method input_type
+	168, // [168:168] is the sub-list for extension type_name
+	168, // [168:168] is the sub-list for extension extendee
+	0,   // [0:168] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -9501,16 +10160,19 @@ func file_taskd_v1_taskd_proto_init() {
 	}
 	file_taskd_v1_taskd_proto_msgTypes[0].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[1].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[39].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[81].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[92].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[28].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[31].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[32].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[47].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[89].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[100].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      12,
-			NumMessages:   103,
+			NumMessages:   111,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

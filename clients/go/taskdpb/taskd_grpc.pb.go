@@ -942,6 +942,10 @@ const (
 	Operator_RequeueTasks_FullMethodName     = "/taskd.v1.Operator/RequeueTasks"
 	Operator_PauseQueue_FullMethodName       = "/taskd.v1.Operator/PauseQueue"
 	Operator_ResumeQueue_FullMethodName      = "/taskd.v1.Operator/ResumeQueue"
+	Operator_ListLimits_FullMethodName       = "/taskd.v1.Operator/ListLimits"
+	Operator_GetLimit_FullMethodName         = "/taskd.v1.Operator/GetLimit"
+	Operator_SetLimit_FullMethodName         = "/taskd.v1.Operator/SetLimit"
+	Operator_ClearLimit_FullMethodName       = "/taskd.v1.Operator/ClearLimit"
 )
 
 // OperatorClient is the client API for Operator service.
@@ -994,6 +998,14 @@ type OperatorClient interface {
 	PauseQueue(ctx context.Context, in *PauseQueueRequest, opts ...grpc.CallOption) (*PauseQueueResponse, error)
 	// Resumes a paused queue.
 	ResumeQueue(ctx context.Context, in *ResumeQueueRequest, opts ...grpc.CallOption) (*ResumeQueueResponse, error)
+	// Lists limit keys of a queue, page by page. A page may be empty and have a cursor.
+	ListLimits(ctx context.Context, in *ListLimitsRequest, opts ...grpc.CallOption) (*ListLimitsResponse, error)
+	// Reads one limit key.
+	GetLimit(ctx context.Context, in *GetLimitRequest, opts ...grpc.CallOption) (*LimitKey, error)
+	// Gives a limit key own limits, which replace those that it had. They count within a second.
+	SetLimit(ctx context.Context, in *SetLimitRequest, opts ...grpc.CallOption) (*LimitKey, error)
+	// Removes the own limits of a limit key.
+	ClearLimit(ctx context.Context, in *ClearLimitRequest, opts ...grpc.CallOption) (*ClearLimitResponse, error)
 }
 
 type operatorClient struct {
@@ -1184,6 +1196,46 @@ func (c *operatorClient) ResumeQueue(ctx context.Context, in *ResumeQueueRequest
 	return out, nil
 }
 
+func (c *operatorClient) ListLimits(ctx context.Context, in *ListLimitsRequest, opts ...grpc.CallOption) (*ListLimitsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListLimitsResponse)
+	err := c.cc.Invoke(ctx, Operator_ListLimits_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) GetLimit(ctx context.Context, in *GetLimitRequest, opts ...grpc.CallOption) (*LimitKey, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LimitKey)
+	err := c.cc.Invoke(ctx, Operator_GetLimit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) SetLimit(ctx context.Context, in *SetLimitRequest, opts ...grpc.CallOption) (*LimitKey, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LimitKey)
+	err := c.cc.Invoke(ctx, Operator_SetLimit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) ClearLimit(ctx context.Context, in *ClearLimitRequest, opts ...grpc.CallOption) (*ClearLimitResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ClearLimitResponse)
+	err := c.cc.Invoke(ctx, Operator_ClearLimit_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // OperatorServer is the server API for Operator service.
 // All implementations must embed UnimplementedOperatorServer
 // for forward compatibility.
@@ -1234,6 +1286,14 @@ type OperatorServer interface {
 	PauseQueue(context.Context, *PauseQueueRequest) (*PauseQueueResponse, error)
 	// Resumes a paused queue.
 	ResumeQueue(context.Context, *ResumeQueueRequest) (*ResumeQueueResponse, error)
+	// Lists limit keys of a queue, page by page. A page may be empty and have a cursor.
+	ListLimits(context.Context, *ListLimitsRequest) (*ListLimitsResponse, error)
+	// Reads one limit key.
+	GetLimit(context.Context, *GetLimitRequest) (*LimitKey, error)
+	// Gives a limit key own limits, which replace those that it had. They count within a second.
+	SetLimit(context.Context, *SetLimitRequest) (*LimitKey, error)
+	// Removes the own limits of a limit key.
+	ClearLimit(context.Context, *ClearLimitRequest) (*ClearLimitResponse, error)
 	mustEmbedUnimplementedOperatorServer()
 }
 
@@ -1297,6 +1357,18 @@ func (UnimplementedOperatorServer) PauseQueue(context.Context, *PauseQueueReques
 }
 func (UnimplementedOperatorServer) ResumeQueue(context.Context, *ResumeQueueRequest) (*ResumeQueueResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ResumeQueue not implemented")
+}
+func (UnimplementedOperatorServer) ListLimits(context.Context, *ListLimitsRequest) (*ListLimitsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListLimits not implemented")
+}
+func (UnimplementedOperatorServer) GetLimit(context.Context, *GetLimitRequest) (*LimitKey, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetLimit not implemented")
+}
+func (UnimplementedOperatorServer) SetLimit(context.Context, *SetLimitRequest) (*LimitKey, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetLimit not implemented")
+}
+func (UnimplementedOperatorServer) ClearLimit(context.Context, *ClearLimitRequest) (*ClearLimitResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ClearLimit not implemented")
 }
 func (UnimplementedOperatorServer) mustEmbedUnimplementedOperatorServer() {}
 func (UnimplementedOperatorServer) testEmbeddedByValue()                  {}
@@ -1643,6 +1715,78 @@ func _Operator_ResumeQueue_Handler(srv interface{}, ctx context.Context, dec fun
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Operator_ListLimits_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListLimitsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).ListLimits(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_ListLimits_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).ListLimits(ctx, req.(*ListLimitsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_GetLimit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetLimitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).GetLimit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_GetLimit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).GetLimit(ctx, req.(*GetLimitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_SetLimit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetLimitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).SetLimit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_SetLimit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).SetLimit(ctx, req.(*SetLimitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_ClearLimit_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ClearLimitRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).ClearLimit(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_ClearLimit_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).ClearLimit(ctx, req.(*ClearLimitRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Operator_ServiceDesc is the grpc.ServiceDesc for Operator service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1721,6 +1865,22 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ResumeQueue",
 			Handler:    _Operator_ResumeQueue_Handler,
+		},
+		{
+			MethodName: "ListLimits",
+			Handler:    _Operator_ListLimits_Handler,
+		},
+		{
+			MethodName: "GetLimit",
+			Handler:    _Operator_GetLimit_Handler,
+		},
+		{
+			MethodName: "SetLimit",
+			Handler:    _Operator_SetLimit_Handler,
+		},
+		{
+			MethodName: "ClearLimit",
+			Handler:    _Operator_ClearLimit_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

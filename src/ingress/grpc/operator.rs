@@ -1,11 +1,11 @@
-//! The service `Operator`: books, fsck, dead letters, acts, paused queues, changes of unfinished
-//! tasks, and bulk changes.
+//! The service `Operator`: books, fsck, dead letters, acts, paused queues, limit keys, changes of
+//! unfinished tasks, and bulk changes.
 
 use tonic::{Request, Response, Status};
 
 use super::{Service, open, results};
 use crate::{
-    model::{ChangeLetters, ChangeTasks, LetterPages},
+    model::{ChangeLetters, ChangeTasks, LetterPages, SetLimits},
     wire::{
         changes,
         pb::{self, operator_server::Operator},
@@ -236,5 +236,45 @@ impl Operator for Service {
         let (caller, request) = open(request);
         let changed = self.0.api.resume_queue(&caller, &request.queue).await?;
         Ok(Response::new(pb::ResumeQueueResponse { changed }))
+    }
+
+    async fn list_limits(
+        &self,
+        request: Request<pb::ListLimitsRequest>,
+    ) -> Result<Response<pb::ListLimitsResponse>, Status> {
+        let (caller, request) = open(request);
+        let page = self.0.api.limit_keys(&caller, &request.into()).await?;
+        self.within(&caller, page.into())
+    }
+
+    async fn get_limit(
+        &self,
+        request: Request<pb::GetLimitRequest>,
+    ) -> Result<Response<pb::LimitKey>, Status> {
+        let (caller, request) = open(request);
+        let api = &self.0.api;
+        let key = api.limit_key(&caller, &request.queue, &request.limit_key);
+        Ok(Response::new(key.await?.into()))
+    }
+
+    async fn set_limit(
+        &self,
+        request: Request<pb::SetLimitRequest>,
+    ) -> Result<Response<pb::LimitKey>, Status> {
+        let (caller, request) = open(request);
+        let set = SetLimits::try_from(request).map_err(Status::invalid_argument)?;
+        let key = self.0.api.set_limits(&caller, &set).await?;
+        Ok(Response::new(key.into()))
+    }
+
+    async fn clear_limit(
+        &self,
+        request: Request<pb::ClearLimitRequest>,
+    ) -> Result<Response<pb::ClearLimitResponse>, Status> {
+        let (caller, request) = open(request);
+        let api = &self.0.api;
+        let cleared = api.clear_limits(&caller, &request.queue, &request.limit_key);
+        let changed = cleared.await?.changed;
+        Ok(Response::new(pb::ClearLimitResponse { changed }))
     }
 }

@@ -9,6 +9,7 @@ pub(super) mod events;
 mod guard;
 mod idempotency;
 pub(super) mod letters;
+pub(super) mod limits;
 mod ndjson;
 mod openapi;
 mod ports;

@@ -174,6 +174,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Id {
     }
 }
 
+/// The texts at the positions of two ids in the path. If they cannot be decoded, the first is empty,
+/// which is no id.
+pub(in crate::ingress) struct TwoIds(pub(super) String, pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for TwoIds {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(head: &mut request::Parts, state: &S) -> Result<Self, Infallible> {
+        let path = Path::<(String, String)>::from_request_parts(head, state).await;
+        let (first, second) = path.map_or_else(|_| Default::default(), |path| path.0);
+        Ok(Self(first, second))
+    }
+}
+
 /// The requested part of a list.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

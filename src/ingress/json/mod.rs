@@ -15,6 +15,7 @@ pub(super) mod history;
 pub mod insert;
 pub(super) mod large;
 pub mod letters;
+pub(super) mod limits;
 pub(super) mod query;
 pub mod read;
 mod schema;

@@ -946,7 +946,8 @@ async fn a_damaged_record_of_a_leased_task_frees_its_place() {
                 }
                 _ => {
                     // An element of it is still in a lane.
-                    let element = [&[0x94, 1, 0, 0xa8][..], &[b'x'; 8], &[0xb0], &id('a')[..]].concat();
+                    let element =
+                        [&[0x94, 1, 0, 0xa8][..], &[b'x'; 8], &[0xb0], &id('a')[..]].concat();
                     s.f.seed("LPUSH", "m:T", &[&element]).await;
                     s.claim("v", 1).await;
                 }
@@ -997,4 +998,207 @@ async fn new_limits_of_a_queue_reach_keys_that_wait() {
     assert_eq!(s.promote().await[1], "0");
     assert_eq!(s.lanes().await, lanes(&[("m", "bd")]));
     assert_eq!(s.look().await.0, "0");
+}
+
+/// What an operator set for a limit key, as processes tell it: version, name (its first letter
+/// eight times), and the limits, or that they were cleared.
+async fn tell_own(s: &Shard, from: u64, upto: u64, changes: &[(u64, &str, Option<Own>)]) -> String {
+    let limits = s.text();
+    let answer = s
+        .run(&scripts::OWN_LIMITS, |call| {
+            call.arg(from).arg(upto).arg(limits);
+            for (version, key, own) in changes {
+                let (at_a_time, pace, burst, hold) = own.unwrap_or((-1, -1, 0, 0));
+                let replaces_hold = u8::from(hold > 0);
+                call.arg(key.repeat(8)).arg(
+                    rmp_serde::to_vec(&(
+                        *version,
+                        u8::from(own.is_none()),
+                        replaces_hold,
+                        at_a_time,
+                        pace,
+                        burst,
+                        hold,
+                    ))
+                    .expect("packed"),
+                );
+            }
+        })
+        .await
+        .expect("own limits");
+    answer.join(" ")
+}
+
+/// At a time (-1 as the queue), ms between starts (-1), burst (0), end of the hold (ms, 0).
+type Own = (i64, i64, u32, i64);
+
+#[tokio::test]
+async fn own_limits_of_a_key_count_for_it_alone_and_an_older_change_never_wins() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    let tasks = ['a', 'b', 'c', 'd'].map(|letter| (letter, 2));
+    s.enqueue("x", 1, &tasks).await;
+    s.enqueue("y", 1, &[('e', 2), ('f', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    let three = Some((3, -1, 0, 0));
+    assert_eq!(tell_own(&s, 0, 3, &[(2, "x", three)]).await, "1 -1");
+    assert_eq!(s.lanes().await, lanes(&[("m", "ebc")]), "released at once");
+    // The same again, and an older one.
+    let one = Some((1, -1, 0, 0));
+    assert_eq!(tell_own(&s, 0, 3, &[(2, "x", three)]).await, "0 -1");
+    assert_eq!(tell_own(&s, 0, 2, &[(1, "x", one)]).await, "0 -1");
+    // A caller that believes that the shard knows more than it does.
+    let before = s.f.state().await;
+    assert_eq!(tell_own(&s, 4, 5, &[(5, "x", one)]).await, "-1 -1");
+    assert_eq!(s.f.state().await, before);
+    assert_eq!(s.claim("w", 9).await.0, "ebc");
+    // 0 at a time: what runs goes on, and nothing starts.
+    let none = Some((0, -1, 0, 0));
+    assert_eq!(tell_own(&s, 3, 4, &[(4, "x", none)]).await, "1 -1");
+    for (letter, grant) in [('a', 1), ('b', 2), ('c', 2), ('e', 2)] {
+        assert_eq!(s.complete(letter, grant, "w").await, "1");
+    }
+    assert_eq!(s.lanes().await, lanes(&[("m", "f")]));
+    let explained = s
+        .run(&scripts::EXPLAIN, |call| {
+            call.arg(id('d')).arg("").arg(2).arg(100);
+        })
+        .await
+        .expect("explain");
+    let limit = &explained[explained.len() - 5..];
+    assert_eq!(limit, ["0", "-1", "0", "0", "1"], "{explained:?}");
+    // Those of all keys count for keys that have none.
+    assert_eq!(tell_own(&s, 4, 5, &[(5, "", none)]).await, "1 -1");
+    assert_eq!(tell_own(&s, 5, 6, &[(6, "x", one)]).await, "1 -1");
+    assert_eq!(s.claim("w", 9).await.0, "d", "f goes back");
+    assert_eq!(s.complete('d', 3, "w").await, "1");
+    assert_eq!(
+        tell_own(&s, 6, 7, &[(7, "x", None), (7, "", None)]).await,
+        "2 -1"
+    );
+    while s.promote().await[1] == "1" {}
+    assert_eq!(s.claim("w", 9).await.0, "f");
+    assert_eq!(s.complete('f', 4, "w").await, "1");
+    let limits = flat(s.read("HKEYS", "limits", &[]).await);
+    assert_eq!(
+        limits.len(),
+        2,
+        "those of the queue and the version: {limits:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_operator_holds_a_key_and_ends_the_hold_of_a_worker() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.run(&scripts::COMPLETE_LIMITED, |call| {
+        reporting(call, 'a', 1, 3_600_000, 0);
+    })
+    .await
+    .expect("complete");
+    assert_eq!(s.lanes().await, lanes(&[]));
+    let hold = s.now + 5000;
+    let told = tell_own(&s, 0, 1, &[(1, "x", Some((-1, -1, 0, hold)))]).await;
+    assert_eq!(told, format!("1 {hold}"));
+    assert_eq!(s.look().await, ("0".into(), "5000".into()));
+    s.now = hold;
+    s.promote().await;
+    assert_eq!(s.claim("w", 1).await.0, "b");
+}
+
+#[tokio::test]
+async fn an_own_pace_replaces_that_of_the_queue_and_of_a_worker() {
+    let mut s = Shard::new((1, 1000, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2), ('c', 2)]).await;
+    assert_eq!(
+        tell_own(&s, 0, 1, &[(1, "x", Some((-1, 5000, 0, 0)))]).await,
+        "1 -1"
+    );
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.run(&scripts::COMPLETE_LIMITED, |call| {
+        reporting(call, 'a', 1, 0, 60_000);
+    })
+    .await
+    .expect("complete");
+    s.now += 5001;
+    s.promote().await;
+    let (started, next) = s.claim("w", 1).await;
+    assert_eq!(started, "b");
+    s.complete('b', 2, "w").await;
+    assert_eq!(next, Some(s.now + 5001));
+}
+
+#[tokio::test]
+async fn a_shard_opens_with_own_limits_and_an_interval_in_which_nothing_starts() {
+    let mut s = Shard::new((0, 1000, 1, 0, 0)).await;
+    let open = |call: &mut Call| {
+        let own = |own: Own| rmp_serde::to_vec(&own).expect("packed");
+        call.arg(8).arg("").arg(10_000);
+        call.arg("o")
+            .arg(rmp_serde::to_vec(&(9, 2)).expect("packed"));
+        call.arg("xxxxxxxxo").arg(own((0, -1, 0, 0)));
+        call.arg("yyyyyyyyo").arg(own((-1, 10_000, 0, 0)));
+    };
+    s.run(&scripts::OPEN, open).await.expect("open");
+    assert_eq!(s.enqueue("x", 1, &[('a', 2)]).await, NOW + 1001);
+    assert_eq!(s.enqueue("y", 1, &[('b', 2)]).await, NOW + 10_001);
+    assert_eq!(s.enqueue("z", 1, &[('c', 2)]).await, NOW + 1001);
+    s.now += 1001;
+    s.promote().await;
+    assert_eq!(s.claim("w", 9).await.0, "c");
+    s.now += 9000;
+    s.promote().await;
+    assert_eq!(s.claim("w", 9).await.0, "b", "a never starts");
+    // The shard knows all up to the version with which it opened.
+    assert_eq!(tell_own(&s, 0, 9, &[(9, "x", None)]).await, "0 -1");
+    assert_eq!(tell_own(&s, 9, 10, &[(10, "x", None)]).await, "1 -1");
+    assert_eq!(s.claim("w", 9).await.0, "a");
+}
+
+#[tokio::test]
+async fn limit_keys_are_listed_by_what_they_do_with_their_names() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x.example", 1, &[('a', 2), ('b', 2)]).await;
+    s.enqueue("y.example", 1, &[('c', 2)]).await;
+    s.enqueue("z.example", 1, &[('d', 2)]).await;
+    assert_eq!(s.claim("w", 2).await.0, "ac");
+    s.run(&scripts::COMPLETE_LIMITED, |call| {
+        reporting(call, 'c', 1, 5000, 0);
+    })
+    .await
+    .expect("complete");
+    let before = s.f.state().await;
+    let held = (NOW + 5001).to_string();
+    for (state, expected) in [
+        (
+            "running",
+            "0 1000000 xxxxxxxx x.example 1 0 1 0 0 1 0 1".to_owned(),
+        ),
+        (
+            "held",
+            format!("0 1000000 yyyyyyyy  0 0 0 {held} {held} 1 0 1"),
+        ),
+    ] {
+        let listed = s
+            .run(&scripts::LIMIT_KEYS, |call| {
+                call.arg(0).arg(100).arg(state);
+            })
+            .await
+            .expect("limit keys");
+        assert_eq!(listed.join(" "), expected);
+    }
+    let waiting = s.run(&scripts::LIMIT_KEYS, |call| {
+        call.arg(0).arg(100).arg("waiting");
+    });
+    let mut waiting: Vec<_> = waiting.await.expect("limit keys");
+    waiting.retain(|value| value.ends_with(".example"));
+    assert_eq!(waiting, ["x.example"]);
+    let named = s.run(&scripts::LIMIT_KEYS, |call| {
+        call.arg("").arg(0).arg("").arg("zzzzzzzz").arg("uuuuuuuu");
+    });
+    assert_eq!(
+        named.await.expect("limit keys").join(" "),
+        "0 1000000 zzzzzzzz z.example 0 1 0 0 0 1 0 1 uuuuuuuu  0 0 0 0 0 1 0 1"
+    );
+    assert_eq!(s.f.state().await, before);
 }

@@ -434,6 +434,123 @@ pub struct ResumeQueueResponse {
     #[prost(bool, tag = "1")]
     pub changed: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListLimitsRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// "own" (also if empty): with own limits; "running", "waiting" or "held".
+    #[prost(string, tag = "2")]
+    pub state: ::prost::alloc::string::String,
+    /// At most 1,000; 0 means 100.
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
+    /// The cursor of the answer before; empty: the first page.
+    #[prost(string, tag = "4")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListLimitsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub limits: ::prost::alloc::vec::Vec<LimitKey>,
+    /// Empty: this was the last page.
+    #[prost(string, tag = "2")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetLimitRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// "\*" stands for all limit keys of the queue.
+    #[prost(string, tag = "2")]
+    pub limit_key: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetLimitRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// "\*" stands for all limit keys of the queue that have no own limits.
+    #[prost(string, tag = "2")]
+    pub limit_key: ::prost::alloc::string::String,
+    /// 0 to 1,000; 0: nothing starts. Absent: as the queue.
+    #[prost(uint32, optional, tag = "3")]
+    pub at_a_time: ::core::option::Option<u32>,
+    /// Starts within a time, such as "10/1m". Empty: as the queue.
+    #[prost(string, tag = "4")]
+    pub pace: ::prost::alloc::string::String,
+    /// Starts that may come at once after a pause. Absent: as the queue.
+    #[prost(uint32, optional, tag = "5")]
+    pub burst: ::core::option::Option<u32>,
+    /// Nothing starts for this long; no time ends a hold.
+    #[prost(message, optional, tag = "6")]
+    pub hold: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearLimitRequest {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// "\*" stands for all limit keys of the queue.
+    #[prost(string, tag = "2")]
+    pub limit_key: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClearLimitResponse {
+    /// False: it had no own limits.
+    #[prost(bool, tag = "1")]
+    pub changed: bool,
+}
+/// A limit key of a queue: how many of its tasks run and wait, and its limits.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LimitKey {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// "\*": all limit keys of the queue. Empty: Redis has no task of it that tells the name.
+    #[prost(string, tag = "2")]
+    pub limit_key: ::prost::alloc::string::String,
+    /// Leases.
+    #[prost(uint64, tag = "3")]
+    pub running: u64,
+    /// Tasks that wait for a worker or behind the limit key.
+    #[prost(uint64, tag = "4")]
+    pub waiting: u64,
+    /// How many may run; 0: nothing starts. Absent: any number.
+    #[prost(uint64, optional, tag = "5")]
+    pub at_a_time: ::core::option::Option<u64>,
+    /// The time between two starts, or 0.
+    #[prost(uint64, tag = "6")]
+    pub pace_ms: u64,
+    #[prost(uint32, tag = "7")]
+    pub burst: u32,
+    /// When time lets the next task start, if that is not now.
+    #[prost(message, optional, tag = "8")]
+    pub next_start_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Nothing starts before.
+    #[prost(message, optional, tag = "9")]
+    pub held_until: ::core::option::Option<::prost_types::Timestamp>,
+    /// What an operator set for it.
+    #[prost(message, optional, tag = "10")]
+    pub own: ::core::option::Option<OwnLimits>,
+}
+/// Own limits of a limit key. What is absent is as the queue's.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OwnLimits {
+    /// 0: nothing starts.
+    #[prost(uint32, optional, tag = "1")]
+    pub at_a_time: ::core::option::Option<u32>,
+    /// Starts within a time, such as "10/1m".
+    #[prost(string, tag = "2")]
+    pub pace: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "3")]
+    pub burst: ::core::option::Option<u32>,
+    /// Nothing starts before.
+    #[prost(message, optional, tag = "4")]
+    pub hold_until: ::core::option::Option<::prost_types::Timestamp>,
+    /// When they were set.
+    #[prost(message, optional, tag = "5")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Who set them.
+    #[prost(string, tag = "6")]
+    pub who: ::prost::alloc::string::String,
+}
 /// Names tasks by `ids` or by `filter`.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChangeTasksRequest {
@@ -4513,6 +4630,100 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "ResumeQueue"));
             self.inner.unary(req, path, codec).await
         }
+        /// Lists limit keys of a queue, page by page. A page may be empty and have a cursor.
+        pub async fn list_limits(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListLimitsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListLimitsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ListLimits",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ListLimits"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one limit key.
+        pub async fn get_limit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetLimitRequest>,
+        ) -> std::result::Result<tonic::Response<super::LimitKey>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/GetLimit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "GetLimit"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Gives a limit key own limits, which replace those that it had. They count within a second.
+        pub async fn set_limit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetLimitRequest>,
+        ) -> std::result::Result<tonic::Response<super::LimitKey>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/SetLimit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "SetLimit"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Removes the own limits of a limit key.
+        pub async fn clear_limit(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ClearLimitRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ClearLimitResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/ClearLimit",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "ClearLimit"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -4660,6 +4871,32 @@ pub mod operator_server {
             request: tonic::Request<super::ResumeQueueRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ResumeQueueResponse>,
+            tonic::Status,
+        >;
+        /// Lists limit keys of a queue, page by page. A page may be empty and have a cursor.
+        async fn list_limits(
+            &self,
+            request: tonic::Request<super::ListLimitsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListLimitsResponse>,
+            tonic::Status,
+        >;
+        /// Reads one limit key.
+        async fn get_limit(
+            &self,
+            request: tonic::Request<super::GetLimitRequest>,
+        ) -> std::result::Result<tonic::Response<super::LimitKey>, tonic::Status>;
+        /// Gives a limit key own limits, which replace those that it had. They count within a second.
+        async fn set_limit(
+            &self,
+            request: tonic::Request<super::SetLimitRequest>,
+        ) -> std::result::Result<tonic::Response<super::LimitKey>, tonic::Status>;
+        /// Removes the own limits of a limit key.
+        async fn clear_limit(
+            &self,
+            request: tonic::Request<super::ClearLimitRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ClearLimitResponse>,
             tonic::Status,
         >;
     }
@@ -5527,6 +5764,182 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ResumeQueueSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ListLimits" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListLimitsSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ListLimitsRequest>
+                    for ListLimitsSvc<T> {
+                        type Response = super::ListLimitsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListLimitsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::list_limits(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListLimitsSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/GetLimit" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetLimitSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::GetLimitRequest>
+                    for GetLimitSvc<T> {
+                        type Response = super::LimitKey;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetLimitRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::get_limit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetLimitSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/SetLimit" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetLimitSvc<T: Operator>(pub Arc<T>);
+                    impl<T: Operator> tonic::server::UnaryService<super::SetLimitRequest>
+                    for SetLimitSvc<T> {
+                        type Response = super::LimitKey;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetLimitRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::set_limit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetLimitSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/ClearLimit" => {
+                    #[allow(non_camel_case_types)]
+                    struct ClearLimitSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::ClearLimitRequest>
+                    for ClearLimitSvc<T> {
+                        type Response = super::ClearLimitResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ClearLimitRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::clear_limit(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ClearLimitSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -1,4 +1,5 @@
-//! What operators see and do: bulk changes, letters, changes, histories, events, books and pauses.
+//! What operators see and do: bulk changes, letters, changes, histories, events, books, pauses and
+//! own limits.
 
 mod books;
 mod bulk;
@@ -7,6 +8,7 @@ mod check;
 mod events;
 mod history;
 mod letters;
+mod limits;
 mod pauses;
 
 use std::{sync::Arc, time::Duration};
@@ -17,12 +19,14 @@ use uuid::Uuid;
 use crate::{
     config::EventQueues,
     model::{
-        Act, BulkChange, Change, DeadLetter, FailedAttempt, LetterId, LetterKind, LetterPage,
-        LetterPages, PausedQueue, QueueName, StoredLetter, TaskAct, TaskCursor, TaskId,
+        Act, BulkChange, Change, ChangedLimits, DeadLetter, FailedAttempt, LetterId, LetterKind,
+        LetterPage, LetterPages, OwnLimits, OwnValues, PausedQueue, QueueName, StoredLetter,
+        TaskAct, TaskCursor, TaskId,
     },
     store::{
         AddedBulk, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
-        OffBusCounts, Operators, Pausing, Result, Retried, TurnedAwayCounts, Wanted, WrongCount,
+        LimitSetting, OffBusCounts, Operators, Pausing, Result, Retried, TurnedAwayCounts, Wanted,
+        WrongCount,
         sql::{SqlStore, access::tokens, backend::Backend, meta},
     },
 };
@@ -254,6 +258,60 @@ impl<DB: Backend> Operators for SqlStore<DB> {
                 "resume",
                 (queue.clone(), act.clone()),
                 |session, (queue, act)| Box::pin(pauses::resume(session, queue, act)),
+            )
+            .await
+    }
+
+    async fn limits_version(&self) -> Result<u64> {
+        meta::read(&self.sql, limits::VERSION, limits::VERSION).await
+    }
+
+    async fn changed_limits(&self, after: u64, limit: u32) -> Result<Vec<ChangedLimits>> {
+        limits::changed(&self.sql, after, limit).await
+    }
+
+    async fn own_limits(
+        &self,
+        queue: &QueueName,
+        after: Option<&str>,
+        limit: u32,
+    ) -> Result<Vec<OwnLimits>> {
+        limits::of_queue(&self.sql, queue, after, limit).await
+    }
+
+    async fn own_limits_of(&self, queue: &QueueName, limit_key: &str) -> Result<Option<OwnLimits>> {
+        limits::of_key(&self.sql, queue, limit_key).await
+    }
+
+    async fn set_limits(&self, limits: &OwnLimits, act: &Act) -> Result<LimitSetting> {
+        self.sql
+            .run(
+                "set_limits",
+                (limits.clone(), act.clone()),
+                |session, (limits, act)| Box::pin(limits::set(session, limits, act)),
+            )
+            .await
+    }
+
+    async fn clear_limits(
+        &self,
+        queue: &QueueName,
+        limit_key: &str,
+        at_unix_ms: i64,
+        act: &Act,
+    ) -> Result<LimitSetting> {
+        let cleared = OwnLimits {
+            queue: queue.clone(),
+            limit_key: limit_key.to_owned(),
+            values: OwnValues::default(),
+            at_unix_ms,
+            who: act.who.clone(),
+        };
+        self.sql
+            .run(
+                "clear_limits",
+                (cleared, act.clone()),
+                |session, (cleared, act)| Box::pin(limits::clear(session, cleared, act)),
             )
             .await
     }

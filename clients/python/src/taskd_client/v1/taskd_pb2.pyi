@@ -577,6 +577,104 @@ class ResumeQueueResponse(_message.Message):
     changed: bool
     def __init__(self, changed: bool = ...) -> None: ...
 
+class ListLimitsRequest(_message.Message):
+    __slots__ = ("queue", "state", "limit", "cursor")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    state: str
+    limit: int
+    cursor: str
+    def __init__(self, queue: _Optional[str] = ..., state: _Optional[str] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListLimitsResponse(_message.Message):
+    __slots__ = ("limits", "cursor")
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    limits: _containers.RepeatedCompositeFieldContainer[LimitKey]
+    cursor: str
+    def __init__(self, limits: _Optional[_Iterable[_Union[LimitKey, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class GetLimitRequest(_message.Message):
+    __slots__ = ("queue", "limit_key")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    limit_key: str
+    def __init__(self, queue: _Optional[str] = ..., limit_key: _Optional[str] = ...) -> None: ...
+
+class SetLimitRequest(_message.Message):
+    __slots__ = ("queue", "limit_key", "at_a_time", "pace", "burst", "hold")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    AT_A_TIME_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    BURST_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    limit_key: str
+    at_a_time: int
+    pace: str
+    burst: int
+    hold: _duration_pb2.Duration
+    def __init__(self, queue: _Optional[str] = ..., limit_key: _Optional[str] = ..., at_a_time: _Optional[int] = ..., pace: _Optional[str] = ..., burst: _Optional[int] = ..., hold: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class ClearLimitRequest(_message.Message):
+    __slots__ = ("queue", "limit_key")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    limit_key: str
+    def __init__(self, queue: _Optional[str] = ..., limit_key: _Optional[str] = ...) -> None: ...
+
+class ClearLimitResponse(_message.Message):
+    __slots__ = ("changed",)
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    changed: bool
+    def __init__(self, changed: bool = ...) -> None: ...
+
+class LimitKey(_message.Message):
+    __slots__ = ("queue", "limit_key", "running", "waiting", "at_a_time", "pace_ms", "burst", "next_start_at", "held_until", "own")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    AT_A_TIME_FIELD_NUMBER: _ClassVar[int]
+    PACE_MS_FIELD_NUMBER: _ClassVar[int]
+    BURST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_START_AT_FIELD_NUMBER: _ClassVar[int]
+    HELD_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    limit_key: str
+    running: int
+    waiting: int
+    at_a_time: int
+    pace_ms: int
+    burst: int
+    next_start_at: _timestamp_pb2.Timestamp
+    held_until: _timestamp_pb2.Timestamp
+    own: OwnLimits
+    def __init__(self, queue: _Optional[str] = ..., limit_key: _Optional[str] = ..., running: _Optional[int] = ..., waiting: _Optional[int] = ..., at_a_time: _Optional[int] = ..., pace_ms: _Optional[int] = ..., burst: _Optional[int] = ..., next_start_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., held_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., own: _Optional[_Union[OwnLimits, _Mapping]] = ...) -> None: ...
+
+class OwnLimits(_message.Message):
+    __slots__ = ("at_a_time", "pace", "burst", "hold_until", "at", "who")
+    AT_A_TIME_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    BURST_FIELD_NUMBER: _ClassVar[int]
+    HOLD_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    at_a_time: int
+    pace: str
+    burst: int
+    hold_until: _timestamp_pb2.Timestamp
+    at: _timestamp_pb2.Timestamp
+    who: str
+    def __init__(self, at_a_time: _Optional[int] = ..., pace: _Optional[str] = ..., burst: _Optional[int] = ..., hold_until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ...) -> None: ...
+
 class ChangeTasksRequest(_message.Message):
     __slots__ = ("ids", "priority", "replicas", "filter", "dry_run", "yes")
     IDS_FIELD_NUMBER: _ClassVar[int]
