@@ -158,7 +158,7 @@ elseif part == 'delayed' then
 elseif part == 'limits' then
   page = redis.call('HSCAN', LIMITS, ARGV[3], 'COUNT', ARGV[4])
   for i = 1, #page[2], 2 do
-    if page[2][i] ~= '' then check_limit(page[2][i]) end
+    if #page[2][i] == 8 then check_limit(page[2][i]) end
   end
 elseif part == 'bodies' then
   -- The scan reads the payloads, too: a few where they may be large.

@@ -79,7 +79,7 @@ end
 local limits, stored = {}, redis.call('HSCAN', LIMITS, '0', 'COUNT', most)[2]
 for i = 1, math.min(#stored, 2 * most), 2 do
   local ok, entry = pcall(cmsgpack.unpack, stored[i + 1])
-  if stored[i] ~= '' and ok and type(entry) == 'table' and #entry >= 5 then
+  if #stored[i] == 8 and ok and type(entry) == 'table' and #entry >= 5 then
     limits[#limits + 1] = {key = hex(stored[i]), leased = #entry[1] / 16, offered = #entry[2] / 17, waiting = entry[5],
       next_start_ms = entry[3] > 0 and entry[3] or nil, hold_ms = entry[4] > 0 and entry[4] or nil,
       wakes_ms = whole(redis.call('ZSCORE', STARTS, stored[i]))}

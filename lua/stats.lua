@@ -27,7 +27,14 @@ for lane = 1, 6 do
     end
   end
 end
+local limit_keys, crowded_keys = 0, 0
+if counters[4] then
+  -- Beside the keys there are the limits of the queue, and own limits with their version.
+  local own = redis.call('HGET', LIMITS, 'o')
+  local others = 1 + (own and 1 + cmsgpack.unpack(own)[2] + redis.call('HEXISTS', LIMITS, 'o*') or 0)
+  limit_keys, crowded_keys = math.max(redis.call('HLEN', LIMITS) - others, 0), redis.call('ZCARD', CROWDED)
+end
 return {tonumber(counters[1] or 0), redis.call('ZCARD', LEASES), redis.call('ZCARD', DELAYED),
   tonumber(counters[2] or 0), tonumber(counters[3] or 0), redis.call('XLEN', OUTBOX),
   redis.call('LLEN', FINALS), oldest, ahead, tonumber(counters[5] or 0),
-  counters[4] and math.max(redis.call('HLEN', LIMITS) - 1, 0) or 0, counters[4] and redis.call('ZCARD', CROWDED) or 0}
+  limit_keys, crowded_keys}
