@@ -583,6 +583,36 @@ async fn a_command_that_puts_its_task_off_holds_the_others_of_its_limit_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_crate_reports_a_pace_with_a_task_that_it_has_not_started() {
+    let daemon = Daemon::start("[queues.q]\nlimit_by = \"given\"\n", &[]).await;
+    daemon
+        .insert(&[json!({"queue": "q", "key": "k", "limit_key": "host"})])
+        .await;
+    // Longer than taskd keeps the task from this worker without it.
+    let pace = Duration::from_secs(3);
+    let times = Arc::<Mutex<Vec<std::time::Instant>>>::default();
+    let handled = times.clone();
+    let worker = Worker::new("w", ["q"]);
+    let stop = worker.stop();
+    let handler = move |_: Task<()>| {
+        let mut times = handled.lock().unwrap();
+        times.push(std::time::Instant::now());
+        let outcome = if times.len() == 1 {
+            Err(Failure::new("not yet").not_started().pace(pace))
+        } else {
+            stop.drain();
+            Ok(Done::new())
+        };
+        async move { outcome }
+    };
+    let client = Client::new(daemon.grpc()).unwrap();
+    let summary = worker.run(&client, handler).await.unwrap();
+    assert_eq!(summary.completed, 1);
+    let times = times.lock().unwrap();
+    assert!(times[1] - times[0] >= pace, "{times:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn commands_wait_for_their_server_if_asked_to() {
     let mut daemon = Daemon::start("", &[]).await;
     daemon.kill9();

@@ -158,6 +158,10 @@ impl Source for Session {
     }
 
     async fn give_back(&self, all: Vec<pb::Rejection>) -> Result<Vec<pb::ItemResult>, Error> {
+        // What is given back has only an id. A report about a limit key needs a rejection.
+        if all.iter().any(|rejection| rejection.limit.is_some()) {
+            return self.reject(all).await;
+        }
         self.report(Items::Returns(all)).await
     }
 
