@@ -97,10 +97,18 @@ func (t *Task) Decode(value any) error {
 			return nil
 		}
 	}
-	if err := json.Unmarshal(t.Payload, value); err != nil {
+	err := json.Unmarshal(t.Payload, value)
+	var syntax *json.SyntaxError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &syntax) && t.Encoding == taskdpb.Encoding_ENCODING_TEXT:
+		return Reject(fmt.Errorf("the payload is text, not JSON: %w", err))
+	case errors.As(err, &syntax):
+		return Reject(fmt.Errorf("the payload is not JSON: %w", err))
+	default:
 		return Reject(fmt.Errorf("the payload is not as expected: %w", err))
 	}
-	return nil
 }
 
 // Discover adds tasks that are inserted when this one is completed; a task without a queue goes to the queue of this

@@ -109,9 +109,15 @@ func TestOutcomesOfHandlers(t *testing.T) {
 		{"no payload", nil, taskd.JSON(func(_ context.Context, _ *taskd.Task, page page) (any, error) {
 			return page.Depth, nil
 		}), taskdtest.Outcome{Status: completed, Result: []byte("0"), Encoding: taskdpb.Encoding_ENCODING_JSON}},
-		{"another payload", "words", taskd.JSON(func(_ context.Context, _ *taskd.Task, page page) (any, error) {
+		{"text for a struct", "words", taskd.JSON(func(_ context.Context, _ *taskd.Task, page page) (any, error) {
 			return page.Depth, nil
-		}), taskdtest.Outcome{Status: dead, Attempts: 1, Reason: "the payload is not as expected: "}},
+		}), taskdtest.Outcome{Status: dead, Attempts: 1, Reason: "the payload is text, not JSON: "}},
+		{"bytes for a struct", []byte("words"), taskd.JSON(func(_ context.Context, _ *taskd.Task, page page) (any, error) {
+			return page.Depth, nil
+		}), taskdtest.Outcome{Status: dead, Attempts: 1, Reason: "the payload is not JSON: "}},
+		{"JSON of another type", []int{1}, taskd.JSON(func(_ context.Context, _ *taskd.Task, page page) (any, error) {
+			return page.Depth, nil
+		}), taskdtest.Outcome{Status: dead, Attempts: 1, Reason: "the payload is not as expected: json: cannot unmarshal array "}},
 		{"an error", nil, func(context.Context, *taskd.Task) (any, error) { return nil, wrong },
 			taskdtest.Outcome{Status: dead, Attempts: 3, Reason: "no such page"}},
 		{"an error for good", nil, func(context.Context, *taskd.Task) (any, error) {
