@@ -32,6 +32,8 @@ const (
 	mostResultBytes = 12 << 20
 	// mostIDs is how many ids a call takes.
 	mostIDs = 1000
+	// drainedWait is how long one call waits until a queue is drained.
+	drainedWait = callTimeout / 2
 	// streamLinger is how long a task of InsertSeq waits for others that share its call.
 	streamLinger = 100 * time.Millisecond
 )
@@ -481,6 +483,24 @@ func (c *Client) List(ctx context.Context, filter *taskdpb.TaskFilter) iter.Seq2
 				return
 			}
 			request.Cursor = page.Cursor
+		}
+	}
+}
+
+// WaitDrained returns when nothing of a queue is unfinished, delayed, in backoff or on its way any more, or with an error
+// when the context ends. [IsNotFound] tells whether the queue never had a task. A token needs the role read.
+func (c *Client) WaitDrained(ctx context.Context, queue string) error {
+	operator := taskdpb.NewOperatorClient(c.Conn())
+	request := &taskdpb.GetQueueRequest{Queue: queue, WaitDrained: durationpb.New(drainedWait)}
+	for {
+		began := time.Now()
+		answer, err := operator.GetQueue(ctx, request)
+		if err != nil || answer.GetDrained() {
+			return err
+		}
+		// A taskd that is about to stop does not wait, nor one whose setting max_wait is short.
+		if !sleep(ctx, max(shortestRound-time.Since(began), 0)) {
+			return context.Cause(ctx)
 		}
 	}
 }

@@ -78,6 +78,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "package main\n\nimport (\n\t\"context\"\n\t\"fmt\"\n\t\"log\"\n\t\"time\"",
         GO_PART,
     ),
+    ("clients/go/README.md", "go func()", GO_PART),
     (
         "clients/go/README.md",
         "package main\n\nimport (\n\t\"testing\"",

@@ -79,6 +79,7 @@ func Run(t TB, handler taskd.Handler, task taskd.NewTask) Outcome {
 type Server struct {
 	taskdpb.UnimplementedTasksServer
 	taskdpb.UnimplementedDiscoveryServer
+	taskdpb.UnimplementedOperatorServer
 
 	grpc           *grpc.Server
 	address        string
@@ -150,6 +151,7 @@ func NewServer(t TB) *Server {
 	}
 	taskdpb.RegisterTasksServer(s.grpc, s)
 	taskdpb.RegisterDiscoveryServer(s.grpc, s)
+	taskdpb.RegisterOperatorServer(s.grpc, s)
 	go func() { _ = s.grpc.Serve(listener) }()
 	inmemory.Add(s.address)
 	t.Cleanup(func() {
@@ -537,6 +539,35 @@ func (s *Server) CancelTasks(_ context.Context, request *taskdpb.CancelTasksRequ
 		answer.Results = append(answer.Results, result)
 	}
 	return answer, nil
+}
+
+// GetQueue is a call of taskd. Its answer says only whether the queue is drained.
+func (s *Server) GetQueue(ctx context.Context, request *taskdpb.GetQueueRequest) (*taskdpb.Queue, error) {
+	waiting, cancel := context.WithTimeout(ctx, request.WaitDrained.AsDuration())
+	defer cancel()
+	for {
+		s.mu.Lock()
+		isKnown := false
+		isDrained := true
+		for at, one := range s.tasks {
+			if at.queue == request.Queue {
+				isKnown = true
+				isDrained = isDrained && taskd.IsFinal(one.Status)
+			}
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		if !isKnown {
+			return nil, status.Errorf(codes.NotFound, "queue %s never had a task", request.Queue)
+		}
+		if isDrained || waiting.Err() != nil {
+			return &taskdpb.Queue{Queue: request.Queue, Drained: &isDrained}, nil
+		}
+		select {
+		case <-changed:
+		case <-waiting.Done():
+		}
+	}
 }
 
 // GetTasks is a call of taskd.
