@@ -34,6 +34,8 @@ const (
 	mostIDs = 1000
 	// drainedWait is how long one call waits until a queue is drained.
 	drainedWait = callTimeout / 2
+	// sayAwayAfter is how long a call is repeated before the client says so.
+	sayAwayAfter = 3 * time.Second
 	// streamLinger is how long a task of InsertSeq waits for others that share its call.
 	streamLinger = 100 * time.Millisecond
 )
@@ -50,12 +52,15 @@ type ClientOptions struct {
 	// Patience is for how long a call is repeated while taskd is away or asks to try later. By default a minute. A
 	// worker never gives up.
 	Patience time.Duration
+	// Logger takes what a client says: that taskd is away, while a call is repeated. By default [slog.Default].
+	Logger *slog.Logger
 }
 
 // Client calls taskd. It connects with its first call, and serves any number of goroutines.
 type Client struct {
 	servers  *servers
 	patience time.Duration
+	outage   outage
 }
 
 // NewClient returns an error if an address or the token cannot be used.
@@ -72,7 +77,7 @@ func NewClient(options ClientOptions) (*Client, error) {
 	if patience == 0 {
 		patience = time.Minute
 	}
-	return &Client{servers: servers, patience: patience}, nil
+	return &Client{servers: servers, patience: patience, outage: outage{log: logger(options.Logger)}}, nil
 }
 
 // Close ends the connections, and the calls and workers that use them: their error is [ErrClosed].
@@ -106,12 +111,17 @@ func (c conn) NewStream(ctx context.Context, what *grpc.StreamDesc, method strin
 // call repeats a call while taskd is away. Each try may take callTimeout and this much longer.
 func (c *Client) call(ctx context.Context, longer time.Duration, call func(context.Context, *grpc.ClientConn) error) error {
 	var pauses pauses
-	end := time.Now().Add(c.patience)
+	began := time.Now()
+	end := began.Add(c.patience)
 	for {
 		err := c.servers.once(ctx, longer, call)
 		if !isAway(err) {
+			if err == nil && c.outage.over() {
+				c.outage.log.Info("taskd is back", "at", c.servers.pick().address)
+			}
 			return err
 		}
+		c.sayAway(began, err)
 		pause := pauses.next()
 		if time.Now().Add(pause).After(end) {
 			return err
@@ -119,6 +129,13 @@ func (c *Client) call(ctx context.Context, longer time.Duration, call func(conte
 		if !sleep(ctx, pause) {
 			return context.Cause(ctx)
 		}
+	}
+}
+
+// sayAway says that taskd is away if a call has been repeated for some time.
+func (c *Client) sayAway(began time.Time, err error) {
+	if time.Since(began) >= sayAwayAfter {
+		c.outage.away(err)
 	}
 }
 
@@ -215,7 +232,8 @@ func (c *Client) insertCall(ctx context.Context, tasks []*taskdpb.NewTask) ([]In
 		open[place] = place
 	}
 	var pauses pauses
-	end := time.Now().Add(c.patience)
+	began := time.Now()
+	end := began.Add(c.patience)
 	for {
 		request := &taskdpb.InsertTasksRequest{}
 		for _, place := range open {
@@ -247,13 +265,16 @@ func (c *Client) insertCall(ctx context.Context, tasks []*taskdpb.NewTask) ([]In
 			return inserted, nil
 		}
 		if len(later) < len(open) {
-			end = time.Now().Add(c.patience)
+			began = time.Now()
+			end = began.Add(c.patience)
 			pauses.reset()
 		}
 		open = later
+		err = &AwayError{Address: c.servers.pick().address, Message: "it asks to try later"}
 		if time.Now().After(end) {
-			return nil, &AwayError{Address: c.servers.pick().address, Message: "it asks to try later"}
+			return nil, err
 		}
+		c.sayAway(began, err)
 		if !sleep(ctx, pauses.next()) {
 			return nil, context.Cause(ctx)
 		}
@@ -365,7 +386,8 @@ func (c *Client) InsertBatchAndWait(ctx context.Context, tasks []NewTask, wait t
 	if err != nil {
 		return nil, err
 	}
-	end := time.Now().Add(wait)
+	began := time.Now()
+	end := began.Add(wait)
 	inserted, err := c.insertMessages(ctx, messages)
 	if err != nil {
 		return nil, err
@@ -393,6 +415,9 @@ func (c *Client) InsertBatchAndWait(ctx context.Context, tasks []NewTask, wait t
 		})
 		if err != nil && !isAway(err) {
 			return inserted, err
+		}
+		if err != nil {
+			c.sayAway(began, err)
 		}
 		if err == nil {
 			for n, result := range answer.Results {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -36,6 +37,8 @@ type AwayError struct {
 	// Address is that of the process that was asked last.
 	Address string
 	Message string
+	// isNotGRPC means that something else than gRPC answers there.
+	isNotGRPC bool
 }
 
 func (e *AwayError) Error() string {
@@ -68,8 +71,24 @@ func callError(ctx context.Context, err error, address string) error {
 		return &RefusedError{Code: said.Code(), Message: said.Message()}
 	default:
 		// A connection that breaks shows as one of several codes.
-		return &AwayError{Address: address, Message: said.Message()}
+		away := &AwayError{Address: address, Message: said.Message()}
+		if isNotGRPC(said.Message()) {
+			away.isNotGRPC = true
+			away.Message = "it does not answer as gRPC: taskd's gRPC port is 7601 by default, 7600 is HTTP; " +
+				"if it has TLS, write https:// before the address"
+		}
+		return away
 	}
+}
+
+// isNotGRPC tells whether the error of a connection is that of a server that takes connections and ends those of gRPC, or
+// answers in another protocol. A reset may also come from a taskd that is killed.
+func isNotGRPC(said string) bool {
+	_, why, isPreface := strings.Cut(said, "error reading server preface: ")
+	if !isPreface {
+		return false
+	}
+	return strings.HasPrefix(why, "EOF") || strings.HasPrefix(why, "unexpected EOF") || strings.HasPrefix(why, "http2: ")
 }
 
 func isAway(err error) bool {

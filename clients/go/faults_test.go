@@ -2,8 +2,12 @@ package taskd_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -223,5 +227,63 @@ func TestStopWaitsForTheOpeningOfAStream(t *testing.T) {
 	}
 	if outcome := server.Outcome("q", "a"); outcome.Status != queued || outcome.Attempts != 0 {
 		t.Errorf("%+v", outcome)
+	}
+}
+
+// saysThatItIsNotGRPC makes a worker and an insert at the wrong port.
+func saysThatItIsNotGRPC(t *testing.T, address string) {
+	t.Helper()
+	said := address + ": it does not answer as gRPC: taskd's gRPC port is 7601 by default, 7600 is HTTP"
+	var log journal
+	options := taskd.ClientOptions{Addresses: []string{address}, Patience: time.Hour, Logger: log.logger()}
+	client, err := taskd.NewClient(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	inserted := make(chan error, 1)
+	go func() {
+		_, err := client.Insert(ctx, taskd.NewTask{Queue: "q", Key: "a"})
+		inserted <- err
+	}()
+	for _, poll := range []bool{false, true} {
+		var workerLog journal
+		_, stop := start(t, client, taskd.WorkerOptions{Queues: []string{"q"}, Poll: poll, Logger: workerLog.logger()}, crawl)
+		until(t, "the worker says so", func() bool { return strings.Contains(workerLog.String(), said) })
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(workerLog.String(), "takes tasks of") {
+			t.Errorf("it takes no tasks: %s", workerLog.String())
+		}
+	}
+	until(t, "the client says so", func() bool { return strings.Contains(log.String(), said) })
+	cancel()
+	if err := <-inserted; !errors.Is(err, context.Canceled) {
+		t.Errorf("the insert: %v", err)
+	}
+}
+
+func TestAServerOfHTTPIsNamed(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	saysThatItIsNotGRPC(t, server.Listener.Addr().String())
+	saysThatItIsNotGRPC(t, newProcess(t, "").start().http)
+}
+
+func TestNothingIsSaidBeforeTaskdRefusesAQueue(t *testing.T) {
+	client := newProcess(t, "").start().client(taskd.ClientOptions{})
+	for _, poll := range []bool{false, true} {
+		var log journal
+		options := taskd.WorkerOptions{Queues: []string{"my pages"}, Poll: poll, Logger: log.logger()}
+		err := taskd.NewWorker(client, options, crawl).Run(context.Background())
+		if err == nil || !strings.Contains(err.Error(), `queue "my pages" contains ' '`) {
+			t.Errorf("poll=%t: %v", poll, err)
+		}
+		if log.String() != "" {
+			t.Errorf("poll=%t: it says %s", poll, log.String())
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -34,8 +35,6 @@ const (
 	closeWithin = 2 * time.Second
 	// shortestRound is the time from a poll that found nothing to the next one.
 	shortestRound = 100 * time.Millisecond
-	// remindAfter is how often a worker says that taskd is still away.
-	remindAfter = 30 * time.Second
 	// shortestPause is the least time between two rounds of extensions.
 	shortestPause = 10 * time.Millisecond
 	// mostTasks is how many tasks one call may ask for.
@@ -113,8 +112,9 @@ type run struct {
 	rejections  lane
 	extensions  int
 	fatal       error
-	isAway      bool
-	saidAway    time.Time
+	// isGreeted means that the worker has said from where it takes tasks.
+	isGreeted bool
+	outage    outage
 }
 
 func newRun(ctx context.Context, w *Worker) *run {
@@ -133,6 +133,7 @@ func newRun(ctx context.Context, w *Worker) *run {
 		changed:    make(chan struct{}),
 		held:       map[lease]*held{},
 		extensions: mostExtensions,
+		outage:     outage{log: w.log},
 	}
 	r.session = newSession(r)
 	return r
@@ -244,26 +245,25 @@ func (r *run) fail(err error) {
 	r.notify()
 }
 
-// away says that taskd is away: once, and from time to time.
+// away says that taskd is away.
 func (r *run) away(err error) {
-	r.mu.Lock()
-	isNew := !r.isAway || time.Since(r.saidAway) >= remindAfter
-	if isNew {
-		r.saidAway = time.Now()
-	}
-	r.isAway = true
-	r.mu.Unlock()
-	if isNew && r.calls.Err() == nil {
-		r.log.Warn("taskd is away, trying again: " + err.Error())
+	if r.calls.Err() == nil {
+		r.outage.away(err)
 	}
 }
 
+// back notes that taskd gives tasks. The first time it says from where the worker takes them.
 func (r *run) back(address string) {
+	wasAway := r.outage.over()
 	r.mu.Lock()
-	wasAway := r.isAway
-	r.isAway = false
+	isGreeted := r.isGreeted
+	r.isGreeted = true
 	r.mu.Unlock()
-	if wasAway {
+	switch {
+	case !isGreeted:
+		r.log.Info(fmt.Sprintf("worker %s takes tasks of %s from %s", r.options.Name,
+			strings.Join(r.options.Queues, ", "), strings.Join(r.servers.addresses, ", ")))
+	case wasAway:
 		r.log.Info("taskd is back", "at", address)
 	}
 }
@@ -852,6 +852,11 @@ func (r *run) poll(ctx context.Context) {
 		room := min(r.room(), most)
 		isOver := r.isStopping || r.fatal != nil
 		changed := r.changed
+		wait := r.options.Wait
+		if !r.isGreeted {
+			// The answer says that taskd is there.
+			wait = 0
+		}
 		r.mu.Unlock()
 		if isOver {
 			return
@@ -869,11 +874,11 @@ func (r *run) poll(ctx context.Context) {
 			Worker:        r.options.Name,
 			Queues:        r.options.Queues,
 			MaxTasks:      uint32(room),
-			Wait:          durationpb.New(r.options.Wait),
+			Wait:          durationpb.New(wait),
 			LeaseDuration: durationpb.New(r.options.Lease),
 		}
 		var answer *taskdpb.GetTasksResponse
-		err := r.servers.once(ctx, r.options.Wait, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
+		err := r.servers.once(ctx, wait, func(ctx context.Context, conn *grpc.ClientConn) (err error) {
 			answer, err = taskdpb.NewTasksClient(conn).GetTasks(ctx, request)
 			return err
 		})

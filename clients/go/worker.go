@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"strings"
 	"sync"
 	"time"
 )
@@ -141,8 +140,6 @@ func (w *Worker) Run(ctx context.Context) error {
 		}
 		defer giveBack()
 	}
-	w.log.Info(fmt.Sprintf("worker %s takes tasks of %s from %s", w.options.Name,
-		strings.Join(w.options.Queues, ", "), strings.Join(w.client.servers.addresses, ", ")))
 	return newRun(ctx, w).run(ctx)
 }
 
