@@ -1,4 +1,4 @@
--- Counts what the shard holds, for the books: no more than lengths and counters. Changes nothing.
+-- Counts what the shard holds, for the books. Reads only lengths and counters, and changes nothing.
 --
 -- Returns 0 the shard is empty
 --       | {live tasks, open tasks, leases, entries of delayed, outbox entries, final records,

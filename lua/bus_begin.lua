@@ -2,7 +2,8 @@
 --
 -- KEYS[1] -> <p>:{bus}:generation   string: a random name of this generation of the topics
 -- KEYS[2] -> <p>:{bus}:partitions   hash: topic -> how many partitions it was begun with
--- ARGV[1] the name, where there is none   then per topic: its name, how many partitions it would have
+-- ARGV[1] the name if there is none yet
+-- then per topic: its name, and how many partitions it gets if it has none yet
 -- Returns {generation, partitions of the first topic, …}
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 local answer = {redis.call('GET', KEYS[1])}

@@ -2,8 +2,8 @@
 --
 -- KEYS[1] -> <p>:{bus}:<topic>:<partition>             the stream
 -- KEYS[2] -> <p>:{bus}:<topic>:<partition>:committed   a stream id, "ms-seq"
--- Returns {last id ever appended, first id that is still there or nil, last id that was ever acknowledged away,
---          committed id or nil}; 0-0 where there never was an id
+-- Returns {last id ever appended, first id that is still there or nil, highest id that was ever
+--          deleted, committed id or nil}; an id is 0-0 if there never was one
 
 local committed = redis.call('GET', KEYS[2])
 if redis.call('EXISTS', KEYS[1]) == 0 then

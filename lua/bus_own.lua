@@ -21,7 +21,8 @@ else
   redis.call('ZREM', KEYS[1], me)
 end
 
--- By name, so that all readers see the same order: the first ones have one partition more when the shares differ.
+-- Sort by name, so that all readers see the same order: if the shares differ, the first readers
+-- have one partition more.
 local readers = redis.call('ZRANGE', KEYS[1], 0, -1)
 table.sort(readers)
 local living, share = {}, 0

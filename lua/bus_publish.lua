@@ -1,5 +1,6 @@
--- Appends reports to a partition that has a bound in bytes. Each entry notes what was appended before it. The size of
--- the stream follows from its first and its last entry, so no counter can drift.
+-- Appends records to a partition that has a bound in bytes. Each entry says how many bytes and
+-- records were appended before it. So the size of the stream follows from its first and its last
+-- entry, and no counter can drift.
 --
 -- KEYS[1] -> <p>:{bus}:<topic>:<partition>   the stream: v the record, before '<bytes> <records>'
 -- ARGV[1] most bytes   ARGV[2] most records (0: no bound)
@@ -30,7 +31,8 @@ if first then
   local last = read(redis.call('XREVRANGE', STREAM, '+', '-', 'COUNT', 1))
   bytes, records = last.bytes + last.own, last.records + 1
   if not last.is_noted then
-    -- Totals never go back: below the first entry's they would make the stream look empty for long.
+    -- Totals must never go back: if they were below those of the first entry, the stream would look
+    -- empty for a long time.
     bytes, records = first.bytes + first.own + last.own, first.records + redis.call('XLEN', STREAM)
   end
 end

@@ -1,5 +1,6 @@
--- Cancels tasks: ends their leases and backoffs, and keeps final records. A task that has not arrived gets its final
--- record before, so that it is known when its record on the bus comes. This step decides against a completion.
+-- Cancels tasks: ends their leases and backoffs, and keeps final records. If a task has not arrived
+-- yet, its final record is written in advance, so that the task is recognised when its record on
+-- the bus comes. This step decides between the cancellation and a completion: the first one counts.
 --
 -- ARGV[2] wake channel   ARGV[3…] per item 3 values: id, NUM, epoch of the task
 -- Returns the generation, then a code per item:
@@ -23,7 +24,8 @@ for a = 3, #ARGV, 3 do
     finish(id, t, 'X')
     redis.call('HSET', RECORDS, id, save(t))
   else
-    -- It has not arrived, or only the end of an earlier epoch is there. A record that cannot be read counts as none.
+    -- The task has not arrived, or only the end of an earlier epoch is there. A record that cannot
+    -- be read counts as none.
     count('fence', 1)
     local x = {'X', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
     if epoch > 0 then x[EPOCH], x[OFFER] = epoch, t and t[OFFER] or 0 end
@@ -35,6 +37,6 @@ for a = 3, #ARGV, 3 do
   answers[#answers + 1] = code
 end
 settle_limits()
--- The processes whose sessions hold them tell their workers.
+-- The processes whose sessions hold these tasks notify their workers.
 if #ended > 0 then redis.call('PUBLISH', ARGV[2], '!' .. table.concat(ended)) end
 return answers

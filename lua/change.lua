@@ -1,6 +1,7 @@
--- Gives tasks another NUM or priority. A live task with a replica left is offered in a new element, and its older ones
--- count no more. Where NUM falls below the replicas that are out, the latest backoffs and leases end, at no cost. Where
--- it falls to the credits, the task is completed. Sessions whose leases end are told.
+-- Gives tasks another NUM or priority. A live task with replicas left is offered in a new element,
+-- and its older ones no longer count. If NUM falls below the replicas that are out, the latest
+-- backoffs and leases end, at no cost. If it falls to the credits, the task is completed. Notifies
+-- the sessions whose leases end.
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, NUM, priority (1 to 3), epoch of the task, what to append to the body if it changes
@@ -10,7 +11,7 @@
 local answers, offered, is_absent = {tonumber(generation)}, false, false
 local ENDS = {F = 2, D = 3, X = 6}
 
--- Replicas beyond NUM come back: first those that wait, then those that were claimed last.
+-- Takes back the replicas beyond NUM: first those that wait, then those that were claimed last.
 local function close_excess(id, t)
   if t[WAIT][1] == '' then return end
   local excess = #t[CREDITED] / 2 + #t[HELD] / 2 + #t[WAIT] - t[NUM]
@@ -28,8 +29,8 @@ local function close_excess(id, t)
   end
 end
 
--- A body without the values that an earlier change appended: the fields of protobuf at its end that are NUM or
--- priority. A body that cannot be read stays whole.
+-- Returns the body without the values that an earlier change appended: the protobuf fields at its
+-- end that are NUM or priority. A body that cannot be parsed is returned whole.
 local NUM_TAG, PRIORITY_TAG = 5 * 8, 6 * 8
 local function without_tail(body)
   local at, kept = HEAD + 1, HEAD
@@ -56,8 +57,8 @@ local function without_tail(body)
   return string.sub(body, 1, kept)
 end
 
--- The body with another priority in its head, and what workers see of it behind the rest: of a field that comes twice
--- the last counts.
+-- Rewrites the body: puts the priority into its head, and appends the fields that workers see. If a
+-- field comes twice, the last one counts.
 local function rewrite_body(id, priority, tail)
   local body = redis.call('HGET', BODIES, id)
   if not body or #body < HEAD then return end
@@ -107,7 +108,8 @@ for a = 4, #ARGV, 5 do
   end
   answers[#answers + 1], answers[#answers + 2] = code, t and #t[CREDITED] / 2 or 0
 end
--- A process that has read a task from SQL before, and was held up since, must not enqueue it as it was.
+-- A process that read such a task from SQL before the change, and was held up since then, must not
+-- enqueue it with the old values.
 if is_absent then count('fence', 1) end
 tell_lost(ARGV[2])
 settle_limits()

@@ -1,15 +1,16 @@
--- Compares a slice of the shard with the rest of it, in one step: whatever it reports was so at that moment. Mends what
--- it finds in the same step, if asked.
+-- Compares a slice of the shard with the rest of it, in one step: whatever it reports was true at
+-- that moment. Repairs what it finds in the same step, if asked.
 --
 -- ARGV[2] part: 'records', 'leases', 'delayed', 'bodies', 'limits', or the number of a lane, for its pointers
--- ARGV[3] cursor, '0' begins   ARGV[4] entries at most, about   ARGV[5] 1 mends, 0 only reports
+-- ARGV[3] cursor, '0' begins   ARGV[4] entries at most, about   ARGV[5] 1 repairs, 0 only reports
 -- ARGV[6] elements of lanes to pass at most: a task that is dropped costs a walk over its lanes
--- Returns {next cursor ('0': the end), finds, tasks, 1 the slice is to be asked for again | 0}
---   finds: {kind, id of the task or '', what is wrong, …}
---   tasks, for 'records', and for 'bodies' those without a record: {id, state, newest offer, …}; state: 'o' live with a
---   replica to claim, 'l' other live ones, 'f' final
--- A task that is dropped here is missing from now on: the caller publishes it again. A call drops 16 tasks at
--- most; it neither reports nor mends the others of its slice that need that, and asks for the slice again.
+-- Returns {next cursor ('0': the end), findings, tasks, 1 ask for the slice again | 0}
+--   findings: {kind, id of the task or '', what is wrong, …}
+--   tasks, for 'records', and for 'bodies' those without a record: {id, state, newest offer, number
+--   of past ends, …}; state: 'o' live with a replica to claim, 'l' other live ones, 'f' final
+-- A task that is dropped here is missing from now on: the caller publishes it again. A call drops
+-- at most 16 tasks. It neither reports nor repairs further such tasks of its slice, and the caller
+-- asks for the slice again.
 local MOST_DROPPED = 16
 local part, mends = ARGV[2], ARGV[5] == '1'
 local lane = tonumber(part)
@@ -20,7 +21,7 @@ local function find(kind, id, text)
   finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
 end
 
--- Reports a task that only a new beginning mends, and drops it.
+-- Reports a task that can only be repaired by publishing it again, and drops it.
 local function find_and_drop(kind, id, text, t)
   if mends and (dropped == MOST_DROPPED or dropped > 0 and budget <= 0) then
     again = 1
@@ -38,13 +39,14 @@ local function check_leases(id, t)
     local grant = t[HELD][i]
     if not redis.call('ZSCORE', LEASES, id .. grant) then
       find('held_without_lease', id, t[HELD][i - 1] .. ' holds it by grant ' .. grant)
-      -- The worker may still be at work: the lease begins anew. Nobody knows when it was claimed.
+      -- The worker may still be busy with it, so begin the lease again. It is unknown when it was
+      -- claimed.
       if mends then redis.call('ZADD', LEASES, now + lease_of(id) - 0.5, id .. grant) end
     end
   end
 end
 
--- Answers whether the task is dropped, now or by the next call.
+-- Returns whether the task is dropped, now or by the next call.
 local function check_delays(id, t)
   for _, grant in ipairs(t[WAIT]) do
     if not redis.call('ZSCORE', DELAYED, id .. grant) then
@@ -82,7 +84,7 @@ local function check_record(id, record)
   tasks[n + 1], tasks[n + 2], tasks[n + 3], tasks[n + 4] = id, state, t[OFFER] or 0, t[PAST] or 0
 end
 
--- The live record of a task; nil where it has none that can be read.
+-- Returns the record of a task if it can be read and the task is live.
 local function live(id)
   local record = record_of(id)
   local t = record and load(record)
@@ -161,7 +163,7 @@ elseif part == 'limits' then
     if #page[2][i] == 8 then check_limit(page[2][i]) end
   end
 elseif part == 'bodies' then
-  -- The scan reads the payloads, too: a few where they may be large.
+  -- The scan reads the payloads, too, so scan fewer entries if they may be large.
   local largest = tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0)
   local most = math.max(math.min(tonumber(ARGV[4]), math.floor(2 ^ 21 / (largest + 1))), 1)
   page = redis.call('HSCAN', BODIES, ARGV[3], 'COUNT', most)

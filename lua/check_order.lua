@@ -2,10 +2,10 @@
 -- what it suspects. Changes nothing.
 --
 -- ARGV[2] lane (1 to 6), 0: the list of final records
--- ARGV[3] from where: of a lane, how many elements were there before, since the beginning; of final records, how many
---         are behind, at the end of the list, which grows there
+-- ARGV[3] where to begin. In a lane: at this element, counted from the first that it ever had. In
+--         the list of final records: how many to skip at its end, where it grows
 -- ARGV[4] entries at most
--- Returns {where the next page begins or -1, {id, offer, …}}; what is no element is left out
+-- Returns {where the next page begins or -1, {id, offer, …}}; invalid elements are left out
 local lane, from, most = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 local listed = {}
 if lane == 0 then

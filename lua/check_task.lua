@@ -1,12 +1,16 @@
--- Confirms what pages of lanes and records showed at different moments, and mends it in the same step, if asked. Each
--- task may cost a walk over the lanes, and over the list of final records. A call ends ahead of a task for which it has
--- no room. A single task for which the bound is too low is not told: no find, and nothing is mended.
+-- Confirms suspicions from pages of lanes and records that were read at different moments, and
+-- repairs what it confirms in the same step, if asked. Each task may cost a walk over the lanes and
+-- over the list of final records. A call ends before a task that exceeds the rest of its budget. If
+-- a task exceeds even the whole budget, it stays unchecked: there is no finding, and nothing is
+-- repaired.
 --
--- ARGV[2] 1 mends, 0 only reports   ARGV[3] elements to pass at most; one that Lua looks into counts for 40
--- ARGV[4] why each is named, a character per id: e SQL shows it final | l it is listed as final | m no lane had it |
---         t a lane had it twice | u the list of final records did not have it   ARGV[5…] ids
--- Returns {how many of the ids were dealt with: the caller asks again for the others, how many of these were not told,
---          elements passed, finds: {kind, id, what is wrong, …}}
+-- ARGV[2] 1 repairs, 0 only reports
+-- ARGV[3] the budget: elements to pass at most; one that Lua decodes counts for 40
+-- ARGV[4] what is suspected, a character per id: e SQL shows it final | l it is listed as final
+--         | m no lane had it | t a lane had it twice | u the list of final records did not have it
+-- ARGV[5…] ids
+-- Returns {how many of the ids were dealt with (the caller asks again for the others), how many of
+--          these stayed unchecked, elements passed, findings: {kind, id, what is wrong, …}}
 local LOOKED_INTO = 40
 local mends = ARGV[2] == '1'
 local finds, dealt_with, untold = {}, 0, 0
@@ -16,8 +20,8 @@ local function find(kind, id, text)
   finds[n + 1], finds[n + 2], finds[n + 3] = kind, id, text
 end
 
--- The places of the task's newest offer: {lane, index from the head, …}; nil: the bound came first, and one place or
--- none is known.
+-- Returns where the task's newest offer is: {lane, index from the head, …}. Returns nil if the
+-- budget ended before and at most one element was found.
 local function places(id, t)
   local offer, found, is_cut = t[OFFER] or 0, {}, false
   for lane = 1, 6 do
@@ -40,8 +44,8 @@ local function places(id, t)
   return (#found > 2 or not is_cut) and found or nil
 end
 
--- Answers true if the list of final records has the task besides its past ends. Otherwise it answers false, and how
--- many past ends the list has. It answers nil if the bound came first.
+-- Returns true if the list of final records has the task besides its past ends. Otherwise returns
+-- false, and how many past ends the list has. Returns nil if the budget ended before.
 local function is_listed(id, t)
   local length, past, found = redis.call('LLEN', FINALS), t[PAST] or 0, 0
   local most = math.min(length, budget)
@@ -55,7 +59,7 @@ end
 
 local function lane_for(id, t) return lane_of(head_of(id), (t[OFFER] or 0) > 0) end
 
--- The checks answer false where the bound came first.
+-- The checks return false if the budget ended before.
 local function check_listed(id, t)
   local listed = is_listed(id, t)
   if listed then
@@ -100,7 +104,7 @@ local function check_offer(id, t)
     if mends then redis.call('LPUSH', T(lane_for(id, t)), element(t[NUM], t[OFFER] or 0, id)) end
   elseif found and #found > 2 then
     find('element_twice', id, 'it is in a lane twice')
-    -- The later one stays: no worker has passed it.
+    -- Keep the later element, because no worker has passed it.
     if mends then spend(found[3], found[1] == found[3] and math.max(found[2], found[4]) or found[4]) end
   end
   return found ~= nil
@@ -125,7 +129,7 @@ end
 
 local whole = budget
 for i = 1, #ARGV[4] do
-  -- The task before took all: this one comes first in the next call.
+  -- The tasks before have used up the budget, so this one comes first in the next call.
   if i > 1 and budget <= 0 then break end
   local had_all = budget == whole
   local is_told = check(ARGV[4 + i], string.sub(ARGV[4], i, i))

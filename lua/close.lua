@@ -8,8 +8,8 @@ for _, key in ipairs({RECORDS, BODIES, LEASES, DELAYED, FINALS, LINES, STARTS}) 
 end
 if redis.call('XLEN', OUTBOX) > 0 then return {-2, 0} end
 
--- Each task moves the number of grants, or at its end that of forgotten records. One that only passes through the bus
--- moves the stored offset.
+-- Each task changes the number of grants or, when it is forgotten, the number of forgotten records.
+-- One that only passes through the bus changes the stored offset.
 local lasts, counters = tonumber(ARGV[2]), redis.call('HMGET', COUNTERS, 'grants', 'forgets', 'idle_since')
 local mark = (counters[1] or 0) .. ' ' .. (counters[2] or 0) .. ' ' .. (redis.call('GET', OFFSET) or '')
 local since, seen = string.match(counters[3] or '', '^(%d+) (.*)$')

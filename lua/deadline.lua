@@ -1,7 +1,8 @@
--- Ends tasks whose deadline has passed: they are dead, and the entries in the outbox report it. A task that has not
--- arrived gets its final record before, so that it is known when its record on the bus comes. This step decides against
--- a completion. Sessions that held them are told.
--- While the outbox is full the script does nothing: workers cannot report then.
+-- Ends tasks whose deadline has passed: they are dead, and the entries in the outbox report it. If
+-- a task has not arrived yet, its final record is written in advance, so that the task is
+-- recognised when its record on the bus comes. This step decides between the deadline and a
+-- completion: the first one counts. Notifies the sessions that held the tasks. While the outbox is
+-- full, the script does nothing, because workers cannot report then.
 --
 -- ARGV[2] wake channel   ARGV[3] outbox entries, ARGV[4] outbox bytes at which ends pause
 -- ARGV[5…] per item 3 values: id, NUM, reason
@@ -29,7 +30,7 @@ for a = 5, #ARGV, 3 do
       for i = 2, #t[HELD], 2 do lose(id, t[HELD][i]) end
       finish(id, t, 'D')
     else
-      -- It has not arrived. A record that cannot be read counts as none.
+      -- The task has not arrived. A record that cannot be read counts as none.
       count('fence', 1)
       t = {'D', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
       drop_body(id)

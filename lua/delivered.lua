@@ -1,5 +1,5 @@
--- Notes that workers have these grants: if their leases run out from now on, it is a failure. Claims carry such grants
--- along; this script is for when no claim comes.
+-- Marks grants as delivered to their workers: a lease that expires from now on is a failure. Claims
+-- carry such grants along; this script is for when no claim comes.
 --
 -- ARGV[2…] grants
 -- Returns how many of them were undelivered

@@ -1,7 +1,7 @@
 -- Decodes what the shard holds, for people. Changes nothing.
 --
 -- ARGV[2] entries of each key at most
--- Returns msgpack: a map, with ids in hex; a key that is not there is left out, and so is a list that has nothing
+-- Returns msgpack: a map, with ids in hex. Absent keys and empty lists are left out.
 local most = tonumber(ARGV[2])
 local function hex(text)
   return (string.gsub(text, '.', function(c) return string.format('%02x', string.byte(c)) end))
@@ -51,7 +51,7 @@ local function by_time(zset, has_id)
   return shown(list)
 end
 
--- Most tasks that wait have no record of their own: those are shown that come first in their lanes.
+-- Most waiting tasks have no stored record. Of these, show the ones that come first in their lanes.
 local names, lanes, records = {'hr', 'h', 'mr', 'm', 'lr', 'l'}, {}, {}
 for lane = 1, 6 do
   local length, gone = redis.call('LLEN', T(lane)), tonumber(redis.call('GET', C(lane)) or 0)

@@ -1,7 +1,7 @@
--- Ends leases that ran out. Each is a failure, and this step decides: backoff or dead. The entries in the outbox only
--- report it. A lease whose grant never reached its worker is no failure: its replica is offered again at once.
--- While the outbox is full the script does nothing: workers cannot report then, and a broker that is down must not kill
--- every task.
+-- Ends leases that ran out. Each is a failure, and this step decides between a backoff and death.
+-- The entries in the outbox only report it. If the grant of a lease never reached its worker, that
+-- is no failure, and the replica is offered again at once. While the outbox is full, the script
+-- does nothing: workers cannot report then, and a broker that is down must not kill every task.
 --
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] leases at most   ARGV[7] outbox entries, ARGV[8] outbox bytes at which expiries pause
@@ -45,15 +45,15 @@ for i = 1, #due, 2 do
     if outcome == 'dead' then dead = dead + 1 end
     offered = offered or outcome == now
   else
-    -- A lease proves that the task had a record. Without one its body would look like a task to which nothing has
-    -- happened, in no lane.
+    -- A leased task had a record, so a missing one was lost. Its body must go, too: alone, it would
+    -- look like a task to which nothing has happened, but no lane has it.
     if not t then drop_damaged(id, record) end
     redis.call('ZREM', LEASES, lease)
   end
 end
 write_reports()
 settle_limits()
--- Grants whose last deadline is over have no lease any more.
+-- Grants whose last deadline is over have no leases left.
 if #due < 2 * most then redis.call('ZREMRANGEBYSCORE', UNDELIVERED, '-inf', now) end
 if offered then redis.call('PUBLISH', ARGV[3], ARGV[4]) end
 local next_deadline = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]

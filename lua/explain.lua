@@ -1,7 +1,7 @@
 -- Reads what the shard knows of one task, and why a worker may not get it. Changes nothing.
 --
 -- ARGV[2] id   ARGV[3] worker, '' one that never had the task   ARGV[4] the task's priority (1 to 3)
--- ARGV[5] elements of its lane to look at, at most
+-- ARGV[5] elements of its lane to search, at most
 -- Returns {now (ms), stored offset with its topic generation or '', outbox entries, outbox bytes, leases, record}
 --   record: 0 no record, or a damaged one
 --     | {status L|F|D|X, NUM, failures, waiting, final at (ms), epoch of the task, credited workers, leases, due times
@@ -12,8 +12,8 @@
 --   leases: {worker, deadline (ms) or -1, undelivered 0|1, beginning (ms) or -1, …}
 --   last failures: {ms, worker, reason, …}
 --   bar: as bar() of lib/record.lua, '' the worker may get the task
---   elements before it: those of its priority that a claim meets first, of a new worker or of this one; -1 its element
---   was not found
+--   elements before it: the elements of its priority that a claim by a new worker, or by this one,
+--   meets first; -1 its element was not found
 local id, worker = ARGV[2], ARGV[3]
 local record = record_of(id)
 local t = record and load(record)
@@ -49,8 +49,8 @@ local function unpassed(lane, count)
   return math.max(count - math.max(pointer - (redis.call('GET', C(lane)) or 0), 0), 0)
 end
 
--- A replica that was given back is in the retry lane of its priority, which claims look at first. A new task is in the
--- other one, and so is one that was sent again.
+-- A replica that was given back is in the retry lane of its priority, which claims read first. A
+-- new task is in the other lane, and so is one that was sent again.
 local before, before_worker, limit = -1, -1, {}
 if left(t) > 0 then
   local offer = t[OFFER] or 0

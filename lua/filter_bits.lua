@@ -1,5 +1,5 @@
--- Marks numbers of stored tasks in the bitmap of a queue: a string of 8 KiB for each 65,536 numbers. Drops some chunks
--- at random where there are more than the caller allows.
+-- Marks numbers of stored tasks in the bitmap of a queue: a string of 8 KiB for each 65,536
+-- numbers. Drops some chunks at random if there are more than the caller allows.
 --
 -- KEYS[1] -> <p>:{<queue>}:bits   set of chunks. The bitmap of a chunk is KEYS[1]:<chunk>, in the same slot
 -- ARGV[1] the most chunks   ARGV[2…] chunk, bit, …

@@ -1,27 +1,28 @@
--- Reads the final records that are older than the grace time, the earliest first. A time in the future comes from a
--- clock that was set back, and becomes now. Entries of past ends leave the list, and such that are no ids.
+-- Returns the final records that are older than the grace time, the earliest first. A time in the
+-- future comes from a clock that was set back, and is set to now. Entries of past ends, and entries
+-- that are no ids, are removed from the list.
 --
 -- ARGV[2] grace time (ms)   ARGV[3] at most, 3,000 or less
--- Returns how many entries left, and the ids in one string
+-- Returns how many entries were removed, and the ids in one string
 local ids = redis.call('LRANGE', FINALS, 0, tonumber(ARGV[3]) - 1)
 if #ids == 0 then return {0, ''} end
 
--- The functions for records are made only for a record that is not in one of the forms that are text.
+-- Define the functions for records only when a record is met that is not in a text form.
 local function make_records()
   -- include lib/record.lua
   return load, save, AT, drop_past_end
 end
 local load, save, AT, drop_past_end
 
--- The records of one call of complete have one time: each time is read once.
+-- All records of one call of complete have the same time, so parse each time only once.
 local records, times = redis.call('HMGET', RECORDS, unpack(ids)), {}
 local before, due, waits, left = now - tonumber(ARGV[2]), {}, false, 0
--- By place, the past ends; by id, the records that change.
+-- `past` is by index: whether the entry is removed. `changed` is by id: records to write.
 local past, changed = {}, {}
 for i = 1, #ids do
   local id, record, at = ids[i], records[i], nil
   local form = record and string.byte(record)
-  -- 'f<ms>:', or 'e<1 byte><ms>\n' where there are several workers.
+  -- 'f<ms>:', or 'e<1 byte><ms>\n' if NUM > 1.
   local from, to = 2, form == 102 and string.find(record, ':', 2, true)
   if form == 101 then from, to = 3, string.find(record, '\n', 3, true) end
   if to then

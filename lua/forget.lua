@@ -1,10 +1,11 @@
--- Forgets final records that SQL has, so that finished tasks cost nothing. The others go to the end of the list, and
--- finals.lua names them again. The caller names the records in the order of the list; the script stops where another
--- caller was faster.
+-- Forgets final records that SQL has, so that finished tasks cost nothing. The others go to the end
+-- of the list, and finals.lua returns them again. The caller names the records in the order of the
+-- list. The script stops at the first one that another caller has dealt with.
 --
--- Meanwhile the task may have been sent again: then the entry is of a past end, and leaves alone. A record that is
--- younger than the grace time is another one than finals.lua has named. SQL may not have this end yet, so the record
--- stays. A live record stays, too, and leaves the list.
+-- Meanwhile the task may have been sent again. Then the entry is of a past end, and only the entry
+-- is removed. If a record is younger than the grace time, it is not the one that finals.lua
+-- returned: SQL may not have this end yet, so the record stays. A live record stays, too, and its
+-- entry is removed.
 --
 -- ARGV[2] flags, one character per record: 1 SQL shows the task final | 0 not yet   ARGV[3] grace time (ms)
 -- ARGV[4] their ids in one string, at most 3,000
@@ -14,14 +15,15 @@ local same = 0
 while first[same + 1] and first[same + 1] == string.sub(ARGV[4], 16 * same + 1, 16 * same + 16) do same = same + 1 end
 if same == 0 then return 0 end
 
--- The functions for records are made only for a record that is not in one of the forms that are text.
+-- Define the functions for records only when a record is met that is not in a text form.
 local function make_records()
   -- include lib/record.lua
   return load, save, ST, AT, drop_past_end
 end
 local load, save, ST, AT, drop_past_end
 
--- The records of one call of complete have one time: each time is read once, as in finals.lua.
+-- All records of one call of complete have the same time, so parse each time only once, as in
+-- finals.lua.
 local records, times = redis.call('HMGET', RECORDS, unpack(first, 1, same)), {}
 local before, forgotten, kept, changed, loaded = now - tonumber(ARGV[3]), {}, {}, {}, {}
 for i = 1, same do
@@ -38,7 +40,7 @@ for i = 1, same do
     end
   elseif record then
     if not load then load, save, ST, AT, drop_past_end = make_records() end
-    -- A task that was sent again twice may have two entries here, and both count down.
+    -- A task that was sent again twice may have two entries here. Both decrement the count.
     local t = loaded[first[i]] or load(record)
     is_old, leaves = not t or t[AT] <= before, t and t[ST] == 'L'
     if drop_past_end(t) then

@@ -18,7 +18,7 @@ local rest = redis.call('XLEN', OUTBOX)
 if rest == 0 then
   -- An empty outbox has no bytes, so a wrong count ends here.
   redis.call('HDEL', COUNTERS, 'outbox_bytes')
-  -- The next report finds an outbox without a forwarder.
+  -- Give up the outbox, so that any forwarder may take the next report.
   if string.match(redis.call('HGET', COUNTERS, 'forwarder') or '', ' (.*)$') == ARGV[6] then
     redis.call('HDEL', COUNTERS, 'forwarder')
   end

@@ -5,7 +5,8 @@
 -- Returns 1 the process has the lease | 0 it has not
 local process, ms = ARGV[2], tonumber(ARGV[3])
 local holder, deadline = redis.call('GET', KEYS[1]), redis.call('PEXPIRETIME', KEYS[1])
--- A key expires by Redis's clock. Where a test moved the time, the lease is over before its key is.
+-- If a test moved the time, the lease may be over before its key expires, because keys expire by
+-- Redis's clock.
 if holder and holder ~= process and deadline > now then
   -- No process asks for longer, so the clock was set back.
   if ms > 0 and deadline > now + ms then redis.call('PEXPIREAT', KEYS[1], now + ms) end

@@ -8,7 +8,7 @@ local outbox = redis.call('XLEN', OUTBOX)
 local counters = redis.call('HMGET', COUNTERS, 'open', 'longest_lease', 'longest_delay', 'limited', 'behind',
   'longest_report')
 local open, longest = tonumber(counters[1] or 0), tonumber(counters[2]) or math.huge
--- Most shards have open tasks, and each key costs.
+-- Check the other keys only if there are no open tasks, because each key costs time.
 if open <= 0 and outbox == 0 then
   local there = redis.call('EXISTS', LEASES, DELAYED, FINALS, UNDELIVERED, RECORDS, BODIES, STARTS, T(1), T(2), T(3), T(4),
     T(5), T(6), P(1), P(2), P(3), P(4), P(5), P(6))
@@ -18,7 +18,7 @@ local function first(zset, longest)
   local at = redis.call('ZRANGE', zset, 0, 0, 'WITHSCORES')[2]
   if not at then return nil end
   local last = redis.call('ZRANGE', zset, -1, -1, 'WITHSCORES')[2]
-  -- A deadline farther away than any that a script wrote has to be moved.
+  -- A deadline farther away than any that a script wrote has to be moved at once.
   if tonumber(last) > now + longest then return 0 end
   -- Some deadlines lie half a millisecond before a whole one.
   return math.max(math.ceil(tonumber(at)) - now, 0)

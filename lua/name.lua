@@ -1,4 +1,4 @@
--- The name of this Redis, which it gets once.
+-- Returns the name of this Redis, and gives it one if it has none.
 --
 -- KEYS[1] -> <p>:redis-name   string: the name
 -- ARGV[1] the name for a Redis that has none

@@ -1,6 +1,6 @@
 -- Says where the outbox begins and ends. Changes nothing.
 --
--- Returns {the last id that it ever had, its first id or nil}, "ms-seq"; 0-0 where it has had none
+-- Returns {the last id that it ever had, its first id or nil}, "ms-seq"; 0-0 if it has had none
 if redis.call('EXISTS', OUTBOX) == 0 then return {'0-0'} end
 local answer = redis.call('XINFO', 'STREAM', OUTBOX)
 local info = {}

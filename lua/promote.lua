@@ -1,5 +1,6 @@
--- Offers what is due: replicas whose backoff is over go to the retry lane, tasks whose time has come to their lane. In a
--- shard with limited tasks, limit keys whose time has come release tasks.
+-- Offers what is due: moves replicas whose backoff is over to the retry lane, and tasks whose time
+-- has come to their lane. In a shard with limited tasks, also releases tasks of limit keys whose
+-- time has come.
 --
 -- ARGV[2] wake channel   ARGV[3] the wake: queue, and perhaps a process   ARGV[4] at most
 -- ARGV[5] horizon (ms): no task comes to the shard longer than that before its time
@@ -10,7 +11,7 @@ local counters = redis.call('HMGET', COUNTERS, 'longest_delay', 'limited')
 local longest = math.max(tonumber(ARGV[5]), tonumber(counters[1] or 0))
 clamp(DELAYED, longest, most)
 
--- Where the record says that this grant waits.
+-- Returns the index of a grant in the list of waiting grants, or nil.
 local function waits_at(t, grant)
   for i, waiting in ipairs(t[WAIT]) do
     if waiting == grant then return i end
@@ -24,7 +25,7 @@ for _, member in ipairs(due) do
   local t = record and load(record)
   local at = t and t[ST] == 'L' and waits_at(t, grant)
   redis.call('ZREM', DELAYED, member)
-  -- A delay proves that the task had a record.
+  -- A task with a delay had a record, so a missing one was lost.
   if not t then drop_damaged(id, record) end
   if at then
     local priority = head_of(id)
@@ -50,7 +51,8 @@ if counters[2] then
   local is_new, cursor = limits().set_queue(ARGV[6] or ''), redis.call('HGET', COUNTERS, 'limits_walk')
   is_walking = is_new or cursor
   local keys = redis.call('ZRANGE', STARTS, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
-  -- Times farther away than any that a script wrote: the clock was set back. Such a key looks at its times again.
+  -- Times farther away than any that a script wrote: the clock was set back. Let these keys check
+  -- their times again.
   local beyond = string.format('(%.0f', now + limits().longest_wait())
   for _, limit in ipairs(redis.call('ZRANGE', STARTS, beyond, '+inf', 'BYSCORE', 'LIMIT', 0, most)) do
     keys[#keys + 1] = limit

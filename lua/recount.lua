@@ -1,8 +1,9 @@
--- Counts the shard again, in one step, and compares the result with its counters. Mends those that are wrong, if asked.
--- A shard with more records than a step may read is not counted.
+-- Counts the shard again in one step, and compares the result with its counters. Repairs wrong
+-- counters, if asked. A shard with more records than a step may read is not counted.
 --
--- ARGV[2] 1 mends, 0 only reports   ARGV[3] records and entries of the outbox at most
--- Returns {1 counted | 0 too large, finds}; finds: {counter, value, value that is right, …}
+-- ARGV[2] 1 repairs, 0 only reports   ARGV[3] records and entries of the outbox at most
+-- Returns {1 counted | 0 too large or a record cannot be read, findings}
+--   findings: {counter, value, right value, …}
 local mends, most = ARGV[2] == '1', tonumber(ARGV[3])
 local entries = redis.call('XLEN', OUTBOX)
 -- A large body has two fields.
@@ -13,7 +14,7 @@ local records = redis.call('HGETALL', RECORDS)
 for i = 1, #records, 2 do
   has_record[records[i]] = true
   local t = load(records[i + 1])
-  -- Such a record is a find of its own.
+  -- check.lua reports such a record as a finding.
   if not t then return {0, {}} end
   if t[ST] == 'L' then
     live = live + 1
@@ -31,8 +32,8 @@ local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
 local limit_keys = redis.call('HLEN', LIMITS)
 if limit_keys > 0 and limit_keys <= most then right[#right + 1], right[#right + 2] = 'behind', limits().count_waiting() end
 
--- As complete.lua and write_reports() count: without the field b. An outbox that is too large for a step is not counted
--- again.
+-- Count as complete.lua and write_reports() do: without the name of the field b. An outbox that is
+-- too large for one step is not counted again.
 local MOST_BYTES, PAGE = 4194304, 10
 local bytes, from, page = 0, '-', nil
 repeat

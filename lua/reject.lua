@@ -4,18 +4,21 @@
 -- ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis
 -- then per item 8 values: id, generation, grant, worker, mode, delay (ms, '' = the backoff), reason, failed attempt
---   mode: 'retry' counts one failure | 'never' counts max_attempts | 'release' (not delivered) counts none and offers the
---   task at once | 'put_off' counts none and waits for the delay | 'rest' (not started) counts none and offers the task
---   at once, but to this worker only after the delay
---   The mode may have two numbers behind it, a report about the limit key: a hold, and the time between two starts (ms, 0
---   none)
+--   mode: 'retry' counts one failure | 'never' counts max_attempts
+--     | 'release' (not delivered) counts none and offers the task at once
+--     | 'put_off' counts none and waits for the delay
+--     | 'rest' (not started) counts none and offers the task at once, but to this worker only after
+--       the delay
+--   The mode may be followed by two numbers, a report about the limit key: a hold, and the time
+--   between two starts (ms, 0 none)
 --   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
 -- Returns per item {code, dead 0|1}; lib/held.lua names the codes
 math.randomseed(tonumber(ARGV[2]))
 local policy = cmsgpack.unpack(ARGV[5])
 local answers, offered, failed = {}, false, {}
 
--- The worker rests from the task. Rests that are over leave the record, and of too many the first.
+-- Makes the worker rest from the task. Removes rests that are over, and the earliest ones if there
+-- are too many.
 local MOST_RESTS = 16
 local function rest(t, worker, until_ms)
   local list, rests = {}, {}

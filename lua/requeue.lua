@@ -1,10 +1,12 @@
--- Offers tasks anew: leases and backoffs end, at no cost. Sessions that held them are told.
+-- Offers tasks again: ends their leases and backoffs at no cost. Notifies the sessions that held
+-- them.
 --
 -- ARGV[2] wake channel   ARGV[3] queue
 -- then per item 5 values: id, epoch of the task, mode, worker, until (ms)
---   mode: 'all' every worker may get it, also one that was refused | 'away' only the lease of this worker ends, and it
---   does not get the task again | 'to' only this worker gets it, until somebody requeues it again; taskd does so at
---   `until` | 'free' the end of a reservation whose time is over: leases go on
+--   mode: 'all' every worker may get it, also one that was refused
+--     | 'away' only the lease of this worker ends, and it does not get the task again
+--     | 'to' only this worker gets it, until somebody requeues it again; taskd does so at `until`
+--     | 'free' ends a reservation whose time is over: leases go on
 -- Returns the generation, then two values per item, a code and the end of a reservation (ms) for 9:
 --   1 done | 2 completed | 3 dead | 4 the record is of a later epoch | 5 the task is not in the queue | 6 cancelled
 --   7 its time has not come | 8 the worker has completed it | 9 the end of its reservation has not come
@@ -30,8 +32,8 @@ local function end_lease_of(id, t, worker)
   remove_pair(t[HELD], at)
 end
 
--- The worker is not offered the task any more. A second pair keeps what it has failed, at any NUM: NUM may become
--- higher, and then one worker alone must not kill the task.
+-- Refuses the task to the worker. A second pair keeps how often the worker has failed it, even if
+-- NUM is 1: NUM may be raised later, and then one worker alone must not kill the task.
 local function refuse(t, worker)
   if is_refused(t, worker) then return end
   t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
@@ -43,8 +45,8 @@ local function refuse(t, worker)
   table.insert(t[FAILED], 1, worker)
 end
 
--- The worker may get the task again. If it had failed as often as it may, all of that has counted: one more failure
--- bars it again, and costs nothing.
+-- Lets the worker get the task again. If the worker had failed it as often as it may, all these
+-- failures have been counted: one more makes it ineligible again, and costs nothing.
 local function lift(id, t, worker)
   if not is_refused(t, worker) then return end
   local list = t[FAILED]

@@ -1,15 +1,19 @@
--- Ends the leases of a session that ended, so that other workers get the tasks at once. Only a lease with the deadline
--- that the session knows ends: another one was extended elsewhere since, and its worker goes on with it there. A lower
--- one that no extension wrote comes from a clock that stepped back.
+-- Ends the leases of a session that ended, so that other workers get the tasks at once. Ends only
+-- leases with the deadline that the session knows: a lease with another one was extended elsewhere
+-- meanwhile, and its worker goes on with it there. A lower deadline that no extension wrote was
+-- moved after the clock stepped back, so its lease is ended, too.
 --
 -- ARGV[2] seed of the jitter   ARGV[3] wake channel   ARGV[4] queue   ARGV[5] backoff as msgpack array of ms
 -- ARGV[6] outbox bytes at which failed attempts are not reported: a report must not fill Redis   ARGV[7] reason
 -- then per item 7 values: id, generation, grant, worker, deadline (ms), started (0|1|2), failed attempt
---   started: 0 it was not: it counts no failure, and the task is offered again at once | 1 nobody knows: the same if
---   its grant is undelivered, else it counts one | 2 the worker said so: it counts one
---   An undelivered grant stays so: another call may end more of its leases. `expire` clears it.
+--   started: 0 no: this is no failure, and the task is offered again at once
+--     | 1 unknown: as 0 if its grant is undelivered, else one failure
+--     | 2 yes, as the worker said: one failure
+--   An undelivered grant stays so, because another call may end more of its leases. `expire` clears
+--   it.
 --   failed attempt: for the task's history, as the record of the bus has it (opaque), '' none
--- Returns per item {code, outcome}; lib/held.lua names the codes, and one that was extended elsewhere has LEASE_LOST
+-- Returns per item {code, outcome}; lib/held.lua names the codes, and a lease that was extended
+--   elsewhere has LEASE_LOST
 --   outcome: 0 it was over, or stays | 1 offered again at no cost | 2 failed | 3 failed, and the task is dead
 math.randomseed(tonumber(ARGV[2]))
 local policy, reason = cmsgpack.unpack(ARGV[5]), ARGV[7]

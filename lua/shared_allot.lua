@@ -1,13 +1,15 @@
--- How many tasks the streams of a worker in one process may have in hand and on demand, so that the worker's cap holds
--- over all processes.
+-- Sets how many tasks a worker's streams in one process may have in hand and on demand, so that the
+-- worker's cap holds over all processes.
 --
 -- KEYS[1] -> <p>:{sessions:<n>}:of:<worker>          hash: session -> its entry; `p` and process -> allotment
 -- KEYS[2] -> <p>:{sessions:<n>}:processes            zset: process with streams -> until when it lives (ms)
 -- KEYS[3] -> <p>:{sessions:<n>}:workers:<process>    set: the workers of whom the process has an allotment
 -- ARGV[2] worker   ARGV[3] process   ARGV[4] how long it lives from now on (ms)
--- ARGV[5] how many it asks for, 0 it has no stream of this worker any more   ARGV[6] how many of these it uses already
+-- ARGV[5] how many it asks for; 0: it has no stream of this worker any more
+-- ARGV[6] how many of these it uses already
 -- ARGV[7] the most of a worker
--- Returns {its allotment, 1 if it is less than asked and other streams of the worker may hold more than they use}
+-- Returns {its allotment, 1 if that is less than it asked for and other streams of the worker may
+--          hold more than they use}
 local SESSIONS, PROCESSES, WORKERS = unpack(KEYS)
 local worker, process, asked, used = ARGV[2], ARGV[3], tonumber(ARGV[5]), tonumber(ARGV[6])
 local beside, streams = 0, 0
@@ -26,7 +28,7 @@ for i = 1, #all, 2 do
   end
 end
 local allotment = math.max(used, math.min(asked, tonumber(ARGV[7]) - beside - streams))
--- Redis has no allotment of nothing: `shared_live` counts them.
+-- An allotment of 0 is not stored, because `shared_live` counts the allotments.
 if allotment > 0 then
   redis.call('HSET', SESSIONS, 'p' .. process, allotment)
   redis.call('SADD', WORKERS, worker)

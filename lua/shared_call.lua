@@ -1,8 +1,11 @@
--- A call of a shared session: it wants more, surrenders, says what it started, or only lives.
+-- A call of a shared session: it wants more tasks, surrenders, says what it has started, or only
+-- shows that it lives.
 --
 -- ARGV[4] how many more tasks it wants, or '' to set the demand to 0   ARGV[5] the most of a session
 -- ARGV[6] the most of a worker, in all sessions and processes
--- ARGV[7] how often the demand was set to 0 when its wish began, or '' it begins now   ARGV[8…] ids of started tasks
+-- ARGV[7] how often the demand had been set to 0 when the session began to want these tasks, or ''
+--         if it begins now
+-- ARGV[8…] ids of started tasks
 -- Returns {} if there is no such session, else
 --   {how much was granted or surrendered, demand, tasks in hand, plan, 1 if streams of the worker may hold more back,
 --    how often the demand was set to 0}
@@ -14,7 +17,7 @@ for a = 8, #ARGV do
 end
 recount(s)
 local by, wanted, streams = 0, tonumber(ARGV[4]), 0
--- Behind a surrender nobody may want the rest of an earlier wish.
+-- If the session has surrendered since then, it does not want these tasks any more.
 if ARGV[7] ~= '' and tonumber(ARGV[7]) ~= s[SURRENDERS] then wanted = 0 end
 if not wanted then
   by = s[DEMAND]
@@ -31,7 +34,8 @@ elseif wanted > 0 then
     elseif name ~= session then
       local other = cmsgpack.unpack(all[i + 1])
       beside = beside + other[DEMAND]
-      -- Of a session that is silent, nobody drops the leases that are over.
+      -- A silent session does not drop leases that are over, so count its tasks in hand only until
+      -- the last of their leases ends.
       if other[LATEST] > now then beside = beside + other[IN_HAND] end
     end
   end

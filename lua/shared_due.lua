@@ -1,5 +1,5 @@
--- The shared sessions of a slot that are due: their workers were silent for too long, or the process died that ended
--- them.
+-- Lists the shared sessions of a slot that are due: their workers were silent for too long, or the
+-- process that was ending them died. Also lists processes that died.
 --
 -- KEYS[1] -> <p>:{sessions:<n>}:due         zset: session and worker -> when it ends unless a call comes (ms)
 -- KEYS[2] -> <p>:{sessions:<n>}:processes   zset: process with streams -> until when it lives (ms)

@@ -1,5 +1,5 @@
--- Begins the end of a shared session, or goes on with an end whose process died: no call finds it any more. Its leases
--- end in their shards; then `shared_forget` removes it.
+-- Begins to end a shared session, or resumes an end whose process died. From then on, no call finds
+-- the session. The caller ends its leases in their shards, and then removes it by `shared_forget`.
 --
 -- ARGV[4] 0 now | 1 only if it is due | 2 not yet: if it is due, it gets its time-out once more
 -- ARGV[5] when another process may go on with the end (ms from now)
@@ -18,7 +18,8 @@ if ARGV[4] == '2' then
   return {0}
 end
 s[ENDING], s[DEMAND] = 1, 0
--- A shard that refuses calls does not end the leases that are over. The session must not wait for it.
+-- Drop the leases that are over. A shard that refuses calls does not end them, and the session must
+-- not wait for it.
 recount(s)
 redis.call('HSET', SESSIONS, session, cmsgpack.pack(s))
 redis.call('ZADD', DUE, now + tonumber(ARGV[5]), member)

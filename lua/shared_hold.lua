@@ -1,7 +1,8 @@
--- Notes tasks on their way to a shared session, and takes them off its demand; all of them, or none.
+-- Records tasks that are being delivered to a shared session, and subtracts them from its demand:
+-- all of them, or none.
 --
 -- ARGV[4…] per task 3 values: id, started and lease token, deadline (ms)
--- Returns {1 noted | 0 there is no such session | 2 it wants fewer, demand, tasks in hand}
+-- Returns {1 recorded | 0 there is no such session | 2 it wants fewer, demand, tasks in hand}
 local s = alive()
 if not s then return {0, 0, 0} end
 local count, code = (#ARGV - 3) / 3, 2

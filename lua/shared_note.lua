@@ -1,8 +1,9 @@
--- Notes in the book of a shared session what became of its tasks.
+-- Records in the session book of a shared session which of its leases ended or were extended.
 --
 -- ARGV[4] how many leases ended
 -- then per ended lease 3 values: id, lease token, 1 if a report ended it
--- then per extended lease 4 values: id, lease token, deadline (ms), started (0|1|2) if the session did not have it
+-- then per extended lease 4 values: id, lease token, deadline (ms), and what to record as started
+--   (0|1|2) if the session did not have the lease
 -- Returns {how many tasks in hand the reports ended, demand, tasks in hand}, or {} if there is no such session
 local s = alive()
 if not s then return {} end

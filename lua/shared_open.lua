@@ -1,15 +1,18 @@
--- Opens a shared session, or goes on with one: its demand begins anew.
+-- Opens a shared session, or resumes one. Its demand starts at 0 again.
 --
--- ARGV[4] 1 a new one, 0 go on   ARGV[5] time-out (ms)   ARGV[6] plan
+-- ARGV[4] 1 open a new one, 0 resume one   ARGV[5] time-out (ms)   ARGV[6] plan
 -- ARGV[7] the most shared sessions of all workers in this slot   ARGV[8] the most of this worker
 -- ARGV[9…] ids of the tasks that the worker has in hand
 -- Returns {code, {id, started and token, deadline, …}}
---   code: 1 it is open | 0 there is none to go on with | 2 the slot has too many | 3 the worker has too many
---   the tasks are those in hand that the worker does not have; they stay in hand until a report
+--   code: 1 it is open | 0 there is none to resume | 2 the slot has too many
+--     | 3 the worker has too many
+--   The tasks are those that the session has in hand and the worker does not name. They stay in
+--   hand until they are reported.
 local s
 if ARGV[4] == '1' then
   if redis.call('ZCARD', DUE) >= tonumber(ARGV[7]) then return {2, {}} end
-  -- Each `want` reads all of them. Allotments count as well: they are few.
+  -- Each call that wants tasks reads all sessions of the worker, so their number has a bound. HLEN
+  -- also counts the allotments, which are few.
   if redis.call('HLEN', SESSIONS) >= tonumber(ARGV[8]) then return {3, {}} end
   s = {0, 0, 0, 0, '', 0, 0}
 else

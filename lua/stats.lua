@@ -11,7 +11,7 @@ for lane = 1, 6 do
     local gone = tonumber(redis.call('GET', C(lane)) or 0)
     local front = tonumber(redis.call('HGET', COUNTERS, 'front' .. lane) or 0)
     ahead = ahead + math.min(length, length + gone - front)
-    -- Spent elements may be before the oldest open one. The script looks at the last 32.
+    -- Spent elements may come before the oldest open one. Only the last 32 elements are checked.
     local elements = redis.call('LRANGE', T(lane), -32, -1)
     for k = #elements, 1, -1 do
       local id = id_of(elements[k])

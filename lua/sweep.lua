@@ -1,12 +1,13 @@
--- Keeps lanes short. Drops spent elements at the tail. Where spent elements outweigh the open tasks, it moves live
--- elements that are stuck at the tail to the head, so that the spent ones behind them can leave; of several elements
--- that offer one task, one moves. Workers that had passed a moved element see it again, and its record refuses them.
--- Drops pointers that the tail has overtaken, and of too many some at random.
+-- Keeps lanes short. Drops spent elements at the tail. If spent elements outnumber the open tasks,
+-- it also moves live elements that are stuck at the tail to the head, so that the spent ones after
+-- them can be dropped. Of several elements that offer one task, one is moved. Workers that had
+-- passed a moved element see it again, and its record refuses them. Drops pointers that the tail
+-- has overtaken, and some at random if there are too many.
 --
--- ARGV[2] elements per lane to look at, at most
--- Returns {how many elements left or moved, how many pointers were dropped}
+-- ARGV[2] elements per lane to check, at most
+-- Returns {how many elements were dropped or moved, how many pointers were dropped}
 local most = tonumber(ARGV[2])
--- Pointers of a lane that stay, and those beyond them that one call drops at most.
+-- How many pointers of a lane to keep, and how many of the others one call drops at most.
 local POINTERS, AT_ONCE = 10000, 1000
 local lengths, total = {}, 0
 for lane = 1, 6 do
@@ -43,7 +44,8 @@ for lane = 1, 6 do
     end
   end
   local size = redis.call('HLEN', P(lane))
-  -- A task that is reserved for a worker stays at the tail, and each new name that asks leaves a pointer ahead of it.
+  -- While a task that is reserved for a worker stays at the tail, each new worker name that claims
+  -- leaves a pointer ahead of it.
   if size > POINTERS then
     local some = redis.call('HRANDFIELD', P(lane), math.min(size - POINTERS, AT_ONCE))
     dropped = dropped + redis.call('HDEL', P(lane), unpack(some))

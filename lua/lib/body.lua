@@ -4,8 +4,10 @@
 -- of the key's hash, and the key. If it has a backoff of its own, the field for that follows: its tag OWN, its length,
 -- and 18 bytes.
 
--- An open task weighs its body and this: about what its record, element and lease take.
+-- The weight of an open task is the size of its body plus this: about what its record, element and
+-- lease take.
 local OVERHEAD = 400
 
--- The field id .. 'h' has the head of a larger body again, so that a script reads some bytes instead of a megabyte.
+-- A larger body than LARGE has its head again in the field id .. 'h', so that a script reads some
+-- bytes instead of a megabyte.
 local LARGE, HEAD, OWN, OWN_BYTES, LIMIT = 1024, 9, 122, 20, 114

@@ -1,8 +1,9 @@
 
--- Elements of lanes that this call may pass, in all of its searches. The script sets it.
+-- How many elements of lanes this call may pass in all of its searches. The script sets it.
 local budget = 0
 
--- The places of an element in a lane, two at most, counted from the head; and whether the budget ended before the lane.
+-- Returns the indexes of an element in a lane (two at most, counted from the head), and whether the
+-- budget ended before the lane.
 local function search(lane, wanted)
   local length = redis.call('LLEN', T(lane))
   local most = math.min(length, budget)
@@ -11,10 +12,10 @@ local function search(lane, wanted)
   return redis.call('LPOS', T(lane), wanted, 'COUNT', 2, 'MAXLEN', most), most < length
 end
 
--- Removes a task from the shard: damage that only a new beginning mends. The caller publishes it again, or SQL shows it
--- final. Of its elements, the newest gives its place to one that is spent, so that all pointers stay right. An element
--- that lies beyond the budget stays. It is spent as long as the task has no record, and later counts as one too many,
--- which fsck finds.
+-- Removes a task from the shard because of damage that can only be repaired by publishing it again.
+-- The caller does that, unless SQL shows the task as final. The newest of its elements is replaced
+-- by a spent one, so that all pointers stay right. An element that lies beyond the budget stays: it
+-- is spent while the task has no record, and later counts as one too many, which fsck finds.
 local SPENT_ID = string.rep('\0', 16)
 local function spend(lane, at) redis.call('LSET', T(lane), at, element(1, 0, SPENT_ID)) end
 local function drop(id, t)

@@ -1,29 +1,30 @@
 
 -- The ends of leases and tasks.
 
--- The beginning of a task's body.
+-- The beginning of the body of a task, at least as much as scripts read.
 local function head_text(id)
   return redis.call('HSTRLEN', BODIES, id) > LARGE and redis.call('HGET', BODIES, id .. 'h')
     or redis.call('HGET', BODIES, id) or ''
 end
 
--- Priority and max_attempts of a task, by the beginning of its body.
+-- Returns the priority and max_attempts of a task from the beginning of its body.
 local function head_in(head)
   if #head < 5 then return 2, 1 end
   return struct.unpack('>BI4', head)
 end
 local function head_of(id) return head_in(head_text(id)) end
 
--- The task's own backoff, by the beginning of its body, or none: its kind (0 the queue's waits, 1 constant, 2 linear,
--- 3 exponential), the first and the longest wait (ms), the jitter (percent), and the time at which the task gives up
--- (ms, 0 never).
+-- Returns the task's own backoff from the beginning of its body: its kind (0 none, so the queue's
+-- waits count, 1 constant, 2 linear, 3 exponential), the first and the longest wait (ms), the
+-- jitter (percent), and the time at which the task gives up (ms, 0 never).
 local function own_backoff(head)
   local from = limited_head(head)
   if string.byte(head, from + 1) ~= OWN or #head < from + OWN_BYTES then return 0, 0, 0, 0, 0 end
   return struct.unpack('>BI4I4BI8', head, from + 3)
 end
 
--- The wait after the failure number `n` of a replica, jittered; `policy` are the waits of the queue.
+-- Returns the wait after the failure number `n` of a replica, with jitter. `policy` has the waits
+-- of the queue.
 local function backoff(head, n, policy)
   local kind, initial, longest, percent = own_backoff(head)
   local base, jitter = policy[math.min(n, #policy)], 0.2
@@ -35,8 +36,8 @@ local function backoff(head, n, policy)
   return math.floor(base * (1 - jitter + 2 * jitter * math.random()))
 end
 
--- Whether the task gives up before the next attempt, which is due in `delay` (ms). An operator who sends a task again
--- lifts its limit in time.
+-- Returns whether the task gives up before the next attempt, which is due in `delay` (ms). If an
+-- operator sent the task again, it has no such limit.
 local function gives_up(head, t, delay)
   local _, _, _, _, at = own_backoff(head)
   return at > 0 and (t[EPOCH] or 0) == 0 and now + delay > at
@@ -66,7 +67,8 @@ local function report(...)
     event_bytes = event_bytes + #tostring(value)
   end
 end
--- Reports what the caller has framed. It begins with the field b, whose name the count of bytes leaves out.
+-- Reports events that the caller has encoded, in a field b. Its name does not count as bytes of the
+-- outbox.
 local function report_framed(frames)
   events[#events + 1], events[#events + 2] = 'b', frames
   event_bytes = event_bytes + #frames
@@ -95,8 +97,8 @@ local function forget_limit(id, record)
   if limit and #limit == 8 then limits().forget(limit, id) end
 end
 
--- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the reconciler brings
--- it back from SQL. Nobody knows whether it counted as open.
+-- Drops a task whose record cannot be read: damage from outside. It then counts as missing, and the
+-- reconciler brings it back from SQL. It is unknown whether it counted as open.
 local function drop_damaged(id, record)
   forget_limit(id, record)
   redis.call('HDEL', RECORDS, id)
@@ -122,8 +124,8 @@ local function finish(id, t, status)
   count('live', -1)
 end
 
--- The newest offer of the task goes to the head of the lane, or, if the task has a limit key, waits behind it as the
--- foremost.
+-- Puts the newest offer of the task at the head of the lane or, if the task has a limit key, first
+-- among the tasks that wait behind the key.
 local function put_offer(id, t, lane)
   if t.limit then
     limits().enter(t.limit, id, t[OFFER], math.ceil(lane / 2), true)
@@ -132,8 +134,9 @@ local function put_offer(id, t, lane)
   end
 end
 
--- Offers one more replica of the task in a new element, which no worker has passed. All workers may have passed the
--- task's older elements, which count no more. `t` is the record before; the caller makes room in it afterwards.
+-- Offers one more replica of the task in a new element, which no worker has passed. All workers may
+-- have passed its older elements, which no longer count. `t` must not count the replica as left
+-- yet: the caller changes that afterwards.
 local function offer(id, t, lane)
   if left(t) <= 0 then
     count('open', 1)
@@ -143,7 +146,8 @@ local function offer(id, t, lane)
   put_offer(id, t, lane)
 end
 
--- How many of the failures count. Where a task has several replicas, a worker can fail one of them at most.
+-- Returns how many of the failures count. If a task has several replicas, a worker can use up the
+-- attempts of one of them at most.
 local function blame(t, worker, failures, max_attempts)
   if t[NUM] == 1 then return failures end
   t[OFFER], t[FAILED] = t[OFFER] or 0, t[FAILED] or {}
@@ -159,7 +163,7 @@ local function blame(t, worker, failures, max_attempts)
   return after - before
 end
 
--- The last failures travel with the dead letter.
+-- Records a failure. The last ones become a part of the dead letter.
 local LOG_ENTRIES, LOG_REASON = 10, 256
 local function log_failure(t, worker, reason)
   t[OFFER], t[FAILED], t[LOG] = t[OFFER] or 0, t[FAILED] or {}, t[LOG] or {}
@@ -191,7 +195,7 @@ local function reject(id, t, i, cost, delay, policy, reason)
   if is_dead then
     local log = cmsgpack.pack(t[LOG])
     remove_pair(t[HELD], i)
-    -- finish() subtracts an open task's replicas; the one whose lease has just ended must not count.
+    -- Put the replica back as one that waits, so that finish() does not count it as left.
     table.insert(t[WAIT], grant)
     finish(id, t, 'D')
     if t[EPOCH] then
@@ -201,7 +205,8 @@ local function reject(id, t, i, cost, delay, policy, reason)
     end
     return 'dead'
   end
-  -- Nobody else would get a task that is reserved for a worker that may not have it again.
+  -- End a reservation for a worker that may not have the task again, because no other worker would
+  -- get it.
   if t[RESERVED] and t[RESERVED][1] == worker and is_refused(t, worker) then t[RESERVED] = nil end
   if delay <= 0 then
     offer(id, t, lane_of(priority, true))
@@ -217,8 +222,8 @@ local function reject(id, t, i, cost, delay, policy, reason)
   return now + delay
 end
 
--- Moves deadlines that lie farther from now than any that a script wrote: the clock was set back. They become the
--- longest from now.
+-- Moves deadlines that lie farther from now than any that a script wrote, because the clock was set
+-- back. They become the longest possible from now.
 local function clamp(zset, longest, most)
   local limit = now + longest
   local last = redis.call('ZRANGE', zset, -1, -1, 'WITHSCORES')

@@ -1,6 +1,6 @@
 
--- The length of the head of a body with the field of the limit key, and the first 8 bytes of the key's hash; nil: it has
--- none.
+-- Returns the length of the head of a body with the field of the limit key, and the first 8 bytes
+-- of the hash of that key, or nil if there is none.
 local function limited_head(body)
   if string.byte(body, HEAD + 1) ~= LIMIT then return HEAD end
   local length, from = string.byte(body, HEAD + 2) or 0, HEAD + 3
@@ -9,7 +9,8 @@ local function limited_head(body)
   if length < 8 or #limit < 8 then return HEAD end
   return from + length - 1, limit
 end
--- The length of the beginning of a body that scripts read: with the fields of the limit key and the backoff.
+-- Returns the length of the part of a body that scripts read: its head and the fields of the limit
+-- key and the backoff.
 local function head_length(body)
   local length = limited_head(body)
   return string.byte(body, length + 1) == OWN and length + OWN_BYTES or length

@@ -3,7 +3,7 @@
 -- NOT_LIMITED: the report has a hold or a pace, and the task has no limit key. Nothing was changed.
 local OK, REPEAT, LEASE_LOST, ALREADY_COMPLETED, UNKNOWN_TASK, CANCELLED, NOT_LIMITED = 1, 2, 3, 4, 5, 6, 7
 
--- The place of the grant's pair in a flat {worker, grant, …} list.
+-- Returns the index of the grant's pair in a flat {worker, grant, …} list.
 local function find_grant(list, grant)
   for i = 2, #list, 2 do if list[i] == grant then return i - 1 end end
 end
@@ -12,16 +12,18 @@ local function remove_pair(list, i)
   table.remove(list, i)
 end
 
--- Whether a lease with this deadline was extended since its session learned the deadline `known` (ms). An extension
--- writes an uneven deadline, which ends half a millisecond before the one that the worker was told (lib/lease.lua). A
--- whole one that is lower was moved by clamp(), because the clock stepped back.
+-- Returns whether a lease with this deadline was extended since its session learned the deadline
+-- `known` (ms). An extension writes a deadline with a fraction, half a millisecond before the one
+-- that the worker was told (lib/lease.lua). A whole deadline that is lower was moved by clamp(),
+-- because the clock stepped back.
 local function was_extended(deadline, known)
   if deadline > 0 and deadline < known and deadline % 1 == 0 then return false end
   return math.ceil(deadline) ~= known
 end
 
 -- Checks a token (generation and grant) against the task's record, as Redis has it.
--- Returns OK, the record, the place of the lease in t[HELD] | another code, and the record if it can be read.
+-- Returns OK, the record, the index of the lease in t[HELD] | another code, and the record if it
+-- can be read.
 local function held(record, token_generation, grant, worker)
   if not record then return UNKNOWN_TASK end
   local t = load(record)

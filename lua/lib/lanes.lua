@@ -5,8 +5,10 @@ local function T(lane) return KEYS[LAST - 20 + 3 * lane] end
 local function C(lane) return KEYS[LAST - 19 + 3 * lane] end
 local function P(lane) return KEYS[LAST - 18 + 3 * lane] end
 
--- Lane 1 to 6 of a priority (1 high, 2 medium, 3 low). Each priority has its retry lane before its lane. A task whose
--- body is damaged waits in the medium lane: any other number would lead to a key that is no lane, such as the outbox.
+-- Returns the lane (1 to 6) of a priority (1 high, 2 medium, 3 low). Each priority has a retry
+-- lane, which comes before its other lane. A task with an invalid priority, because its body is
+-- damaged, waits in a medium lane: its number would lead to a key that is no lane, such as the
+-- outbox.
 local function is_priority(priority) return priority >= 1 and priority <= 3 end
 local function lane_of(priority, retry)
   if not is_priority(priority) then priority = 2 end

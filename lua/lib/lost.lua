@@ -1,6 +1,7 @@
 
--- Leases that an operator or a deadline ended, for the processes whose sessions hold them: they tell their workers. One
--- message has so many of them, each as the id and the grant in 8 bytes.
+-- Leases that an operator or a deadline ended, for the processes whose sessions hold them: these
+-- notify their workers. A message has up to this many leases, each as the id and 8 bytes of the
+-- grant.
 local LOST_AT_ONCE = 1000
 local lost = {}
 local function lose(id, grant) lost[#lost + 1] = id .. struct.pack('>I8', tonumber(grant) or 0) end

@@ -1,7 +1,8 @@
 
 -- Calls with many arguments, and counting.
 
--- Lua's stack holds nearly 8,000 values, so longer argument lists go in pieces of an even number of values.
+-- Lua's stack holds nearly 8,000 values, so longer argument lists are sent in pieces of an even
+-- number of values.
 local function call_all(command, key, args)
   for from = 1, #args, 6000 do
     redis.call(command, key, unpack(args, from, math.min(from + 5999, #args)))

@@ -16,22 +16,25 @@
 --                              {worker, grant, …} credited, {worker, grant, …} held, final at ms, newest offer,
 --                              {worker, failures, …}, {ms, worker, reason, …}, epoch of the task,
 --                              {worker, ms}, past ends]
--- status: L live, F completed, D dead, X cancelled. save() leaves out the last six when they are nil. A record with an
--- epoch, of a task that was sent again or reserved, is always msgpack and has all of them but the last two.
--- FAILED counts where NUM > 1: a worker with max_attempts failures (then REFUSED) is not offered the task again, so
--- that one worker alone cannot kill it. Where a task was requeued away from a worker, at any NUM, that is REFUSED, too,
--- and a second pair behind says how often it had failed. LOG holds the last failures.
--- FAILED also has the workers that rest from the task, behind a tab, which no name has, and until when (ms): they gave
--- it back before they had started it, and others come first.
+-- status: L live, F completed, D dead, X cancelled. save() leaves out the last six if they are nil.
+-- A record with an epoch, of a task that was sent again or reserved, is always msgpack and has all
+-- of them but the last two.
+-- FAILED counts failures by worker if NUM > 1: a worker with max_attempts failures (then REFUSED)
+-- is not offered the task again, so that one worker alone cannot kill it. If a task was requeued
+-- away from a worker, the worker is REFUSED, too, whatever NUM is, and a second pair after that one
+-- says how often it had failed. LOG holds the last failures.
+-- FAILED also contains the workers that rest from the task: a tab (which no name contains) and the
+-- name, and until when (ms). They gave it back before they had started it, and others come first.
 -- RESERVED names the only worker that may get the task, and until when (ms).
--- PAST counts the entries of the list of final records that are of earlier ends of the task: a task that is sent again
--- leaves them there, because each search for one would pass the whole list. They stand ahead of the entry of its own
--- end. finals.lua and forget.lua drop them, and count them down.
+-- PAST counts the entries in the list of final records that are of earlier ends of the task. A task
+-- that is sent again leaves them there, because a search for one would pass the whole list. They
+-- come before the entry of its present end. finals.lua and forget.lua drop them and decrement PAST.
 local ST, NUM, FAILS, WAIT, CREDITED, HELD, AT, OFFER, FAILED, LOG, EPOCH, RESERVED, PAST =
   1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13
 local REFUSED = -1
 
--- Scripts calculate with these values, and look into the lists. A record with anything else in their place is damaged.
+-- Scripts calculate with these values and index these lists. A record with anything else in their
+-- place is damaged.
 local function is_count(n) return type(n) == 'number' and n >= 0 and n < 2 ^ 53 end
 local function is_pairs(list, kind)
   if type(list) ~= 'table' or #list % 2 > 0 then return false end
@@ -53,11 +56,12 @@ local function is_record(t)
     and is_count(t[EPOCH] or 0) and is_pairs(t[RESERVED] or {}, 'number') and is_count(t[PAST] or 0)
 end
 
--- The record of a task that has none: '1' where its body is there, else false.
+-- The record of a task that has no entry in RECORDS: '1' if it has a body, else false.
 local function fresh(id) return redis.call('HEXISTS', BODIES, id) == 1 and '1' end
 local function record_of(id) return redis.call('HGET', RECORDS, id) or fresh(id) end
 
--- Answers nil for a damaged record. `limit` of the result names the limit key, if the task has one.
+-- Returns a false value for a damaged record. `limit` of the result is the first 8 bytes of the
+-- hash of the limit key, if the task has one.
 local function load(r)
   local form = string.byte(r) or 0
   if form >= 48 and form <= 57 then
@@ -131,7 +135,7 @@ local function save(t)
   return cmsgpack.pack(t)
 end
 
--- Counts down the past ends of the task, if there are any. Answers whether there were.
+-- Decrements the past ends of the task, if there are any. Returns whether there were.
 local function drop_past_end(t)
   if not t or (t[PAST] or 0) < 1 then return false end
   t[PAST] = t[PAST] > 1 and t[PAST] - 1 or nil
@@ -149,7 +153,7 @@ local function waiting(t)
   return t[WAIT][1] == '' and t[NUM] - #t[CREDITED] / 2 or #t[WAIT]
 end
 
--- The place of the worker in a flat list of pairs that begin with a worker.
+-- Returns the index of the worker in a flat list of pairs that begin with a worker.
 local function find_worker(list, worker)
   for i = 1, #list, 2 do if list[i] == worker then return i end end
 end
@@ -160,14 +164,15 @@ local function is_refused(t, worker)
   return at and t[FAILED][at + 1] == REFUSED
 end
 
--- Until when the worker rests from the task (ms); 0: it does not.
+-- Returns until when the worker rests from the task (ms), or 0 if it does not.
 local function rests_until(t, worker)
   local at = t[FAILED] and find_worker(t[FAILED], '\t' .. worker)
   return at and t[FAILED][at + 1] or 0
 end
 
--- Why the worker may not get the task at `now` (ms); nil where it may. claim.lua decides by this answer, explain.lua tells it.
--- For the forms that are text, claim.lua comes to the same answer by itself.
+-- Returns why the worker is ineligible for the task at `now` (ms), or nil if it may get it.
+-- claim.lua decides by this, and explain.lua shows it. For records in text form, claim.lua comes to
+-- the same answer by itself.
 --   'completed'  the worker has completed it
 --   'final'      the task is over   'holds' the worker holds a replica
 --   'refused'    the worker has failed it as often as it may, or an operator took it from the worker
@@ -196,8 +201,9 @@ local function element(num, offer, id, limit)
 end
 local function id_of(element) return string.sub(element, -16) end
 
--- The first offer of a task that was sent again. It is higher than any offer of an earlier epoch: elements of that life
--- may still be in a lane after its record is forgotten. Offers stay below 2^53, which is exact in a number of Lua.
+-- The first offer of a task that was sent again. It is higher than any offer of an earlier epoch,
+-- because elements of that epoch may still be in a lane after its record is forgotten. Offers stay
+-- below 2^53, up to which numbers in Lua are exact.
 local function first_offer(epoch) return math.min(epoch, 2 ^ 20) * 2 ^ 32 end
 
 -- Whether the element is the one that offers what is left of the task.

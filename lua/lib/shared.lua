@@ -1,5 +1,6 @@
 
--- A shared session: its book is here and not in a process, so any process serves it. All its keys are in one slot.
+-- A shared session. Its session book is in Redis and not in a process, so any process can serve it.
+-- All its keys are in one slot.
 --
 -- KEYS[1] -> <p>:{sessions:<n>}:of:<worker>      hash: session -> its entry; `p` and a process -> how many tasks the
 --                                                process's streams of this worker may have in hand and on demand
@@ -16,7 +17,7 @@ local worker, session = ARGV[2], ARGV[3]
 local TIMEOUT, DEMAND, IN_HAND, ENDING, PLAN, SURRENDERS, LATEST = 1, 2, 3, 4, 5, 6, 7
 local member = session .. worker
 
--- The session; nil: there is none, or it ends.
+-- Returns the session, or nil if there is none or it is ending.
 local function alive()
   local packed = redis.call('HGET', SESSIONS, session)
   local s = packed and cmsgpack.unpack(packed)
@@ -36,7 +37,7 @@ local function recount(s)
   s[LATEST] = tonumber(redis.call('ZRANGE', ENDS, -1, -1, 'WITHSCORES')[2] or 0)
 end
 
--- Sets the demand to 0. A wish from before is over.
+-- Sets the demand to 0. Calls that wanted tasks before are void.
 local function surrender(s)
   s[DEMAND], s[SURRENDERS] = 0, s[SURRENDERS] + 1
 end

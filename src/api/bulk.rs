@@ -70,6 +70,7 @@ impl Api {
             ChosenTasks::Filter(filter) => change.filter(*filter).map_err(Error::Invalid)?,
         };
         may_choose(caller, &filter)?;
+        // A new NUM may be too high for the queue. Without a queue, each task is checked by itself.
         if let (Some(live), Some(queue)) = (change.live(), &filter.queue)
             && self.exceeds(&live, queue)?
         {
@@ -95,6 +96,7 @@ impl Api {
         ids: Vec<String>,
         dry_run: bool,
     ) -> Result<TasksChanged, Error> {
+        // The rest of this function is for retries, and for a dry run of any change.
         if let Some(live) = change.live().filter(|_| !dry_run) {
             return Ok(TasksChanged::Items(
                 self.change_tasks(caller, ids, &live).await?,
@@ -112,9 +114,9 @@ impl Api {
                 .iter()
                 .any(|status| status.stored() == task.status)
         };
-        let ended: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
+        let changeable: Vec<TaskId> = tasks.iter().filter(may).map(|task| task.id).collect();
         if dry_run {
-            let matched = ended.len() as u64;
+            let matched = changeable.len() as u64;
             let looked_at = tasks.len() as u64;
             return Ok(TasksChanged::Counted(TaskCount {
                 matched,
@@ -126,12 +128,12 @@ impl Api {
             .iter()
             .map(|task| (task.id, refusal(task.status)))
             .collect();
-        if !ended.is_empty() {
+        if !changeable.is_empty() {
             let now = query.now_unix_ms();
             let who = who(caller);
             let retried = query
                 .store()
-                .retry_with_acts(&ended, now, who, &change.act())
+                .retry_with_acts(&changeable, now, who, &change.act())
                 .await?;
             tracing::info!(%who, "{who}: {}, {} of {count} ids", change.of_tasks(), retried.len());
             answers.extend(

@@ -160,6 +160,7 @@ impl Facts {
         }
     }
 
+    /// Of a delayed task: without a failure there is no backoff, so it waits for its `not_before`.
     fn is_before_its_time(&self) -> bool {
         self.record().is_some_and(|record| record.failures == 0)
     }
@@ -402,6 +403,7 @@ impl Facts {
         })
     }
 
+    /// Why its shard gives out nothing now. `is_paused`: an operator has paused the whole queue.
     fn pause(&self) -> Option<Pause> {
         let is_full = self
             .shortage
@@ -518,6 +520,7 @@ impl Facts {
                 (
                     WorkerReason::LeasedByOthers,
                     says,
+                    // When the first lease ends, or a replica's backoff if that is earlier.
                     first_lease.min(first_due.or(first_lease)),
                 )
             }

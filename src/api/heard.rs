@@ -51,6 +51,7 @@ pub(super) struct Heard {
     calls: Mutex<Calls>,
 }
 
+/// What the calls of a worker have told of it.
 #[derive(Default)]
 struct Calls {
     peer: Option<SocketAddr>,
@@ -65,7 +66,7 @@ pub(super) struct QueueCounts {
 
 /// The queues of the items of a call, in order.
 pub(super) enum QueuesOfItems {
-    /// All items are of one queue, as they are for most workers.
+    /// All items are of one queue, as they are for most workers. `None`: they are not counted.
     One(Option<Arc<QueueCounts>>),
     Each(Vec<Option<Arc<QueueCounts>>>),
 }
@@ -116,7 +117,7 @@ impl HeardWorkers {
         Some(heard)
     }
 
-    /// Hears a worker that was heard before, as often as its stream has a frame.
+    /// Notes that a worker was heard just now. Its stream calls this for each frame.
     pub(super) fn hear_again(&self, heard: &Heard) {
         let now = self.clock.now_unix_ms();
         heard.heard_unix_ms.store(now, Relaxed);
@@ -193,11 +194,15 @@ impl HeardWorkers {
     /// Writes the value of this process to Redis every few seconds, until the stop.
     pub fn announce(&self, process: Presence, coordination: Coordination, supervisor: &Supervisor) {
         self.own.get_or_init(|| process);
-        let of = (self.clone(), coordination);
-        supervisor.spawn_loop("presence", of, |(workers, coordination), cx| async move {
-            workers.keep_announcing(&coordination, &cx).await;
-            Ok::<_, coordination::Error>(())
-        });
+        let shared = (self.clone(), coordination);
+        supervisor.spawn_loop(
+            "presence",
+            shared,
+            |(workers, coordination), cx| async move {
+                workers.keep_announcing(&coordination, &cx).await;
+                Ok::<_, coordination::Error>(())
+            },
+        );
     }
 
     /// What this process tells the others of itself now.
@@ -274,6 +279,7 @@ fn forget_half(known: &mut HashMap<String, Arc<Heard>>) {
         .collect();
     times.sort_unstable();
     let middle = times[times.len() / 2];
+    // Many may have been heard at the same time as the middle one: no more than half stay.
     let mut room = known.len() / 2;
     known.retain(|_, heard| {
         let stays = heard.heard_unix_ms.load(Relaxed) >= middle && room > 0;

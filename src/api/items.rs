@@ -1,4 +1,5 @@
-//! Calls in which some items are answered before the operation, and the others by it.
+//! Calls with many items. Those that cannot be read are answered at once, the others by the
+//! operation.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +9,8 @@ use crate::{
     pipelines::changing::MOST,
 };
 
-/// Separates items that can be read from those with an answer. [`merge`] then puts all answers into
-/// the order of the items.
+/// Separates items that can be read from those that have an answer already. The second list has a
+/// place per item: its answer, or `None`, which [`merge`] replaces by the operation's answer.
 pub(super) fn split<T, A>(items: Vec<Result<T, A>>) -> (Vec<T>, Vec<Option<A>>) {
     let mut readable = Vec::with_capacity(items.len());
     let mut note = |item| match item {

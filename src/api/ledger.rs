@@ -29,7 +29,7 @@ use crate::{
 /// The pause after a count of the outbox, as a multiple of the time that the count took. So
 /// counting takes a tenth of the time.
 const SHARE: u32 = 9;
-/// The shorter pause while an old count decides whether there is a difference.
+/// The same while the state of a queue depends on an old count of the outbox: the pause is shorter.
 const SHARE_IN_DOUBT: u32 = 3;
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -183,6 +183,7 @@ impl TakeSnapshot for SnapshotReader<'_> {
             of
         };
         let queues: Vec<QueueBooks> = queues.into_values().map(settle).collect();
+        // Rejected tasks of queues that this process does not know.
         let elsewhere = away
             .get(&(None, TurnedAway::Rejected))
             .copied()
@@ -192,11 +193,11 @@ impl TakeSnapshot for SnapshotReader<'_> {
             pipeline,
             task_results,
         });
-        let unsure =
+        let needs_old_count =
             |of: &&QueueBooks| of.state == BooksState::Moving && is_unsure(&of.held, is_recent);
         let unsure = queues
             .iter()
-            .filter(unsure)
+            .filter(needs_old_count)
             .map(|of: &QueueBooks| of.queue.clone())
             .collect();
         let books = Books {
@@ -293,7 +294,8 @@ fn add_shard(held: &mut UnfinishedTasks, holding: Option<Holding>) {
         held.lost_shards += 1;
         return;
     };
-    // `delayed` counts replicas, which belong to at most that many tasks.
+    // Tasks without a replica to claim: all are leased, credited or delayed. `delayed` counts
+    // replicas, which belong to at most that many tasks.
     let nothing_left = live.saturating_sub(open);
     let delayed = delayed.min(nothing_left);
     held.waiting += live - nothing_left;
@@ -347,6 +349,7 @@ fn state(held: &UnfinishedTasks, flows: bool, is_recent: bool) -> BooksState {
     match held.between {
         0 if is_unsure(held, is_recent) => BooksState::Moving,
         0 => BooksState::Balanced,
+        // The difference may be a task on its way. An old count of the outbox cannot tell.
         _ if flows || held.reports > 0 || is_recent && (leaves_outbox || is_parked_twice) => {
             BooksState::Moving
         }

@@ -86,17 +86,17 @@ impl Reader {
     pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
         let shards = self.queue.shards();
         // A closed queue has nothing to show until somebody inserts a task.
-        let mut open: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
-        open.extend(
+        let mut names: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
+        names.extend(
             self.store
                 .unfinished()
                 .await?
                 .into_iter()
                 .map(|(queue, _)| queue),
         );
-        open.sort_unstable();
-        open.dedup();
-        let mut queues = self.views(&open, &shards).await?;
+        names.sort_unstable();
+        names.dedup();
+        let mut queues = self.views(&names, &shards).await?;
         for queue in self.queue.paused() {
             entry_of(&mut queues, &queue).paused = true;
         }
@@ -113,7 +113,7 @@ impl Reader {
         Ok(view)
     }
 
-    /// These queues with their open shards, except for their pauses.
+    /// The counts of these queues and of their open shards. The caller sets `paused`.
     async fn views(
         &self,
         names: &[QueueName],
@@ -202,6 +202,7 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
         priority: task.priority,
         updated_unix_ms: task.updated_unix_ms,
         not_before_unix_ms: (task.not_before_unix_ms > 0).then_some(task.not_before_unix_ms),
+        // A task that was sent again has no deadline any more.
         deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0)
             .then_some(task.deadline_unix_ms),
         reason: task.reason,
@@ -230,6 +231,7 @@ fn status(
                 TaskStatus::Assigned
             }
             RecordStatus::Live if record.held > 0 => TaskStatus::Assigned,
+            // Every replica that is left waits for its time or its backoff.
             RecordStatus::Live if record.waiting + record.credited >= record.replicas => {
                 TaskStatus::Delayed
             }

@@ -184,6 +184,7 @@ impl Reader {
         };
         let of_task = |((id, epoch), record): ((TaskId, u32), Option<Inspected>)| {
             record
+                // Not the end of the task from before it was sent again.
                 .filter(|record| !record.is_past(epoch))
                 .map(|record| (id, record))
         };

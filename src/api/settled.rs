@@ -23,7 +23,7 @@ pub struct SettledReports {
     store: Arc<dyn Store>,
     queue: Upkeep,
     bus: Arc<dyn Bus>,
-    /// The beginning of the last wait that came to its end. Callers share it.
+    /// When the last successful wait began. Callers that had called before need not wait again.
     last: Mutex<Option<Instant>>,
 }
 
@@ -59,8 +59,9 @@ impl SettledReports {
                 sleep(FOLLOW_EVERY).await;
             }
         }
-        // In this order: a report that has left its outbox stands before the end, or in a
-        // partition that is younger than this opening of the bus.
+        // Read after the outboxes, so that a report that has left its outbox stands before the end
+        // of its partition. `ends` lacks partitions that were added since the bus was opened: the
+        // check fails if there are any.
         self.bus.check_partitions().await?;
         let ends = self.bus.ends(Topic::TaskResults).await?;
         while !bus::has_read(&*self.bus, Topic::TaskResults, &ends).await? {
@@ -83,9 +84,9 @@ impl SettledReports {
                     let extent = self.queue.outbox_extent(&shard).await?;
                     outboxes.push((shard, extent.last));
                 }
-                // Redis has lost a shard without a generation, and its reports.
+                // No reports. `None`: Redis has lost the shard, and its reports with it.
                 Ok(_) => {}
-                // The caller may not know the queue of this shard.
+                // The error does not name the shard, because the caller may not know its queue.
                 Err(cause) => return Err(Error::Queue(cause)),
             }
         }

@@ -27,13 +27,13 @@ use crate::{
     telemetry::metrics::{self, WatchOver},
 };
 
-/// How long, at least, an event of a task is held back for earlier events of other steps and of
-/// other processes, which have ticks of their own. Events of a queue are held back in
+/// How long, at least, an event of a task is held back, because an earlier event may arrive after
+/// it: each process sends its events at its own tick. Events of a queue are held back in
 /// `queue/announce/ring.rs`.
 const HOLD: Duration = Duration::from_millis(50);
 /// How far the clocks of two processes may differ.
 const SKEW_MS: i64 = 50;
-/// How long a task may take to get into the queue.
+/// How long after its time stamp the step takes effect that puts a task into the queue, at most.
 const LONGEST_STEP_MS: i64 = 1_000;
 /// After this long without an event, a watcher is sent a sign of life.
 const BEAT_EVERY: Duration = Duration::from_secs(15);
@@ -77,11 +77,13 @@ impl Api {
                 is_ending,
             },
         ) = begin.instrument(span("watch_task", caller)).await?;
+        // The event that the caller has seen, if there is nothing newer to tell. A task whose end
+        // is on its way to SQL shows as assigned, which is no news after any event.
         let seen = last.filter(|last| last.task == id && (last.status == now.status || is_ending));
         // If there is nothing to tell, the watch continues from the event that the caller has seen.
         let begun = match &seen {
-            // A final status is not taken over, because it is that of an earlier life of the task.
-            // The time is only what the caller says.
+            // A final status is of an earlier life of the task, so the watch continues from now.
+            // The caller may have sent any time, so at most the present one counts.
             Some(seen) if is_ending && !seen.status.is_final() => TaskEvent {
                 status: seen.status,
                 at_unix_ms: seen.at_unix_ms.min(now.at_unix_ms),
@@ -180,7 +182,8 @@ struct Life {
 }
 
 impl Life {
-    /// True if the event is new, and not older than what the watcher has seen.
+    /// True if the event is new, and not older than what the watcher has seen. `is_truth`: it was
+    /// read from SQL and Redis, and is no hint.
     fn is_news(&self, event: &TaskEvent, is_truth: bool) -> bool {
         let Some(last) = &self.last else { return true };
         if event.id != self.id || event.status == last.status {
@@ -197,6 +200,7 @@ impl Life {
             };
             return event.at_unix_ms >= last.at_unix_ms + margin;
         }
+        // Clocks differ: a later status may have a slightly earlier time.
         let goes_on = event.status.rank() > last.status.rank()
             && event.at_unix_ms + SKEW_MS >= last.at_unix_ms;
         event.status.is_final() || event.order() > last.order() || goes_on

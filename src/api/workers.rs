@@ -142,8 +142,8 @@ impl Reader {
     ) -> Result<(HashMap<String, u64>, u64), Error> {
         let mut shards: Vec<ShardId> = self.queue.shards();
         shards.retain(|shard| is_asked(shard.queue.as_str()));
-        let of_shard = (LEASES / shards.len().max(1)).clamp(1, LEASES_OF_SHARD);
-        let holders = self.queue.lease_holders(&shards, of_shard).await?;
+        let per_shard = (LEASES / shards.len().max(1)).clamp(1, LEASES_OF_SHARD);
+        let holders = self.queue.lease_holders(&shards, per_shard).await?;
         let mut in_hand: HashMap<String, u64> = HashMap::new();
         let mut unread = 0;
         for (shard, holders) in shards.iter().zip(holders) {
@@ -154,7 +154,7 @@ impl Reader {
                         *in_hand.entry(worker).or_default() += leases;
                     }
                 }
-                // Who works is seen nevertheless. Nobody knows how many leases it has.
+                // The workers are shown nevertheless. The unknown leases of the shard count as one.
                 Err(error) => {
                     unread += 1;
                     tracing::debug!("cannot read the leases of {shard}: {error}");

@@ -11,9 +11,10 @@ use crate::{
     embedded,
 };
 
-/// Opens the bus if it has topic `events`. It makes nothing.
+/// Opens the bus. Fails if it has no topic `events`, so that nothing is created.
 pub async fn open_events(settings: &Settings) -> anyhow::Result<Arc<dyn Bus>> {
     connect::check(settings)?;
+    // Without `bus_url` the bus is in Redis.
     let mut redis = None;
     if settings.bus_url.is_none() {
         let url = match &settings.redis_url {
@@ -35,6 +36,7 @@ pub async fn open_events(settings: &Settings) -> anyhow::Result<Arc<dyn Bus>> {
         );
     }
     let bus = connect::bus(settings, redis.as_ref(), "events").await?;
+    // The topic exists: this only tells the bus its partitions.
     bus.ensure(Topic::Events).await?;
     Ok(bus)
 }

@@ -1,4 +1,4 @@
-//! The address of a running taskd: one for all commands, over HTTP and gRPC.
+//! The address flags of a running taskd, shared by all commands over HTTP and gRPC.
 
 use std::time::{Duration, Instant};
 
@@ -51,14 +51,14 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// When to wait no longer.
+    /// Returns when to stop waiting, or `None` if the command does not wait.
     pub(super) fn deadline(self) -> Option<Instant> {
         let time = self.wait_for_server?;
         Instant::now().checked_add(time.0)
     }
 }
 
-/// taskd cannot be reached. Later it may be.
+/// taskd cannot be reached now. A later attempt may succeed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Unreachable(pub(super) String);
@@ -71,14 +71,14 @@ impl Unreachable {
     }
 }
 
-/// The waits between two tries.
+/// The backoff between retries.
 pub(super) const WAITS: ExponentialBuilder = ExponentialBuilder::new()
     .with_jitter()
     .with_min_delay(Duration::from_millis(50))
     .with_max_delay(Duration::from_secs(2))
     .without_max_times();
 
-/// A URL of taskd, or several with commas between them; host:port is enough.
+/// Parses one or more addresses, separated by commas. Those without a scheme get `http://`.
 pub(super) fn with_scheme(text: &str) -> Result<String, String> {
     let url = |text: &str| match text.split_once("://") {
         None => Ok(format!("http://{text}")),

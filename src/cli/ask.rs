@@ -1,4 +1,4 @@
-//! Questions to taskd's HTTP port, and their answers as a terminal shows them.
+//! Requests to taskd's HTTP port, and helpers to show text on a terminal.
 
 use std::io::{self, IsTerminal as _};
 
@@ -8,10 +8,11 @@ use hyper::StatusCode;
 use serde::{Deserialize, de::DeserializeOwned};
 
 use super::{http::HttpPort, print::say, trust::with_hint};
-/// Keys and reasons come from users, and a terminal would obey them.
+/// Makes text safe to show: keys and reasons come from users, and a terminal would obey the control
+/// characters in them.
 pub(super) use crate::model::printable;
 
-/// The answer to `path`, which is none of an error.
+/// Returns the body of the answer to `path`. Any status but success is an error.
 pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> {
     let (status, body) = server.get(path).await?;
     if status.is_success() {
@@ -21,12 +22,13 @@ pub(super) async fn get(server: &HttpPort, path: &str) -> anyhow::Result<Bytes> 
     }
 }
 
-/// Reads an answer.
+/// Decodes the body of an answer.
 pub(super) fn read<T: DeserializeOwned>(server: &HttpPort, body: &[u8]) -> anyhow::Result<T> {
     serde_json::from_slice(body).with_context(|| server.describe_other())
 }
 
-/// Asks, and answers the body and what is in it. `None`: there is no such thing, which stderr says.
+/// Returns the body of the answer to `path`, raw and decoded. If taskd answers 404, prints its
+/// message on stderr and returns `None`.
 pub(super) async fn ask<T: DeserializeOwned>(
     server: &HttpPort,
     path: &str,
@@ -44,7 +46,7 @@ pub(super) async fn ask<T: DeserializeOwned>(
     Ok(None)
 }
 
-/// The words of taskd in an answer that is an error.
+/// Returns the error for an answer without success, with taskd's message.
 fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => anyhow!(with_hint(
@@ -55,7 +57,7 @@ fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error 
     }
 }
 
-/// The first `width` characters.
+/// Shortens a text to `width` characters, the last of which is then an ellipsis.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -65,7 +67,7 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     cut
 }
 
-/// A text as a table shows it: its beginning on a terminal, all of it elsewhere.
+/// Escapes a text for the cell of a table. On a terminal it is also shortened.
 pub(super) fn cell(text: &str) -> String {
     const SHOWN: usize = 60;
     match io::stdout().is_terminal() {

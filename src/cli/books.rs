@@ -1,5 +1,5 @@
-//! `taskd books`: what came in, what went out, and where the rest is, of each queue of a running
-//! taskd.
+//! `taskd books`: shows for each queue of a running taskd what came in, what went out, and where
+//! the rest is.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -54,7 +54,7 @@ pub struct Books {
 
 #[derive(Deserialize)]
 struct Answer {
-    /// `None`: the token does not reach all queues.
+    /// Absent if the token does not reach all queues.
     bus: Option<Bus>,
     queues: Vec<Queue>,
 }
@@ -76,7 +76,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// True if nothing ever came in, as of a queue that is not there.
+    /// Returns true if nothing ever came in. The API shows a queue that does not exist like this.
     fn is_blank(&self) -> bool {
         let In {
             stored,
@@ -136,7 +136,7 @@ struct Redis {
     reports: u64,
 }
 
-/// Prints the books. False if those of a queue are unbalanced.
+/// Prints the books. Returns false if those of a queue are unbalanced.
 pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     let server = args.server.port()?;
     let clear = if args.watch && io::stdout().is_terminal() && !args.json {
@@ -159,7 +159,7 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
         };
         let is_read = match print_one(format_args!("{clear}{text}")) {
             Ok(()) => true,
-            // A reader that went away is no failure.
+            // A closed stdout is not an error: the reader has read enough.
             Err(unwritten) if unwritten.is_closed() => false,
             Err(unwritten) => return Err(unwritten.into()),
         };
@@ -173,7 +173,8 @@ pub(super) async fn run(args: Books) -> anyhow::Result<bool> {
     }
 }
 
-/// The next look that works: a taskd that is being restarted comes back.
+/// Asks each second until taskd answers, because it may only be restarting. Tells the user about
+/// the first error.
 async fn next(server: &HttpPort, queue: Option<&str>) -> (Bytes, Answer) {
     let mut is_told = false;
     loop {

@@ -21,11 +21,11 @@ use crate::{
 
 pub(super) type Operator = OperatorClient<Taskd>;
 
-/// The time between two looks at a bulk change.
+/// How often to read the state of a bulk change that is watched.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// The most bulk changes of one call.
+/// The most bulk changes in one call.
 const MOST: u32 = 1000;
-/// The largest answer.
+/// The largest answer to accept.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// List, show and stop bulk changes: changes of many tasks, which taskd makes page by page
@@ -96,8 +96,8 @@ struct Stop {
     server: Server,
 }
 
-/// Runs the command. False if the bulk change that was watched could not change some tasks, or was
-/// stopped.
+/// Runs the command. Returns false if a watched bulk change could not change some tasks, failed or
+/// was stopped.
 pub async fn run(args: Bulk) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
@@ -142,7 +142,7 @@ async fn read(client: &Operator, id: &str) -> anyhow::Result<pb::BulkChange> {
 
 async fn list(args: &List) -> anyhow::Result<()> {
     let client = connect(&args.server).await?;
-    // One more tells whether the list goes on.
+    // One extra entry shows whether the list goes on.
     let request = pb::ListBulkChangesRequest {
         limit: MOST.min(args.limit + 1),
         before: String::new(),
@@ -186,7 +186,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Watches a bulk change until its end. Answers whether it has changed all its tasks.
+/// Watches a bulk change until it ends. Returns whether it has changed all its tasks.
 pub(super) async fn watch(
     client: &Operator,
     mut bulk: pb::BulkChange,
@@ -244,7 +244,7 @@ fn sentence(bulk: &pb::BulkChange) -> String {
     text
 }
 
-/// As the HTTP API shows it.
+/// Formats a bulk change as the HTTP API does.
 pub(super) fn json(bulk: &pb::BulkChange) -> Value {
     let mut object = Map::new();
     let mut set = |name: &str, value: Value| drop(object.insert(name.into(), value));

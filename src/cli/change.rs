@@ -20,7 +20,7 @@ use crate::wire::pb::{
     discovery_client::DiscoveryClient, operator_client::OperatorClient,
 };
 
-/// The tasks of one call.
+/// The most tasks in one call.
 const AT_ONCE: usize = 500;
 
 /// The tasks that a command is about.
@@ -64,7 +64,7 @@ pub struct Cancel {
     targets: Targets,
 }
 
-/// Cancels, and answers whether every task is cancelled.
+/// Cancels the tasks. Returns whether all of them are cancelled.
 pub async fn cancel(args: Cancel) -> anyhow::Result<bool> {
     args.targets
         .change("cancelled", async |taskd, ids| {
@@ -116,7 +116,7 @@ pub struct Requeue {
     whom: Whom,
 }
 
-/// Changes, and answers whether every task is changed.
+/// Changes the tasks. Returns whether all of them are changed.
 pub async fn change(args: Change) -> anyhow::Result<bool> {
     let values = args.values.message();
     let call = async |taskd, ids| {
@@ -130,7 +130,7 @@ pub async fn change(args: Change) -> anyhow::Result<bool> {
     args.targets.change("changed", call).await
 }
 
-/// Requeues, and answers whether every task is requeued.
+/// Requeues the tasks. Returns whether all of them are requeued.
 pub async fn requeue(args: Requeue) -> anyhow::Result<bool> {
     let whom = args.whom.message()?;
     let call = async |taskd, ids| {
@@ -179,7 +179,7 @@ pub async fn pause(args: Pause) -> anyhow::Result<()> {
             .await
     })
     .await?;
-    // A misspelt name is the name of a queue, too.
+    // Any name can be paused, so say if the queue has no task: it may be misspelt.
     let filter = Some(TaskFilter {
         queue: queue.clone(),
         ..Default::default()
@@ -227,7 +227,8 @@ pub async fn resume(args: Resume) -> anyhow::Result<()> {
 }
 
 impl Targets {
-    /// Changes the tasks, call by call. Each call may be repeated.
+    /// Changes the tasks, up to [`AT_ONCE`] per call. `call` may be repeated after an error, so it
+    /// must be idempotent.
     async fn change(
         &self,
         done: &str,
@@ -275,11 +276,11 @@ impl Targets {
         Ok(failed == 0)
     }
 
-    /// Tells what came of one task, which has this id or key.
+    /// Reports the outcome for one task. `what` is `id` or `key`, and `name` is its value.
     fn tell(&self, what: &str, name: &str, status: ItemStatus, error: &str) {
         let shown = status.as_str_name().trim_start_matches("ITEM_STATUS_");
         match (self.json, status) {
-            // A full disk is no reason to leave the rest as it is.
+            // Go on with the other tasks if the line cannot be written, for example to a full disk.
             (true, _) => drop(print(
                 json!({ what: name, "status": shown, "error": error }),
             )),

@@ -1,5 +1,5 @@
-//! The common part of the commands that call a running taskd over gRPC: a connection, and which
-//! errors pass.
+//! What the commands that call a running taskd over gRPC share: connecting, and which errors are
+//! transient.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ impl Server {
             .await
     }
 
-    /// Connects for calls that may take any time. Pings find out whether taskd is still there.
+    /// Connects for calls without a time limit. Pings detect when taskd is gone.
     pub(super) async fn connect_for_long_calls(&self) -> anyhow::Result<Taskd> {
         self.patiently(async || self.connect_to_first(None).await)
             .await
@@ -57,14 +57,14 @@ impl Server {
         }
     }
 
-    /// Connects without waiting for a server that is away.
+    /// Connects without retrying if the server cannot be reached.
     pub(super) async fn connect_once(&self) -> anyhow::Result<Taskd> {
         self.connect_to_first(Some(ANSWER_TIMEOUT)).await
     }
 
     /// Connects to the first of several addresses that answers.
     async fn connect_to_first(&self, within: Option<Duration>) -> anyhow::Result<Taskd> {
-        // A client of all addresses calls any of them later.
+        // Check all addresses, because a client made from them may call any of them later.
         self.trust.suits(&self.url)?;
         let addresses = self
             .grpc
@@ -80,13 +80,13 @@ impl Server {
         Err(first.unwrap_or_else(|| anyhow::anyhow!("--server names no address")))
     }
 
-    /// A client of all addresses, after a look whether any of them answers.
+    /// Returns a client for all addresses, after checking that one of them answers.
     pub(super) async fn client(&self) -> anyhow::Result<Client> {
         self.connect().await?;
         self.another_client()
     }
 
-    /// A client with connections of its own, after [`Self::connect`].
+    /// Returns a client with connections of its own. [`Self::connect`] must have succeeded before.
     pub(super) fn another_client(&self) -> anyhow::Result<Client> {
         let addresses = self.grpc.get().context("taskd was not looked for")?;
         Ok(Client::builder(addresses.iter().map(String::as_str))
@@ -96,8 +96,8 @@ impl Server {
     }
 }
 
-/// The gRPC ports of several addresses. One that does not answer now may do so later: its port is
-/// then as far away as that of another one.
+/// Returns the gRPC addresses of several servers. For a server that does not answer now, but may do
+/// so later, this assumes the same distance between its HTTP and gRPC ports as on another server.
 async fn grpc_of_all(urls: &str, trust: &Trust) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     let mut distance = None;
@@ -124,8 +124,8 @@ async fn grpc_of_all(urls: &str, trust: &Trust) -> anyhow::Result<Vec<String>> {
     }
 }
 
-/// The gRPC port of the taskd at an address: the one that its HTTP port names, or the address
-/// itself, if it does not speak HTTP/1.
+/// Returns the gRPC address of the taskd at `url`: with the port that its HTTP port names, or `url`
+/// itself if that does not speak HTTP/1.
 pub(super) async fn grpc_of(url: &str, trust: &Trust) -> anyhow::Result<String> {
     let http = HttpPort::new(url, trust.clone())?;
     Ok(match http.ports().await? {
@@ -138,8 +138,8 @@ fn port(url: &str) -> Option<i32> {
     Url::parse(url).ok()?.port_or_known_default().map(i32::from)
 }
 
-/// The URL with a port that is so far away. Ports that somebody publishes under other numbers lie
-/// side by side in most cases, too.
+/// Returns the URL with `distance` added to its port. The reported ports cannot be used directly,
+/// because they may be published under other numbers; these mostly keep their distance.
 fn beside(url: &str, distance: i32) -> String {
     let moved = || {
         let mut moved = Url::parse(url).ok()?;
@@ -150,7 +150,7 @@ fn beside(url: &str, distance: i32) -> String {
     moved().unwrap_or_else(|| url.to_owned())
 }
 
-/// The words of a refusal.
+/// Formats a failed call for the user, with a hint if it lacks a valid token.
 pub(super) fn said(status: &Status) -> String {
     trust::with_hint(&why(status), status.code() == Code::Unauthenticated)
 }
@@ -158,18 +158,18 @@ pub(super) fn said(status: &Status) -> String {
 /// Why a call failed.
 pub(super) fn why(status: &Status) -> String {
     match status.message() {
-        // A server that does not speak gRPC has no better message. Which one depends on who is
-        // faster.
+        // tonic has no better message if the server does not speak gRPC. Which of the two it has
+        // depends on timing.
         vague @ ("transport error" | "operation was canceled") => {
             format!("{vague}; is that taskd?")
         }
-        // A ping had no answer, for example.
+        // For example, a ping was not answered.
         "http2 error" => "the connection broke off, or fell silent".to_owned(),
         why => why.to_owned(),
     }
 }
 
-/// The words of a refusal, from the crate.
+/// Formats an error of the `taskd_client` crate in the same way.
 pub(super) fn refused(error: &taskd_client::Error) -> anyhow::Error {
     let is_unauthenticated = matches!(
         error,
@@ -184,10 +184,10 @@ pub(super) fn refused(error: &taskd_client::Error) -> anyhow::Error {
     )
 }
 
-/// How long to wait for an answer before the next try.
+/// How long to wait for an answer before retrying.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
-/// A connection on which a call waits is asked so often whether taskd is still there, and ends
-/// without an answer.
+/// How often to ping taskd while a call waits, and how long to wait for the reply before the
+/// connection is closed.
 const PING_EVERY: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connects to the gRPC port of taskd.
@@ -195,7 +195,7 @@ pub(super) async fn connect(url: &str, trust: &Trust) -> anyhow::Result<Taskd> {
     connect_within(url, trust, Some(ANSWER_TIMEOUT)).await
 }
 
-/// An answer may take `within`; `None`: any time.
+/// Connects. A call may take up to `within`, or any time if that is `None`.
 async fn connect_within(
     url: &str,
     trust: &Trust,
@@ -241,8 +241,8 @@ async fn connect_within(
     Ok(InterceptedService::new(channel, trust.token()))
 }
 
-/// True if the call may succeed later: the server is busy or away. A broken connection shows as one
-/// of several codes.
+/// Returns true if a later call may succeed because the server is only busy or away. All codes that
+/// are not listed count as transient, because a broken connection can show as one of several.
 pub(super) fn is_transient(status: &Status) -> bool {
     !matches!(
         status.code(),

@@ -1,4 +1,4 @@
-//! `taskd dump`: the state of a queue in Redis, decoded.
+//! `taskd dump`: shows the decoded state of a queue in Redis.
 
 use anyhow::bail;
 use clap::{Args, value_parser};
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::model::to_rfc_3339;
 
-/// The entries of each key, unless the caller says otherwise, and the most.
+/// How many entries of each key to show by default, and at most.
 const ENTRIES: u32 = 100;
 const MOST_ENTRIES: i64 = 1000;
 
@@ -71,7 +71,7 @@ pub(super) async fn run(args: Dump) -> anyhow::Result<()> {
     }
     let (body, answer) = look(&server, &query.finish()).await?;
     if answer.shards.is_empty() {
-        // A look at all shards needs only their numbers.
+        // The error names the open shards, and one entry of each is enough for that.
         let mut query = form_urlencoded::Serializer::new(String::new());
         query
             .append_pair("queue", args.queue.name())
@@ -97,7 +97,7 @@ async fn look(server: &HttpPort, query: &str) -> anyhow::Result<(Bytes, Answer)>
     Ok((body, answer))
 }
 
-/// Why there is nothing to show. `open`: the shards that the queue has.
+/// Says why there is nothing to show. `open` are the open shards of the queue.
 fn absent(queue: &str, shard: Option<u32>, open: &[Shard]) -> String {
     let has: Vec<_> = open.iter().map(|shard| shard.shard.to_string()).collect();
     match shard.filter(|_| !has.is_empty()) {
@@ -109,7 +109,7 @@ fn absent(queue: &str, shard: Option<u32>, open: &[Shard]) -> String {
     }
 }
 
-/// A line for each entry, deeper ones indented.
+/// Formats each entry as a line. Nested entries are indented.
 fn text(queue: &str, answer: &Answer) -> String {
     let mut lines = Vec::new();
     for Shard { shard, holds } in &answer.shards {
@@ -135,7 +135,7 @@ fn show(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
     lines.push(format!("{indent}{name}"));
     for entry in entries {
         lines.push(format!("{indent}  {}", inline(entry)));
-        // A lane has lists of its own.
+        // The lists of a lane follow on their own lines.
         let fields = entry
             .as_object()
             .into_iter()
@@ -145,7 +145,7 @@ fn show(name: &str, value: &Value, depth: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// An entry in one line: its fields without lists of objects.
+/// Formats an entry as one line, without the elements and pointers of a lane.
 fn inline(value: &Value) -> String {
     match value {
         Value::Object(fields) => {
@@ -169,7 +169,7 @@ fn is_of_lane(name: &str) -> bool {
     matches!(name, "elements" | "pointers")
 }
 
-/// A time for people.
+/// Formats a field whose name ends in `_ms` as a time. Returns others as they are.
 fn at(name: &str, value: &Value) -> Value {
     match value.as_i64().filter(|_| name.ends_with("_ms")) {
         Some(ms) => to_rfc_3339(ms).into(),

@@ -1,4 +1,4 @@
-//! Rejects unknown `TASKD_*` variables: most likely a misspelt setting.
+//! Rejects unknown `TASKD_*` variables, because they are most likely misspelt settings.
 
 use std::ffi::OsStr;
 
@@ -6,9 +6,9 @@ use clap::{Arg, Command, builder::Resettable};
 
 use crate::config::{Properties, nearest};
 
-/// Checks that an option of `command` reads each of `given`.
+/// Checks that some option of `command` reads each `TASKD_*` variable in `given`.
 ///
-/// `Err` names the first unknown variable, and the nearest known one.
+/// An error names the first unknown variable and suggests the most similar setting.
 pub(super) fn check(
     command: &Command,
     given: impl IntoIterator<Item = (String, String)>,
@@ -23,7 +23,7 @@ pub(super) fn check(
     let Some((name, _)) = given.into_iter().filter(strange).min() else {
         return Ok(());
     };
-    // A setting is not one of the variables that only commands for a running taskd read.
+    // Suggest only settings, not the variables of commands that call a running taskd.
     let own = settings(command);
     let settings = own.iter().filter_map(|known| known.strip_prefix("TASKD_"));
     let short = name.trim_start_matches("TASKD_");
@@ -37,7 +37,7 @@ pub(super) fn check(
     })
 }
 
-/// The setting of a port, by what people call it: `HTTP_PORT`, `GRPC_ADDRESS`.
+/// Returns the setting that is meant by names such as `HTTP_PORT` or `GRPC_ADDRESS`.
 fn listen(name: &str) -> Option<&'static str> {
     let (protocol, rest) = name.split_once('_').unwrap_or((name, "PORT"));
     if !["PORT", "ADDR", "ADDRESS", "HOST", "URL", "BIND"].contains(&rest) {
@@ -50,8 +50,8 @@ fn listen(name: &str) -> Option<&'static str> {
     }
 }
 
-/// A line about a variable that looks like the address of taskd, and that nothing reads. `run` is a
-/// command of `all`.
+/// Returns a warning if a variable looks like the address of taskd but nothing reads it. `run` is
+/// the command of `all` that is being run.
 pub(super) fn overlooked(
     all: &Command,
     run: &Command,
@@ -71,7 +71,8 @@ pub(super) fn overlooked(
     ))
 }
 
-/// `command` with empty variables unset: docker compose writes a variable without a value as empty.
+/// Makes `command` ignore empty variables: docker compose sets a variable without a value to the
+/// empty string.
 pub(super) fn without_empty(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let unset = |arg: Arg| {
@@ -84,7 +85,8 @@ pub(super) fn without_empty(command: Command) -> Command {
     command.mut_args(unset).mut_subcommands(without_empty)
 }
 
-/// The properties of `[kafka]` in `given`: `TASKD_KAFKA_SASL_PASSWORD` is `sasl.password`.
+/// Returns the properties of `[kafka]` that are set in `given`: `TASKD_KAFKA_SASL_PASSWORD` sets
+/// `sasl.password`.
 pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Properties {
     let mut properties = Properties::default();
     for (name, value) in given
@@ -96,7 +98,7 @@ pub(super) fn kafka(given: impl IntoIterator<Item = (String, String)>) -> Proper
     properties
 }
 
-/// The address of commands that call a running taskd.
+/// The variable with the address of a running taskd.
 const ADDRESS: &str = "TASKD_URL";
 const LIKE_ADDRESSES: [&str; 5] = [
     "TASKD_GRPC",
@@ -112,7 +114,7 @@ fn is_property(name: &str, value: &str) -> bool {
     name.len() > KAFKA.len() && name.starts_with(KAFKA) && !is_others(name, value)
 }
 
-/// The variables of taskd's own settings.
+/// The variables that the command's own options read.
 fn settings(command: &Command) -> Vec<String> {
     command
         .get_arguments()
@@ -120,15 +122,15 @@ fn settings(command: &Command) -> Vec<String> {
         .collect()
 }
 
-/// The variables of a command and of its subcommands.
+/// The variables that the options of a command and of its subcommands read.
 fn variables(command: &Command) -> Vec<String> {
     let own = settings(command).into_iter();
     own.chain(command.get_subcommands().flat_map(variables))
         .collect()
 }
 
-/// True if Kubernetes sets the variable, for a service whose name begins with taskd, or taskd's
-/// tests do.
+/// Returns true if the variable is set by Kubernetes, for a service whose name begins with taskd,
+/// or by taskd's tests.
 fn is_others(name: &str, value: &str) -> bool {
     let rest = name.trim_start_matches("TASKD");
     // `_PORT_7600_TCP`, `_PORT_7600_TCP_ADDR`
@@ -149,7 +151,7 @@ fn is_others(name: &str, value: &str) -> bool {
         || rest.ends_with("_SERVICE_HOST")
         || rest.contains("_SERVICE_PORT")
         || rest.match_indices("_PORT_").any(|(at, part)| is_of_port(&rest[at + part.len()..]))
-        // `_PORT=tcp://10.0.0.1:7600`: a number is what somebody believes to be a setting.
+        // `_PORT=tcp://10.0.0.1:7600`. A plain number is more likely meant as a setting.
         || (rest.ends_with("_PORT") && is_url())
 }
 

@@ -15,10 +15,10 @@ use crate::{
     wire::read_event_record,
 };
 
-/// Records that are read at once.
+/// The most records to read at once.
 const AT_ONCE: usize = 500;
-/// Reads in a row without a record after which a partition counts as read to its end: on Kafka its
-/// last offset may be one that no reader gets.
+/// After this many reads in a row without a record, the topic counts as read to its end: on Kafka,
+/// the last offset of a partition may be one that no reader gets.
 const SILENT: u32 = 3;
 
 /// Print what happened to the tasks of queues with events = true, as JSON lines
@@ -86,7 +86,7 @@ pub(super) async fn run(args: Events, settings: Settings) -> anyhow::Result<()> 
     let printed = print_all(&bus, &args).await;
     bus.close().await;
     match printed {
-        // A reader that went away is no failure.
+        // A closed stdout is not an error: the reader has read enough.
         Err(error)
             if error
                 .downcast_ref::<super::print::Unwritten>()
@@ -125,7 +125,8 @@ async fn print_all(bus: &Arc<dyn Bus>, args: &Events) -> anyhow::Result<()> {
     }
 }
 
-/// Checks that the topic still has everything after these offsets.
+/// Returns the offset to begin after for each partition. Fails if the topic no longer has
+/// everything after one of `offsets`.
 async fn after(
     bus: &Arc<dyn Bus>,
     offsets: &[(u32, Offset)],
@@ -161,7 +162,7 @@ fn tell(message: &Message) -> anyhow::Result<()> {
     let read = read_event_record(&message.value);
     let (number, event) = match read {
         Ok(read) => read,
-        // Another program may have written it.
+        // Another program may have written the record.
         Err(why) => {
             say(format_args!(
                 "taskd: the record at {offset} is no event: {why}"

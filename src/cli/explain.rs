@@ -41,7 +41,7 @@ pub struct Explain {
     server: Server,
 }
 
-/// Asks, and prints the answer. False if there is no such task.
+/// Asks taskd and prints its answer. Returns false if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
     let path = path(&args.task.task("explain")?, args.worker.as_deref());
     let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path).await? else {
@@ -188,7 +188,7 @@ impl Answer {
         lines
     }
 
-    /// The time, and how far away it is.
+    /// Formats a time with its distance from the time of the answer: `… (in 30s)`.
     fn at(&self, time: &str) -> String {
         let (Some(at), Some(now)) = (from_rfc_3339(time), from_rfc_3339(&self.now)) else {
             return time.to_owned();

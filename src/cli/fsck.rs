@@ -1,4 +1,4 @@
-//! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and mends it, over gRPC.
+//! `taskd fsck`: finds where SQL, the bus and Redis do not agree, and repairs it, over gRPC.
 
 use std::collections::BTreeSet;
 
@@ -43,9 +43,9 @@ pub struct Fsck {
     server: Server,
 }
 
-/// Checks until the last part. True if nothing is left to mend.
+/// Checks page by page. Returns true if nothing is left to repair or to check.
 pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
-    // The check of a large shard takes minutes, and is one call.
+    // Checking a large shard is one call, which takes minutes.
     let taskd = args.server.connect_for_long_calls().await?;
     let client = OperatorClient::new(taskd).max_decoding_message_size(64 << 20);
     let mut request = pb::FsckRequest {
@@ -74,7 +74,8 @@ pub(super) async fn run(args: Fsck) -> anyhow::Result<bool> {
             found += 1;
             mended += u64::from(find.mended);
         }
-        // A part mends all that it finds, or nothing.
+        // `more` counts findings that the page does not list. A page repairs all of its findings or
+        // none.
         found += page.more;
         mended += if args.repair { page.more } else { 0 };
         more += page.more;

@@ -46,7 +46,7 @@ pub(super) struct HttpPort {
     name: String,
     trust: Trust,
     is_tls: bool,
-    /// Until then a port that cannot be reached is tried again.
+    /// When to stop retrying while the port cannot be reached. `None`: there are no retries.
     deadline: Option<Instant>,
 }
 
@@ -71,7 +71,7 @@ impl HttpPort {
         })
     }
 
-    /// The mistake behind an answer that taskd does not give.
+    /// Returns the message for an answer that taskd would not give.
     pub(super) fn describe_other(&self) -> String {
         format!(
             "{} does not answer as taskd does; is that taskd's HTTP port?",
@@ -79,8 +79,8 @@ impl HttpPort {
         )
     }
 
-    /// The status and the body of the answer. While `--wait-for-server` lasts, a taskd that cannot
-    /// be reached, or is not ready yet, is asked again.
+    /// Returns the status and the body of the answer. If taskd cannot be reached or is not ready
+    /// yet, retries for as long as `--wait-for-server` allows.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut waits = WAITS.build();
         loop {
@@ -103,13 +103,13 @@ impl HttpPort {
         }
     }
 
-    /// The ports that taskd names in its answer to `GET /`. `None`: the server does not speak
-    /// HTTP/1, as taskd's gRPC port.
+    /// Returns the ports that taskd names in its answer to `GET /`, or `None` if the server does
+    /// not speak HTTP/1. It may then be the gRPC port.
     pub(super) async fn ports(&self) -> anyhow::Result<Option<Ports>> {
         let (_, headers, body) = match timeout(LOOK_TIMEOUT, self.answer("/")).await {
             Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
             Ok(answer) => answer?,
-            // It may answer later, and then names its ports.
+            // A server that is only slow may answer later, and then name its ports.
             Err(_) => return Err(Unreachable::at(&self.url, "no answer").into()),
         };
         if let Some(ports) = Ports::of(&headers) {
@@ -120,7 +120,7 @@ impl HttpPort {
             detail: String,
         }
         match serde_json::from_slice::<Problem>(&body) {
-            // Such as a name that is not one of `allowed_hosts`.
+            // For example, the host name is not one of `allowed_hosts`.
             Ok(problem) => bail!("{}: {}", self.url, printable(&problem.detail)),
             Err(_) => bail!(
                 "{} does not answer as taskd does; --server (TASKD_URL) names taskd (port 7600)",

@@ -1,4 +1,4 @@
-//! clap's messages in one line.
+//! Rewrites clap's error messages as one line.
 
 use std::ffi::OsString;
 
@@ -6,9 +6,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::config::without_password;
 
-/// clap's message in one line, without its usage.
+/// Returns clap's message as one line, without its usage.
 ///
-/// `--help` shows the usage better. If a value came from a variable, the line names the variable.
+/// The usage is left out because `--help` shows it better. If a wrong value came from an
+/// environment variable, the line names the variable instead of the flag.
 pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     let text = without_secrets(error);
     let said = text
@@ -65,7 +66,7 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     }
     match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(arg)) if error.kind() == ErrorKind::UnknownArgument => {
-            // Nobody means it so.
+            // Drop the tip to pass the unknown flag as a value: nobody means that.
             let line = line.split("; tip: to pass").next().unwrap_or_default();
             match &arg[..] {
                 "--grpc" | "--http" | "--url" | "--address" | "--host" => format!(
@@ -79,7 +80,7 @@ pub(super) fn in_one_line(error: &clap::Error, args: &[OsString]) -> String {
     }
 }
 
-/// clap's message, in which a value that is wrong does not show a secret.
+/// Returns clap's message, with secrets in a wrong value masked.
 fn without_secrets(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let (Some(ContextValue::String(arg)), Some(ContextValue::String(value))) = (
@@ -95,7 +96,7 @@ fn without_secrets(error: &clap::Error) -> String {
     }
 }
 
-/// `0 is not in 1..=1000` as `must be 1 to 1000`.
+/// Rewrites `0 is not in 1..=1000` as `must be 1 to 1000`.
 fn in_bounds(line: &str) -> Option<String> {
     let (said, range) = line.rsplit_once(" is not in ")?;
     let (said, value) = said.rsplit_once(": ")?;
@@ -105,7 +106,7 @@ fn in_bounds(line: &str) -> Option<String> {
     let value = value?;
     let least = least?;
     let most = most?;
-    // A bound that only the size of the number sets is of interest to those who exceed it.
+    // A bound that only comes from the number's type is shown only to those who exceed it.
     Some(if most < i128::from(u32::MAX) {
         format!("{said}: must be {least} to {most}")
     } else if value < least {
@@ -131,7 +132,7 @@ fn command_needed(error: &clap::Error) -> Option<String> {
     ))
 }
 
-/// What to write instead of a command that other task queues have.
+/// Suggests what to write instead of a command that other tools have.
 fn other_word(unknown: &str) -> Option<&'static str> {
     match unknown {
         "job" | "jobs" => {
@@ -150,7 +151,7 @@ fn other_word(unknown: &str) -> Option<&'static str> {
     }
 }
 
-/// The commands that a tip may offer, because they change nothing.
+/// The commands to suggest for a misspelt one. By themselves they change nothing.
 const ONLY_READ: [&str; 14] = [
     "tasks",
     "bulk",
@@ -168,7 +169,7 @@ const ONLY_READ: [&str; 14] = [
     "man",
 ];
 
-/// The help that lists what the unknown command could have been.
+/// Returns the help command that lists what the unknown command could have been.
 fn help_above(error: &clap::Error, args: &[OsString]) -> String {
     let unknown = match error.get(ContextKind::InvalidSubcommand) {
         Some(ContextValue::String(name)) => name.as_str(),
@@ -182,7 +183,7 @@ fn help_above(error: &clap::Error, args: &[OsString]) -> String {
     }
 }
 
-/// Adds to a line how to write a value that clap takes for a flag, as a number below zero or a key.
+/// Adds how to write a value that clap took for a flag, such as a negative number or a key.
 fn with_value(line: &str, arg: &str, args: &[OsString]) -> String {
     let Some(place) = args
         .iter()

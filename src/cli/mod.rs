@@ -1,4 +1,4 @@
-//! Arguments: the command that the user asks for, or the reason why taskd refuses it.
+//! Parses the command line into the command to run, or into the reason why it is refused.
 
 mod address;
 mod ask;
@@ -195,7 +195,7 @@ pub enum Command {
     Client(Client),
 }
 
-/// The reason why taskd does nothing, for the user.
+/// Why taskd runs nothing. Shown to the user.
 pub enum Refusal {
     /// The user asked for `--help` or `--version`.
     Asked(clap::Error),
@@ -237,7 +237,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     let args = asked(args.into_iter().collect());
     let refuse = |error: clap::Error| match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error),
-        // It has the user's own words, such as a key that was pasted.
+        // The message quotes what the user typed or pasted, so escape it for the terminal.
         _ => Refusal::Usage(ask::printable(&mistake::in_one_line(&error, &args))),
     };
     let matches = environment::without_empty(Cli::command())
@@ -296,7 +296,7 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, Refusa
     })
 }
 
-/// The command line with `help COMMAND` and `version` as the flags that they are.
+/// Rewrites `taskd help COMMAND` to `taskd COMMAND --help`, and a lone `version` to `--version`.
 fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
     match args.get(1).and_then(|first| first.to_str()) {
         Some("help") => {
@@ -309,7 +309,7 @@ fn asked(mut args: Vec<OsString>) -> Vec<OsString> {
     args
 }
 
-/// The settings of the command line, the environment and the configuration file.
+/// Loads the settings from the command line, the environment and the configuration file.
 fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, Refusal> {
     environment::check(&Cli::command(), variables()).map_err(Refusal::Usage)?;
     let vars = std::env::vars_os();
@@ -329,7 +329,7 @@ fn load(options: Options, matches: &clap::ArgMatches) -> Result<config::Loaded, 
     )?)
 }
 
-/// The variables of this process.
+/// The environment variables of this process.
 fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| {
         (
@@ -368,7 +368,8 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// clap breaks paragraphs at the width of the terminal: a break by hand leaves a word alone.
+    /// clap wraps paragraphs at the width of the terminal: a manual line break would leave single
+    /// words on a line.
     #[test]
     fn helps_break_no_paragraph_and_their_examples_fit() {
         fn check(command: &clap::Command) {

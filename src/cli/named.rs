@@ -1,5 +1,5 @@
-//! How a command names a queue or a task: a queue stands first, a task is QUEUE KEY or its id, and
-//! --queue and --key are the same as flags.
+//! How the arguments of a command name a queue (QUEUE) or a task (QUEUE KEY, or its id). The hidden
+//! flags --queue and --key mean the same.
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
@@ -114,7 +114,7 @@ impl Named {
         }
     }
 
-    /// The task. An error if only a queue is named.
+    /// Returns the task. Fails if only a queue is named.
     pub(super) fn task(&self, command: &str) -> anyhow::Result<Name> {
         let name = self.read()?;
         if let Name::Queue(queue) = &name {
@@ -135,7 +135,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Reads `ID…`, `QUEUE`, or `QUEUE KEY…`; with the flag of the queue the words are keys.
+    /// Reads `ID…`, `QUEUE`, or `QUEUE KEY…`. If a flag names the queue, all words are keys.
     pub(super) fn read(
         words: Vec<String>,
         queue: Option<String>,
@@ -176,7 +176,7 @@ impl Names {
     }
 }
 
-/// The id of the task with a key, or taskd's words that there is none.
+/// Returns the id of the task with this key, or taskd's message that there is none.
 pub(super) async fn id_of(
     taskd: &Taskd,
     queue: &str,
@@ -201,7 +201,7 @@ pub(super) async fn id_of(
     }
 }
 
-/// The ids of all these. An error names the first key of no task.
+/// Returns the ids of all these tasks. An error names the first key without a task.
 pub(super) async fn ids_of(taskd: &Taskd, names: &Names) -> anyhow::Result<Vec<String>> {
     let mut ids: Vec<String> = names.ids.iter().map(ToString::to_string).collect();
     let queue = names.queue.as_deref().unwrap_or_default();

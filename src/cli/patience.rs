@@ -1,5 +1,5 @@
-//! The common part of the commands that ask a running taskd page by page: patience, progress, and
-//! times.
+//! What the commands that call a running taskd share: retries, paging, a progress line, and the
+//! parsing of times.
 
 use std::time::{Duration, Instant};
 
@@ -15,22 +15,23 @@ use super::{
 };
 use crate::{config::Time, model::now_unix_ms, wire::time::from_rfc_3339};
 
-/// How long to go on while taskd is away or busy.
+/// How long to retry while taskd is away or busy.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-/// The most that a page has, but for the one more.
+/// The most entries of a page, not counting the extra one that shows whether the list goes on.
 const AT_ONCE: u32 = 500;
 
-/// Calls taskd until it answers, for a while. Each call may be repeated.
+/// Calls taskd, and retries for up to a minute while it is away or busy. The call must be safe to
+/// repeat.
 pub(super) async fn patiently<T>(call: impl AsyncFn() -> Result<T, Status>) -> anyhow::Result<T> {
     Ok(repeatedly(call).await?.0)
 }
 
-/// As [`patiently`]; true if a call before the last one may have done its work, and its answer was
-/// lost.
+/// Like [`patiently`], but also returns true if an earlier call may have taken effect although its
+/// answer was lost.
 pub(super) async fn repeatedly<T>(
     call: impl AsyncFn() -> Result<T, Status>,
 ) -> anyhow::Result<(T, bool)> {
-    // A call may itself take long to fail.
+    // Measure the time rather than count the calls, because a call may take long to fail.
     let began = Instant::now();
     let mut waits = WAITS.build();
     let mut may_have_worked = false;
@@ -52,15 +53,16 @@ pub(super) async fn repeatedly<T>(
     }
 }
 
-/// Says that taskd refused changes which a call before, whose answer was lost, has perhaps made.
+/// Tells the user that some refused changes may have been made by an earlier call whose answer was
+/// lost.
 pub(super) fn say_perhaps_changed(refused: u64) {
     say(format_args!(
         "{refused} of these were perhaps changed by a call whose answer was lost"
     ));
 }
 
-/// Prints a list, page by page: a line of JSON for each of it, or one table. `page` gets the size
-/// and the cursor of a page, and answers its part of the list and the next cursor.
+/// Prints a list that is fetched page by page: as a line of JSON for each entry, or as one table.
+/// `page` gets the size and the cursor of a page, and returns its entries and the next cursor.
 pub(super) async fn pages<T>(
     limit: u64,
     as_json: bool,
@@ -72,7 +74,7 @@ pub(super) async fn pages<T>(
     let mut left = limit;
     let mut all = Vec::new();
     let has_more = loop {
-        // One more tells whether the list goes on.
+        // One extra entry shows whether the list goes on.
         let size = u32::try_from(left).unwrap_or(AT_ONCE).min(AT_ONCE) + 1;
         let (mut some, next) = patiently(async || page(size, cursor.clone()).await).await?;
         let has_more = some.len() as u64 > left;
@@ -99,7 +101,7 @@ pub(super) async fn pages<T>(
     Ok(())
 }
 
-/// A time, or a duration before now.
+/// Parses an RFC 3339 time, or a duration before now, to Unix milliseconds.
 pub(super) fn time(text: &str) -> Result<i64, String> {
     if let Some(at) = from_rfc_3339(text) {
         return Ok(at);
@@ -111,7 +113,7 @@ pub(super) fn time(text: &str) -> Result<i64, String> {
         .map_err(|_| wrong())
 }
 
-/// A line of progress; it draws nothing if stderr is not a terminal.
+/// Returns a progress line, which draws nothing if stderr is not a terminal.
 pub(super) fn progress_bar() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}");
     ProgressBar::new_spinner()

@@ -1,5 +1,5 @@
-//! A look whether a port speaks HTTP/2, as gRPC does. A command would take another server for a
-//! taskd that is away, and wait for it.
+//! Probes whether a port speaks HTTP/2, as gRPC does. Without this, a command would take another
+//! server for a taskd that is away, and wait for it.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use tokio::{
 use tonic::transport::Uri;
 
 const WITHIN: Duration = Duration::from_secs(1);
-/// The preface of a client and an empty frame of settings. The server's own settings are its first
-/// frame (RFC 9113, section 3.4).
+/// A client's connection preface and an empty SETTINGS frame. The first frame of a server is a
+/// SETTINGS frame, too (RFC 9113, section 3.4).
 const HTTP_2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 const SETTINGS: u8 = 4;
 const HTTP_1: &[u8] = b"GET / HTTP/1.0\r\n\r\n";
-/// A server with TLS answers these with an alert of TLS 1.0 to 1.3 (RFC 8446, section 5.1).
+/// A TLS server answers both requests with an alert, in TLS 1.0 to 1.3 (RFC 8446, section 5.1).
 const ALERT: &[u8] = &[21, 3];
 
 /// The protocol of a server that does not speak HTTP/2.
@@ -25,7 +25,8 @@ pub(super) enum Other {
     Tls,
 }
 
-/// Asks the server at a URL without TLS. `None`: it speaks HTTP/2, or does not answer.
+/// Returns which other protocol the server at an `http://` URL speaks, or `None` if it speaks
+/// HTTP/2 or does not answer.
 pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
     let (Some("http"), Some(host)) = (url.scheme_str(), url.host()) else {
         return None;
@@ -48,7 +49,8 @@ pub(super) async fn speaks_other(url: &Uri) -> Option<Other> {
     timeout(WITHIN, look).await.ok().flatten()
 }
 
-/// The first bytes of an answer: nine, or all.
+/// Sends a request, and returns the first nine bytes of the answer, the length of an HTTP/2 frame
+/// header.
 async fn ask(at: (&str, u16), question: &[u8]) -> std::io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(at).await?;
     stream.write_all(question).await?;

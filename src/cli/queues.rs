@@ -1,4 +1,5 @@
-//! The queues of a running taskd as its HTTP API answers them, and their rates between two looks.
+//! The queues of a running taskd as its HTTP API returns them, and their rates between two
+//! snapshots.
 
 use std::{
     ops::Add,
@@ -9,7 +10,7 @@ use serde::Deserialize;
 
 use super::{ask, http::HttpPort};
 
-/// A queue, as `GET /v1/queues` answers it.
+/// A queue as `GET /v1/queues` returns it.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Queue {
     pub(super) queue: String,
@@ -22,7 +23,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// The mark behind the name.
+    /// Returns the mark to show after the name.
     pub(super) fn mark(&self) -> &'static str {
         match self {
             Self {
@@ -78,14 +79,14 @@ impl Add for Counts {
     }
 }
 
-/// Events a second.
+/// How many tasks of a queue were inserted and completed per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub(super) inserted: f64,
     pub(super) completed: f64,
 }
 
-/// The queues at a time.
+/// The queues at one point in time.
 #[derive(Debug)]
 pub(super) struct QueuesSnapshot {
     pub(super) at: Instant,
@@ -93,7 +94,7 @@ pub(super) struct QueuesSnapshot {
 }
 
 impl QueuesSnapshot {
-    /// Reads an answer of the API.
+    /// Decodes an answer of the API.
     pub(super) fn read(server: &HttpPort, body: &[u8]) -> anyhow::Result<Self> {
         #[derive(Deserialize)]
         struct Queues {
@@ -113,7 +114,7 @@ impl QueuesSnapshot {
         }
     }
 
-    /// The rates of a queue of this look since an earlier one that has the queue, too.
+    /// Returns the rates of a queue since an earlier snapshot, if that has the queue, too.
     pub(super) fn rates(&self, queue: &Queue, before: Option<&Self>) -> Option<Rates> {
         let before = before?;
         let was = before.queues.iter().find(|was| was.queue == queue.queue)?;
@@ -128,7 +129,7 @@ impl QueuesSnapshot {
     }
 }
 
-/// Events a second. Two looks at the same time have no rate.
+/// Returns the events per second, or 0 if no time has passed.
 pub(super) fn per_second(events: u64, elapsed: Duration) -> f64 {
     if elapsed.is_zero() {
         0.0

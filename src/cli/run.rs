@@ -1,11 +1,13 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: failed, the task, letter, bulk change, token, queue or shard that the command names
-//! is not there, `insert` had lines rejected, `books` found a queue unbalanced, `fsck` found a
-//! difference, `watch` saw no completion, `wait` no drained queue in time, `dead`, `tasks`, `cancel`, `change` or `requeue` could
-//! not change something, somebody stopped the bulk change of `tasks` or `bulk`, or `bench` or
-//! `load` counted a task too few or too many times. 2: wrong command line or settings, or no server
-//! for a command. 130, 143: a signal ended `insert`.
+//! 0: done. 1: taskd failed; what it names (task, letter, bulk change, token, queue or shard) does
+//! not exist; `insert` had lines rejected, or `insert --wait` saw tasks that were not completed;
+//! `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked; `watch` saw
+//! its task end without completion; the queue of `wait` was not drained in time; `dead`, `tasks`,
+//! `cancel`, `change` or `requeue` could not change something; the bulk change of `tasks` or `bulk`
+//! failed or was stopped; or `bench` or `load` counted a task too few or too many times. 2: the
+//! command line or the settings are wrong, or the command cannot reach its server. 130, 143: a
+//! signal ended `insert`.
 
 use std::{future::Future, io::Read, pin::Pin, process::ExitCode, time::Duration};
 
@@ -35,15 +37,15 @@ use crate::{
 
 /// The `main` of the binary.
 pub fn run() -> ExitCode {
-    // Redis and MySQL over TLS take the process's choice. The call fails only if a choice was made
-    // before.
+    // Redis and MySQL use the process's default TLS provider. Installing it fails only if there is
+    // one already.
     drop(rustls::crypto::ring::default_provider().install_default());
     let command = match parse(std::env::args_os()) {
         Ok(command) => command,
         Err(refusal) => return refusal.show(),
     };
-    // Only this user may read the files that taskd makes. Those of a command that `work` runs, and
-    // the pages of the manual, are as the user has them elsewhere.
+    // Only this user may read the files that taskd makes. Files of a command that `work` runs, and
+    // manual pages, get the permissions that are usual for the user.
     if !matches!(command, Command::Client(Client::Work(_) | Client::Man(_))) {
         umask(Mode::from_bits_truncate(0o077));
     }
@@ -141,7 +143,8 @@ fn run_client(client: Client) -> ExitCode {
     }
 }
 
-/// Checks what a backend has to judge. An error begins with the place of the setting.
+/// Checks the settings that only a backend can judge. The error begins with where the wrong setting
+/// comes from.
 fn check(loaded: &Loaded) -> anyhow::Result<()> {
     app::check(&loaded.settings).map_err(|error| {
         let said = in_short(&*error);
@@ -149,7 +152,7 @@ fn check(loaded: &Loaded) -> anyhow::Result<()> {
     })
 }
 
-/// The exit code of a command that answers whether all went well.
+/// Returns the exit code of a command that returns whether all went well.
 fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
     match result {
         Ok(Ok(false)) => ExitCode::from(1),
@@ -163,7 +166,7 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,
         Err(error) => {
-            // The end of a log has lines.
+            // Keep line breaks: a message may contain the last lines of a log.
             let lines: Vec<_> = in_short(&*error).split('\n').map(printable).collect();
             say(format_args!("taskd: {}", lines.join("\n")));
             let stopped = error.downcast_ref().map(insert::Stopped::exit_code);
@@ -177,11 +180,11 @@ fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
     }
 }
 
-/// Sends SIGTERM to this process when `input` ends. The kernel ends a pipe when its writer dies in
-/// any way.
+/// Sends SIGTERM to this process when `input` ends. The kernel closes a pipe however its writer
+/// dies.
 fn stop_with(mut input: impl Read + Send + 'static) -> anyhow::Result<()> {
     let wait = move || {
-        // An error ends it, too.
+        // A read error counts as the end, too.
         drop(std::io::copy(&mut input, &mut std::io::sink()));
         kill(Pid::this(), Signal::SIGTERM).ok();
     };
@@ -200,10 +203,11 @@ fn block_on<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
         .enable_all()
         .build();
     let runtime = runtime.context("cannot start the runtime")?;
-    // tokio compiles its loop for each type of future that it runs here, so it gets one type.
+    // Box the future, because `block_on` would be compiled again for each type of future.
     let future: Pin<Box<dyn Future<Output = T> + '_>> = Box::pin(future);
     let result = runtime.block_on(future);
-    // A thread that still blocks, as in a call to a silent broker, must not hold up the end.
+    // Do not wait for a thread that is still blocked, for example in a call to a broker that does
+    // not answer.
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(result)
 }

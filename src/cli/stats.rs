@@ -1,4 +1,4 @@
-//! `taskd stats`: the queues of a running taskd, again and again on a terminal.
+//! `taskd stats`: shows the queues of a running taskd, on a terminal until Ctrl-C.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -23,10 +23,9 @@ use super::{
 };
 use crate::config::Time;
 
-/// The size of a terminal that does not say it.
+/// The size to assume if the terminal does not report one.
 const USUAL: (Width, Height) = (Width(80), Height(24));
-/// The columns that a narrow terminal leaves out, one after the other: assigned, completed,
-/// pending.
+/// The columns to hide on a narrow terminal, in this order: assigned, completed, pending.
 const LEFT_OUT: [usize; 3] = [3, 6, 1];
 
 /// Show the queues of a running taskd: a table that lives on a terminal, else JSON
@@ -90,12 +89,12 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     loop {
         let (width, height) = size();
         let lines = screen(&text, trouble.as_deref(), width, height);
-        // A terminal that went away is no failure.
+        // A terminal that was closed is not an error.
         if writeln!(io::stdout(), "{CLEAR}{}", lines.join("\n")).is_err() {
             return Ok(());
         }
         tokio::time::sleep(args.every.0.max(Duration::from_millis(100))).await;
-        // A taskd that is being restarted comes back.
+        // Keep asking after an error, because taskd may only be restarting.
         let look = look().await;
         trouble = look
             .as_ref()
@@ -108,7 +107,7 @@ pub(super) async fn run(args: Stats) -> anyhow::Result<()> {
     }
 }
 
-/// The answer of the API with one queue.
+/// Reduces the answer of the API to one queue. Fails if the queue is not in it.
 fn only(server: &HttpPort, body: &[u8], name: &str) -> anyhow::Result<Value> {
     let mut answer: Value = ask::read(server, body)?;
     let queues = answer["queues"].as_array_mut();
@@ -131,8 +130,8 @@ fn size() -> (usize, usize) {
     (width.max(1).into(), height.max(2).into())
 }
 
-/// The lines of the table that fit, below the trouble of the last look. The last line of the
-/// terminal stays free.
+/// Returns the lines that fit on the terminal: the error of the last request, if there was one, and
+/// the table below it. The terminal's last line stays empty.
 fn screen(table: &str, trouble: Option<&str>, width: usize, height: usize) -> Vec<String> {
     let rows = height
         .saturating_sub(1 + usize::from(trouble.is_some()))

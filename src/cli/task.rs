@@ -1,4 +1,4 @@
-//! `taskd task`: shows one task, what went in, and everything that happened to it.
+//! `taskd task`: shows one task with its payload and everything that happened to it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -42,11 +42,11 @@ pub struct Task {
     server: Server,
 }
 
-/// Asks, and prints the answer. False if there is no such task.
+/// Asks taskd and prints its answer. Returns false if there is no such task.
 pub async fn run(args: Task) -> anyhow::Result<bool> {
     let server = args.server.port()?;
     let id = match args.task.task("task")? {
-        // The id becomes a part of the path.
+        // The id has been parsed, so it is safe in the path.
         Name::Id(id) => id.to_string(),
         Name::Queue(_) => return Ok(false),
         Name::Key { queue, key } => {
@@ -71,7 +71,7 @@ pub async fn run(args: Task) -> anyhow::Result<bool> {
         0 => Ok(None),
         _ => ask::<Results>(&server, &format!("/v1/tasks/{id}/results")).await,
     };
-    // Results may be larger than a command takes.
+    // The results may be larger than the command accepts. Then show the task without them.
     let results = results.unwrap_or_else(|error| {
         say(format_args!(
             "taskd: the results cannot be shown: {}",
@@ -273,7 +273,7 @@ impl Attempt {
     }
 }
 
-/// A payload or a result.
+/// Formats a payload or a result.
 fn content(value: Option<&Value>, base64: Option<&String>) -> Option<String> {
     match (value, base64) {
         (Some(Value::String(text)), _) => Some(text.clone()),
@@ -291,7 +291,7 @@ fn table<const N: usize>(head: [&str; N], rows: impl Iterator<Item = [String; N]
     table.to_string()
 }
 
-/// A text of bounded length that a terminal only shows.
+/// Shortens a text and escapes it for a terminal.
 fn shortened(text: &str) -> String {
     let mut shown = printable(&text.chars().take(SHOWN).collect::<String>());
     if text.chars().nth(SHOWN).is_some() {

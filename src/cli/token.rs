@@ -1,5 +1,5 @@
-//! `taskd token` and `taskd acts`: who may call, and what operators did. They work on the database
-//! itself, so that the first token needs none.
+//! `taskd token` and `taskd acts`: manage access tokens, and list what operators did. They use the
+//! database itself, so that no token is needed to create the first one.
 
 use std::{
     num::NonZeroU32,
@@ -51,7 +51,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The settings of the taskd whose tokens are meant.
+    /// Takes the options that name the taskd whose tokens are meant.
     pub(super) fn take_options(&mut self) -> Options {
         std::mem::take(match self {
             Self::Create(create) => &mut create.options,
@@ -119,7 +119,7 @@ pub struct Acts {
     pub(super) options: Options,
 }
 
-/// The name of a token has the letters of a queue's name.
+/// Parses the name of a token, which follows the rules for the names of queues.
 fn name(text: &str) -> Result<String, String> {
     let odd = |_| format!("{text:?} is not a name; use 1 to 64 of A-Z a-z 0-9 . _ -");
     QueueName::new(text)
@@ -127,7 +127,8 @@ fn name(text: &str) -> Result<String, String> {
         .map_err(odd)
 }
 
-/// An empty list is a mistake, such as a variable that is not set: it would be every queue.
+/// Parses the value of `--queues`. Refuses an empty list, which would mean every queue but is most
+/// likely a variable that is not set.
 fn scope(text: &str) -> Result<Scope, String> {
     if text
         .split(',')
@@ -142,7 +143,7 @@ fn scope(text: &str) -> Result<Scope, String> {
     }
 }
 
-/// A century is for ever.
+/// Parses the value of `--expires`: 1 ms to 100 years.
 fn expiry(text: &str) -> Result<Time, String> {
     let time: Time = text.parse()?;
     if time.0 < Duration::from_millis(1) {
@@ -158,7 +159,7 @@ fn worker(text: &str) -> Result<WorkerName, String> {
     WorkerName::new(text).map_err(|error| error.to_string())
 }
 
-/// The user of this machine who runs the command.
+/// Returns who is recorded as having acted: the user of this machine who runs the command.
 fn me() -> String {
     let uid = nix::unistd::Uid::current();
     let user = nix::unistd::User::from_uid(uid)
@@ -274,7 +275,7 @@ async fn revoke(name: &str, store: &Arc<dyn Store>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A token in a list.
+/// A token as the list shows it.
 #[derive(Serialize)]
 struct Shown {
     name: String,
@@ -350,7 +351,7 @@ async fn list(list: &List, store: &Arc<dyn Store>) -> anyhow::Result<()> {
 
 pub(super) async fn list_acts(args: Acts, settings: Settings) -> anyhow::Result<()> {
     let store = app::open_present_store(&settings).await?;
-    // One more tells whether the list goes on.
+    // One extra entry shows whether the list goes on.
     let mut acts = store.acts(None, args.last.saturating_add(1)).await?;
     store.close().await;
     if acts.len() > args.last as usize {

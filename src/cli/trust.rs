@@ -1,5 +1,5 @@
-//! The flags of commands that call taskd: the token that they show, and the certificates that they
-//! trust.
+//! The flags that secure calls to taskd: the access token to send, and the certificates to trust
+//! and to present.
 
 use std::{
     io,
@@ -53,8 +53,8 @@ impl Trust {
         self.token.clone().unwrap_or_default()
     }
 
-    /// Refuses certificates for an address without TLS: nobody would look at them, and the token
-    /// would go in clear.
+    /// Refuses certificates for an address without TLS: they would have no effect, and the token
+    /// would be sent in clear text.
     pub(super) fn suits(&self, urls: &str) -> anyhow::Result<()> {
         let flag = match (&self.tls_ca, &self.client_cert) {
             (Some(file), _)
@@ -76,7 +76,7 @@ impl Trust {
         }
     }
 
-    /// Why TLS failed with the server at `url`. `None`: the error is another one.
+    /// Says why TLS with the server at `url` failed. Returns `None` if the error is not about TLS.
     pub(super) fn failure(
         &self,
         url: &str,
@@ -85,7 +85,7 @@ impl Trust {
         let host = url.trim_start_matches("https://");
         let error = tls_error(error)?;
         let why = match error {
-            // The second is that of another authority with the same name.
+            // The second one means that another authority has the same name.
             rustls::Error::InvalidCertificate(
                 CertificateError::UnknownIssuer | CertificateError::BadSignature,
             ) => {
@@ -177,12 +177,14 @@ fn certificates(file: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
     Ok(certificates)
 }
 
-/// True for `webpki::Error::CaUsedAsEndEntity`, whose crate is no dependency of taskd's own.
+/// Returns true for `webpki::Error::CaUsedAsEndEntity`. It is recognised by its text, because taskd
+/// does not depend on that crate itself.
 fn is_authority(why: &rustls::OtherError) -> bool {
     why.0.to_string() == "CaUsedAsEndEntity"
 }
 
-/// The error of rustls behind others. One in an [`io::Error`] is none of its sources.
+/// Finds the error of rustls in a chain of errors. `source` skips an error that is wrapped in an
+/// [`io::Error`], so look into those.
 fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rustls::Error> {
     let mut chain = std::iter::successors(Some(error), |error| error.source());
     chain.find_map(|error| {
@@ -193,7 +195,7 @@ fn tls_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a rus
     })
 }
 
-/// The words of taskd, and the way to give a command a token.
+/// Adds to taskd's message how to give the command a token, if the call was not authenticated.
 pub(super) fn with_hint(said: &str, is_unauthenticated: bool) -> String {
     match is_unauthenticated {
         true => format!("{said}; give the command one with --token or TASKD_TOKEN"),

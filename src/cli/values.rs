@@ -1,4 +1,5 @@
-//! The flags that say what `change` and `requeue` do, for single tasks and for those of a filter.
+//! The flags of `change` and `requeue`, shared by the commands for single tasks and those for
+//! filters.
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
@@ -61,7 +62,7 @@ pub(super) struct Whom {
 }
 
 impl Values {
-    /// A request that names no tasks.
+    /// Returns a request with these values. The caller adds the tasks.
     pub(super) fn message(&self) -> pb::ChangeTasksRequest {
         let priority = self
             .priority
@@ -76,7 +77,7 @@ impl Values {
 }
 
 impl Whom {
-    /// A request that names no tasks.
+    /// Returns a request for these workers. The caller adds the tasks.
     pub(super) fn message(&self) -> anyhow::Result<pb::RequeueTasksRequest> {
         let name = |worker: &Option<String>| worker.clone().unwrap_or_default();
         let reserved_for = self

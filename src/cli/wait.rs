@@ -19,13 +19,13 @@ use crate::{
     wire::pb::{self, operator_client::OperatorClient},
 };
 
-/// The longest wait of one call, which is shorter than the patience with an answer.
+/// The longest wait in one call. It must be shorter than the timeout for an answer.
 const OF_A_CALL: Duration = Duration::from_secs(30);
-/// The wait of a call whose progress a terminal shows.
+/// The wait in one call if a terminal shows the progress.
 const SHOWN_EVERY: Duration = Duration::from_secs(1);
-/// An answer that comes sooner is asked for again after a pause.
+/// If an answer comes sooner than this, wait before asking again.
 const SOON: Duration = Duration::from_millis(100);
-/// How long to go on while taskd is away.
+/// How long to retry after the last answer of taskd.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
 
 /// Wait until nothing of a queue is unfinished
@@ -59,7 +59,7 @@ pub struct Wait {
     server: Server,
 }
 
-/// Waits, and answers whether the queue is drained.
+/// Waits for the queue. Returns whether it is drained.
 pub async fn run(args: Wait) -> anyhow::Result<bool> {
     let taskd = args.server.connect().await?;
     let until = args
@@ -81,7 +81,7 @@ pub async fn run(args: Wait) -> anyhow::Result<bool> {
             Ok(queue) if is_drained(&queue) => break queue,
             Ok(queue) if until.is_some_and(|until| Instant::now() >= until) => break queue,
             Ok(queue) => {
-                // A taskd that stops answers at once.
+                // A taskd that is shutting down answers without waiting.
                 if asked.elapsed() < SOON {
                     tokio::time::sleep(SOON).await;
                 }
@@ -119,7 +119,7 @@ pub async fn run(args: Wait) -> anyhow::Result<bool> {
     Ok(is_drained)
 }
 
-/// Asks whether a queue is drained, and waits for that.
+/// Returns the state of a queue. taskd answers when the queue is drained, or after `wait`.
 pub(super) async fn ask(
     taskd: &Taskd,
     queue: &str,
@@ -133,8 +133,8 @@ pub(super) async fn ask(
     Ok(answer?.into_inner())
 }
 
-/// Whether all these queues are drained at one time. A queue that never had a task has nothing
-/// unfinished.
+/// Returns whether all these queues are drained at the same time. A queue that never had a task
+/// counts as drained.
 pub(super) async fn are_drained(
     taskd: &Taskd,
     queues: &[String],
@@ -143,11 +143,12 @@ pub(super) async fn are_drained(
     let Some(before) = ended(taskd, queues, wait).await? else {
         return Ok(false);
     };
-    // A task of the second queue may have discovered one of the first meanwhile.
+    // While a queue was checked, one of its tasks may have discovered tasks of a queue that was
+    // checked before. Then the number of finished tasks has changed.
     Ok(queues.len() == 1 || ended(taskd, queues, Duration::ZERO).await? == Some(before))
 }
 
-/// The finished tasks of each of these queues; `None`: one is not drained.
+/// Returns how many tasks of each queue are finished, or `None` if a queue is not drained.
 async fn ended(
     taskd: &Taskd,
     queues: &[String],

@@ -25,9 +25,9 @@ use crate::{
     },
 };
 
-/// How long to go on while taskd is away.
+/// How long to retry after the last sign of life from taskd.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
-/// A stream that lived so long was open, though nothing may have happened.
+/// A stream that lasted this long counts as a success, even without an event.
 const WAS_OPEN: Duration = Duration::from_secs(5);
 
 /// Watch a task to its end, or a queue: a line for each change
@@ -60,7 +60,7 @@ enum Target {
     Queue(String),
 }
 
-/// Watches, and answers whether the task was completed.
+/// Watches the task or the queue. Returns whether the task was completed.
 pub async fn run(args: Watch) -> anyhow::Result<bool> {
     let name = args.named.read()?;
     let taskd = args.server.connect().await?;
@@ -80,7 +80,8 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
     loop {
         let ended = match open(&taskd, &target, &last).await {
             Ok(events) => {
-                // Without an event to go on behind, nobody knows what happened between two streams.
+                // Without the id of an event to resume after, changes between the two streams may
+                // be missing.
                 if was_open && last.is_empty() && matches!(target, Target::Queue(_)) {
                     tell(
                         &pb::TaskEvent {
@@ -107,7 +108,7 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
             Ended::Final(status) => return Ok(status == TaskStatus::Completed),
             Ended::Quiet => bail!("taskd ended the watch without a reason"),
             Ended::Broken(status) if !is_transient(&status) => return refused(&status),
-            // A call may itself take long to fail.
+            // Measure the time rather than count the calls, because a call may take long to fail.
             Ended::Broken(status) => match waits.next().filter(|_| heard.elapsed() < GIVE_UP_AFTER)
             {
                 Some(wait) => tokio::time::sleep(wait).await,
@@ -120,7 +121,7 @@ pub async fn run(args: Watch) -> anyhow::Result<bool> {
     }
 }
 
-/// False where there is no such task, which stderr says.
+/// Says on stderr that there is no such task, and returns false. Any other refusal is an error.
 fn refused(status: &Status) -> anyhow::Result<bool> {
     if status.code() != Code::NotFound {
         bail!("{}", client::said(status));
@@ -182,7 +183,8 @@ async fn follow(
                 if let (Target::Task(_), Some(status)) = (target, task_status(event.status))
                     && status.is_final()
                 {
-                    // The stream may break before its end.
+                    // Do not wait for the end of the stream, because the connection may break
+                    // before.
                     return Ok(Ended::Final(status));
                 }
             }

@@ -1,4 +1,4 @@
-//! `taskd workers` and `taskd processes`: who works, and which processes there are.
+//! `taskd workers` and `taskd processes`: list the workers and the processes of a running taskd.
 
 use clap::Args;
 use comfy_table::CellAlignment;
@@ -104,7 +104,7 @@ pub(super) async fn processes(args: Processes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How long ago, in whole seconds.
+/// Formats how long ago a time was, in whole seconds.
 fn ago(at: Option<prost_types::Timestamp>) -> String {
     let then = at.map_or(0, |at| at.seconds);
     let seconds = (now_unix_ms() / 1000 - then).max(0).unsigned_abs();

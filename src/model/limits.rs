@@ -23,7 +23,8 @@ pub fn limit_hash(queue: &QueueName, limit_key: &str) -> LimitHash {
     first
 }
 
-/// The shard of all tasks of a limit key, among the partitions of limited tasks.
+/// The partition of `pipeline` of all tasks with a limit key, and so their shard, among those of
+/// limited tasks.
 pub fn limit_partition(hash: &LimitHash, partitions: u32) -> u32 {
     let mut whole = KeyHash([0; 32]);
     whole.0[..LIMIT_HASH_BYTES].copy_from_slice(hash);
@@ -246,11 +247,6 @@ pub struct ChangedLimits {
     pub limits: OwnLimits,
     /// They were removed: the limits of the queue count again.
     pub is_cleared: bool,
-}
-
-/// The partition of `pipeline` of all tasks with this limit key.
-pub fn limit_partition(queue: &QueueName, limit_key: &str, partitions: u32) -> u32 {
-    KeyHash::new(queue, limit_key.as_bytes()).partition(partitions)
 }
 
 macro_rules! as_text {

@@ -9,7 +9,7 @@ use super::{
     Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Priority,
     QueueName, TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
-    limit_partition,
+    limit_hash, limit_partition,
     times::Times,
 };
 
@@ -131,7 +131,7 @@ impl Checked {
             // All tasks of a limit key are in one shard, so that one script sees all of it.
             partition: match self.limit_key.as_str() {
                 "" => key_hash.partition(partitions.all),
-                key => limit_partition(&self.queue, key, partitions.limited),
+                key => limit_partition(&limit_hash(&self.queue, key), partitions.limited),
             },
             queue: self.queue,
             key,

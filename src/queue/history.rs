@@ -37,6 +37,7 @@ impl History {
             worker: rejection.worker.as_str().to_owned(),
             state: AttemptState::Rejected,
             leased_unix_ms: token.leased_unix_ms,
+            // The forwarder adds the time.
             at_unix_ms: 0,
             attempt: token.attempt,
             lease: token.lease(),

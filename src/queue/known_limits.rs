@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::model::{ALL_LIMIT_KEYS, ChangedLimits, QueueName, ShardId, limit_partition};
+use crate::model::{
+    ALL_LIMIT_KEYS, ChangedLimits, QueueName, ShardId, limit_hash, limit_partition,
+};
 
 /// How long a process remembers that own limits were cleared: as long as SQL does.
 const CLEARED_STAY: Duration = Duration::from_secs(24 * 3600);
@@ -40,8 +42,10 @@ impl KnownLimits {
         let limits = &change.limits;
         limits.queue == shard.queue
             && (limits.limit_key == ALL_LIMIT_KEYS
-                || limit_partition(&limits.queue, &limits.limit_key, self.partitions.max(1))
-                    == shard.number)
+                || limit_partition(
+                    &limit_hash(&limits.queue, &limits.limit_key),
+                    self.partitions.max(1),
+                ) == shard.number)
     }
 
     /// All that a shard must know, in the order of versions.

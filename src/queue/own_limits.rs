@@ -235,7 +235,7 @@ impl Shards {
         let partitions = self.limits().own.read().partitions.max(1);
         ShardId {
             queue: queue.clone(),
-            number: limit_partition(queue, limit_key, partitions),
+            number: limit_partition(&limit_hash(queue, limit_key), partitions),
         }
     }
 }

@@ -34,12 +34,14 @@ pub(super) fn duration(duration: Duration) -> Option<prost_types::Duration> {
 /// Parses a text like `2030-01-31T12:00:00[.5](Z|+02:00)` to milliseconds since 1970. Returns
 /// `None` for any other form.
 pub fn from_rfc_3339(text: &str) -> Option<i64> {
+    // `unix_ms` takes a `Timestamp`, so that is what `parse` returns.
     is_rfc_3339(text).then(|| text.parse().ok().map(unix_ms))?
 }
 
 /// True for the form `2030-01-31T12:00:00[.5](Z|+02:00)`. The parser accepts more: days without a
 /// time, times without an offset, years with a sign.
 fn is_rfc_3339(text: &str) -> bool {
+    // Whether the text has the form, in which each 0 stands for any digit.
     let like = |text: &str, form: &str| {
         let fits = |(byte, form): (u8, u8)| {
             if form == b'0' {
@@ -64,6 +66,7 @@ fn is_rfc_3339(text: &str) -> bool {
     } else {
         rest
     };
+    // Pairs of digits can be compared as text.
     let is_offset = offset.eq_ignore_ascii_case("z")
         || (like(offset, "+00:00") || like(offset, "-00:00"))
             && offset[1..3] <= *"23"

@@ -24,7 +24,7 @@ pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// progress in time.
 pub(super) const DELIVER_WITHIN: Duration = Duration::from_secs(25);
 /// Larger than any record: a record holds one task, or half a MiB of reports plus one more report.
-/// Each of these is at most `model::MAX_RECORD_BYTES` long, plus its protobuf framing.
+/// A task or a report is at most `model::MAX_RECORD_BYTES` long, plus its protobuf framing.
 pub(super) const MAX_RECORD_BYTES: &str = "16777216";
 
 /// A failure of the brokers, or of librdkafka.

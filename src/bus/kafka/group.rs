@@ -88,8 +88,8 @@ impl Partitions {
             let noted = self.done.remove_entry(&partition);
             let committed = self.committed.remove(&partition);
             self.in_hand.remove(&partition);
-            // If the committed offset is unknown, the offsets may date from before an earlier
-            // revocation, and other members may have committed much later ones since.
+            // Left out if the committed offset is unknown: the offset may date from before an
+            // earlier revocation, and other members may have committed a much later one since.
             done.extend(noted.filter(|_| committed.is_some()));
         }
         done
@@ -197,6 +197,7 @@ fn hand_over(consumer: &BaseConsumer<Group>, list: &TopicPartitionList, done: &B
     }
 }
 
+/// The partitions of the list.
 fn numbers(list: &TopicPartitionList) -> Vec<u32> {
     numbered(list)
         .into_iter()
@@ -204,6 +205,7 @@ fn numbers(list: &TopicPartitionList) -> Vec<u32> {
         .collect()
 }
 
+/// The partitions of the list, each with its offset.
 fn numbered(list: &TopicPartitionList) -> Vec<(u32, Position)> {
     let number = |partition| u32::try_from(partition).ok();
     list.elements()
@@ -233,7 +235,7 @@ impl ConsumerContext for Group {
             consumer.rebalance_protocol(),
             RebalanceProtocol::Cooperative
         );
-        let done = match event {
+        let followed = match event {
             RDKafkaRespErr::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS => {
                 self.partitions().assigned(list);
                 if cooperative {
@@ -252,7 +254,7 @@ impl ConsumerContext for Group {
                 }
             }
         };
-        if let Err(error) = done {
+        if let Err(error) = followed {
             tracing::error!("the kafka consumer did not follow its group: {error}");
         }
     }

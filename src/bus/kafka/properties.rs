@@ -81,7 +81,7 @@ fn mistake(properties: &Properties) -> Option<(&str, String)> {
             .find(|(taken, _)| *taken == name)
             .map(|(_, why)| (*why).to_owned())
     };
-    let without_token = |name: &str| {
+    let unsupported_mechanism = |name: &str| {
         let is_oauth = properties
             .get(name)
             .is_some_and(|value| value.trim().eq_ignore_ascii_case("OAUTHBEARER"));
@@ -100,7 +100,7 @@ fn mistake(properties: &Properties) -> Option<(&str, String)> {
         Some((
             name,
             taken
-                .or_else(|| without_token(name))
+                .or_else(|| unsupported_mechanism(name))
                 .or_else(|| unreadable(name))?,
         ))
     })
@@ -145,6 +145,7 @@ fn secret_in(path: &str) -> io::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
+/// Whether the value must not be shown. The path of a file with a secret may be shown.
 fn is_secret(name: &str) -> bool {
     let words = [
         "password",

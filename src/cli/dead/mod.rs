@@ -20,9 +20,10 @@ use crate::wire::{
     time::timestamp,
 };
 
-/// The letters of one call.
+/// The most letters in one call.
 const AT_ONCE: u32 = 500;
-/// The largest letter that taskd sends: a record or a payload of 8 MiB, and what surrounds it.
+/// The largest answer to accept. A letter has a record or a payload of up to 8 MiB, and more around
+/// it.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 type Client = OperatorClient<Taskd>;
@@ -163,7 +164,7 @@ struct Change {
 }
 
 impl Filter {
-    /// True if it chooses among the letters of a queue, or of all queues.
+    /// Returns true if any flag of the filter is given.
     fn chooses(&self) -> bool {
         self.kind.is_some() || self.since.is_some() || self.until.is_some() || self.reason.is_some()
     }
@@ -189,7 +190,7 @@ impl Filter {
     }
 }
 
-/// Runs the command. Answers whether every letter that it was to change was changed.
+/// Runs the command. Returns false if some letters could not be changed.
 pub async fn run(args: Dead) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
@@ -235,7 +236,8 @@ async fn list(args: &List) -> anyhow::Result<()> {
 async fn show(args: &Show) -> anyhow::Result<()> {
     let words: Vec<String> = args.first.iter().chain(&args.key).cloned().collect();
     let queue = args.queue.clone();
-    // A letter of a record has an id that is none of a task.
+    // The letter of a record has an id that is not the id of a task, so take a single word as an
+    // id.
     let id = match (&words[..], &queue) {
         ([id], None) => Some(id.clone()),
         _ => None,
@@ -323,7 +325,8 @@ async fn change(
                 .iter()
                 .map(|failure| printable(&format!("{}: {}", failure.id, failure.error)));
             bar.suspend(|| lines.for_each(say));
-            // A letter goes when its task is sent again or it is purged.
+            // An earlier call, whose answer was lost, may have changed and so removed these
+            // letters.
             if is_repeat && !by_filter && !args.dry_run && !answer.failed.is_empty() {
                 bar.suspend(|| say_perhaps_changed(answer.failed.len() as u64));
             }
@@ -355,7 +358,7 @@ async fn change(
             HumanCount(matched)
         ))?;
     } else {
-        // An id without a letter matches nothing.
+        // An id without a letter counts as failed, but not as matched.
         let all = matched.max(changed + failed);
         print(format_args!(
             "{} of {} letters {done}",

@@ -1,4 +1,4 @@
-//! Letters as a table and as JSON.
+//! Formats letters as a table and as JSON.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Map, Value, json};
@@ -47,7 +47,7 @@ pub(super) fn table(letters: &[pb::Letter]) -> String {
     table.to_string()
 }
 
-/// A payload that is text or JSON as such, any other in base64.
+/// Adds a payload to `object`: JSON and text as they are, anything else in base64.
 fn bytes(name: &str, bytes: &[u8], encoding: i32, object: &mut Map<String, Value>) {
     let json = pb::Encoding::Json as i32;
     match std::str::from_utf8(bytes) {

@@ -40,9 +40,9 @@ use crate::{
 const READ_BYTES: usize = 256 << 10;
 /// The longest line, as much as a server accepts by default.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// The most tasks of an insert that waits.
+/// The most tasks in one request that waits.
 const MOST_AWAITED: usize = 1_000;
-/// The largest answer: 32 MiB of results, and what surrounds them.
+/// The largest answer to accept: 32 MiB of results, and what surrounds them.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// How often to check whether taskd has fallen silent.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -165,8 +165,8 @@ enum Format {
 
 /// Inserts all lines and prints the summary.
 ///
-/// `Err`: the input or the server failed, or a signal came. The summary of what taskd stored until
-/// then is printed.
+/// Returns an error if the input or the server failed, or if a signal came. Once lines are being
+/// sent, the summary of what taskd has stored is printed even then.
 pub async fn run(mut args: Insert) -> anyhow::Result<Summary> {
     let input = args.take_names()?;
     check(&args)?;
@@ -206,8 +206,8 @@ pub async fn run(mut args: Insert) -> anyhow::Result<Summary> {
     Ok(summary)
 }
 
-/// Checks the flags that are for all lines: taskd would tell of a wrong one at each line. Its
-/// limits may be stricter.
+/// Checks the flags that apply to all lines: taskd would reject each line for a wrong one. The
+/// limits of taskd may be stricter.
 fn check(args: &Insert) -> anyhow::Result<()> {
     let rules = TaskRules {
         max_replicas: MAX_REPLICAS,
@@ -245,7 +245,7 @@ enum Input {
     Stdin,
     File {
         path: PathBuf,
-        /// Without one, the file may be meant for it.
+        /// If absent, the file name may be meant as the queue.
         queue: Option<String>,
     },
 }
@@ -285,7 +285,7 @@ impl Insert {
     }
 }
 
-/// Opens the input; with its length, if it is known.
+/// Opens the input. Also returns its length, if that is known.
 async fn open(input: &Input) -> anyhow::Result<(Box<dyn AsyncRead + Send + Unpin>, Option<u64>)> {
     let (path, queue) = match input {
         Input::Key(key) => {
@@ -358,7 +358,8 @@ async fn send_all(
     }
 }
 
-/// Batches of lines, with their format: the given one, or that of the first line.
+/// Splits the lines into batches, each with its format: the given one, or else the one that the
+/// first line suggests.
 fn batches<S>(
     args: &Insert,
     lines: Lines<S>,
@@ -413,7 +414,8 @@ fn format_of(line: &Line) -> anyhow::Result<Format> {
     }
 }
 
-/// Sends a batch until taskd has answered all of it.
+/// Sends a batch, and retries until taskd has answered all lines. With `--wait`, then waits for the
+/// tasks.
 async fn send(
     mut client: Client,
     args: &Insert,
@@ -521,7 +523,7 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     Ok(task)
 }
 
-/// Reads a time of the command line.
+/// Parses the value of `--deadline`.
 fn deadline(text: &str) -> Result<i64, String> {
     from_rfc_3339(text).ok_or_else(|| format!("{text:?} is not a time; write 2030-01-31T12:00:00Z"))
 }

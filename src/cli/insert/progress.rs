@@ -1,5 +1,5 @@
-//! The progress of the lines, and whether taskd still answers: for the bar, for stderr and for the
-//! summary.
+//! Counts the outcome of the lines and notices when taskd falls silent, for the progress bar,
+//! stderr and the summary.
 
 use std::{
     cell::RefCell,
@@ -28,7 +28,7 @@ pub struct Summary {
     pub lines: u64,
     pub created: u64,
     pub duplicate: u64,
-    /// Duplicates of tasks that have ended.
+    /// Duplicates of tasks that are final, by status.
     pub duplicate_completed: u64,
     pub duplicate_dead: u64,
     pub duplicate_cancelled: u64,
@@ -135,7 +135,7 @@ impl<'a> Progress<'a> {
         again
     }
 
-    /// The wait for a task is over.
+    /// Counts a task whose wait is over.
     pub(super) fn ended(&self, is_completed: bool) {
         let mut state = self.state.borrow_mut();
         let [completed, not] = [u64::from(is_completed), u64::from(!is_completed)];
@@ -154,7 +154,8 @@ impl<'a> Progress<'a> {
         self.state.borrow_mut().summary.rejected += 1;
     }
 
-    /// Notes a failed request. The user learns of a busy server only if it stays busy.
+    /// Records why a request failed, and tells the user. If the server is only busy, the user is
+    /// told by [`Self::look`] if that lasts.
     pub(super) fn failed(&self, status: &Status) {
         self.state.borrow_mut().why = client::why(status);
         if status.code() != Code::ResourceExhausted && self.state.borrow().told.is_none() {
@@ -162,7 +163,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Tells the user from time to time about the wait. `Err`: the wait was long enough.
+    /// Tells the user from time to time that taskd does not answer. Fails after `give_up_after`.
     pub(super) fn look(&self) -> anyhow::Result<()> {
         let state = self.state.borrow();
         if state.waiting == 0 {

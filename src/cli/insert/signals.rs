@@ -1,5 +1,5 @@
-//! SIGINT and SIGTERM during `taskd insert`: the first one ends the reading, another one ends the
-//! process.
+//! SIGINT and SIGTERM during `taskd insert`: the first signal stops the reading, another one ends
+//! the process.
 
 use std::{
     future::Future,
@@ -13,10 +13,10 @@ use tokio::{
     time::timeout,
 };
 
-/// How long to wait for the answers to what is on its way.
+/// How long to wait after a signal for the answers to requests in flight.
 const LAST_ANSWERS: Duration = Duration::from_secs(10);
-/// Signals so soon after the first mean the same stop: `timeout` signals its child and then its
-/// group.
+/// Further signals within this time after the first are ignored: `timeout` signals its child and
+/// then its group.
 const SAME: Duration = Duration::from_millis(500);
 
 /// A signal ended the insert.
@@ -25,7 +25,7 @@ const SAME: Duration = Duration::from_millis(500);
 pub struct Stopped(SignalKind);
 
 impl Stopped {
-    /// The exit code that shells know.
+    /// Returns the exit code that shells use for the signal.
     pub fn exit_code(&self) -> u8 {
         u8::try_from(128 + self.0.as_raw_value()).unwrap_or(u8::MAX)
     }
@@ -61,7 +61,7 @@ impl Signals {
         }
     }
 
-    /// Waits for the answers to what is on its way. Another signal ends the process.
+    /// Waits a while for the answers to requests in flight. Another signal ends the process.
     pub(super) async fn last(
         &mut self,
         answers: impl Future<Output = anyhow::Result<()>>,

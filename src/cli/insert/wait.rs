@@ -1,4 +1,4 @@
-//! `taskd insert --wait`: waits for the ends of the tasks, and prints a line for each.
+//! `taskd insert --wait`: waits until the tasks are final, and prints a line for each.
 
 use std::{
     collections::HashSet,
@@ -22,17 +22,17 @@ use crate::{
     },
 };
 
-/// The longest wait of one call, which is shorter than the patience with an answer.
+/// The longest wait in one call. It must be shorter than the timeout for an answer.
 const OF_A_CALL: Duration = Duration::from_secs(30);
-/// An answer that comes sooner than this, and not with all ends, is asked for again after a pause.
+/// If an answer comes sooner than this and some tasks are still open, wait before asking again.
 const SOON: Duration = Duration::from_secs(1);
-/// The calls in a row that ask in vain for results which taskd left out.
+/// After more calls in a row without progress, give up on the results that taskd left out.
 const MOST_IN_VAIN: u32 = 7;
 
 const UNKNOWN: &str = "taskd does not say what became of the tasks";
 
-/// The tasks that taskd has stored, as later calls name them: a deadline that passes meanwhile is
-/// no mistake of theirs.
+/// Returns the tasks that taskd has stored, for the calls that wait for them. Their deadlines are
+/// left out, because taskd would reject a deadline that has passed meanwhile.
 pub(super) fn stored(
     sent: &[(u64, pb::NewTask)],
     results: &[pb::InsertResult],
@@ -68,11 +68,10 @@ struct Open {
     completed: Option<String>,
 }
 
-/// Waits for tasks that taskd has, by their lines, and prints each when it is final, or when the
-/// time is over.
+/// Waits for tasks that taskd has stored, and prints each one when it is final, or all when the
+/// time is over. Each task comes with the number of its line.
 ///
-/// An insert of a task that is there is answered `DUPLICATE`, and waits for it as the first one
-/// did.
+/// This inserts the tasks again: taskd answers `DUPLICATE` for them, and waits as for new ones.
 pub(super) async fn wait(
     mut client: DiscoveryClient<Taskd>,
     tasks: Vec<(u64, pb::NewTask)>,
@@ -114,19 +113,20 @@ pub(super) async fn wait(
                     progress,
                 )?;
                 let brought = open.len() < before;
-                // While tasks are unfinished, there is time for the results of others.
+                // Give up on missing results only if no task is unfinished: until then there are
+                // further calls anyway.
                 in_vain = if brought || open.iter().any(|one| one.completed.is_none()) {
                     0
                 } else {
                     in_vain + 1
                 };
                 if !brought {
-                    // The results of one task may be too large for an answer: those of the others
-                    // come without it.
+                    // The results of the first task may be too large for an answer. Put it last, so
+                    // that those of the others come without it.
                     open.rotate_left(1);
                 }
-                // taskd may answer early with what it knows: it had no place for a watch, or the
-                // task was removed.
+                // taskd may answer early, because it has no capacity for another watch or because
+                // the task was removed. Then back off.
                 if asked.elapsed() > SOON || brought {
                     waits = WAITS.build();
                 }
@@ -136,7 +136,8 @@ pub(super) async fn wait(
             }
             Err(status) if is_transient(&status) => {
                 if left.is_zero() {
-                    // The ends of completed tasks are known, and only their results are missing.
+                    // If all open tasks are completed, only their results are missing. Otherwise
+                    // fail.
                     let all_completed = open.iter().all(|one| one.completed.is_some());
                     anyhow::ensure!(all_completed, "{UNKNOWN}: {}", client::said(&status));
                     in_vain += 1;
@@ -150,8 +151,8 @@ pub(super) async fn wait(
     Ok(())
 }
 
-/// Prints the tasks that need no further call. Completed tasks whose results had no room in the
-/// answer stay.
+/// Prints the tasks that need no further call, and returns the others. These include completed
+/// tasks whose results did not fit into the answer.
 fn still_open(
     answers: impl Iterator<Item = (Open, pb::InsertResult)>,
     is_over: bool,
@@ -166,12 +167,12 @@ fn still_open(
             completed,
         } = one;
         let status = task_status(result.task_status);
-        // An answer without a status (SQL is away, say) takes nothing back.
+        // Keep what is known if the answer has no status, for example because SQL is away.
         let completed = match status {
             Some(status) => (status == TaskStatus::Completed).then(|| result.id.clone()),
             None => completed,
         };
-        // Of several tasks with one key only the first has results.
+        // If several tasks have the same key, only the first one gets results.
         let is_first = result.id.is_empty() || seen.insert(result.id.clone());
         let is_rejected = result.status() == pb::InsertStatus::Rejected;
         if completed.is_some() && is_first && result.results.is_empty() {
@@ -182,7 +183,7 @@ fn still_open(
             });
             continue;
         } else if is_rejected {
-            // taskd had stored it.
+            // taskd had stored this task, so say why it is rejected now.
             progress.say(&format!("line {number}: {}", result.error));
         } else if !is_over && !status.is_some_and(TaskStatus::is_final) {
             still.push(Open {
@@ -198,7 +199,7 @@ fn still_open(
     Ok(still)
 }
 
-/// Prints completed tasks without their results.
+/// Prints the open tasks, all of them completed, without their results.
 fn give_up(open: &[Open], progress: &Progress<'_>) -> anyhow::Result<()> {
     for Open {
         number,
@@ -231,11 +232,11 @@ fn tell(
         "status": status.map(TaskStatus::as_str),
         "results": results.iter().map(shown).collect::<Vec<_>>(),
     });
-    // A reader of stdout that is gone is no error: the rest is to be inserted all the same.
+    // A closed stdout is not an error: the remaining lines are inserted all the same.
     Ok(print(line)?)
 }
 
-/// JSON as JSON, text as text, bytes in base64.
+/// Formats a result: JSON as JSON, text as text, bytes in base64.
 fn shown(result: &pb::TaskResult) -> Value {
     let text = std::str::from_utf8(&result.result);
     let json = text

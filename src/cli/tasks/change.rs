@@ -1,5 +1,5 @@
-//! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks of ids, or of a filter
-//! by a bulk change.
+//! `taskd tasks retry`, `cancel`, `change` and `requeue`: change the tasks with given ids or keys,
+//! or start a bulk change for those of a filter.
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
@@ -25,7 +25,7 @@ use crate::{
     wire::pb::{self, discovery_client::DiscoveryClient},
 };
 
-/// The ids of one call.
+/// The most ids in one call.
 const AT_ONCE: usize = 500;
 
 #[derive(Args)]
@@ -139,7 +139,7 @@ struct Change {
     server: Server,
 }
 
-/// The change and its words.
+/// Which change to make, and its values.
 #[derive(Clone)]
 enum Verb {
     Retry,
@@ -158,10 +158,11 @@ impl Verb {
         }
     }
 
-    /// True if a repeat of the change may be refused so.
+    /// Returns true if taskd may refuse a change like this because an earlier call, whose answer
+    /// was lost, has made it already.
     fn is_as_if_repeated(&self, refusal: pb::ItemStatus) -> bool {
         match self {
-            // The task goes on, or is completed by now.
+            // The task is unfinished again, or completed by now.
             Self::Retry => matches!(
                 refusal,
                 pb::ItemStatus::Invalid | pb::ItemStatus::AlreadyCompleted
@@ -313,7 +314,7 @@ async fn run(args: &Change, verb: &Verb) -> anyhow::Result<bool> {
         count(args, verb, &answer.count.unwrap_or_default())?;
         return Ok(true);
     }
-    // Once: a call that broke off may have started its bulk change.
+    // Do not retry: a call whose answer was lost may have started a bulk change.
     let answer = client
         .call(verb, request)
         .await

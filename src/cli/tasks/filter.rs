@@ -45,12 +45,13 @@ pub(super) struct Filter {
     until: Option<i64>,
 }
 
-/// The value of `--status`. clap would take a `Vec` for a flag that may be repeated.
+/// The value of `--status`. It is a type of its own because clap takes a `Vec` for a flag that may
+/// be repeated.
 #[derive(Clone)]
 pub(super) struct Statuses(Vec<TaskStatus>);
 
 impl Statuses {
-    /// Reads the value, and names the statuses to those who complete a command line.
+    /// Returns a parser that also names the statuses to shell completions.
     fn parser() -> impl TypedValueParser<Value = Self> {
         Listed
     }
@@ -67,7 +68,7 @@ const STATUSES: [&str; 8] = [
     "unfinished",
 ];
 
-/// Takes a list of statuses, in any case.
+/// Parses a comma-separated list of statuses, in upper or lower case.
 #[derive(Clone)]
 struct Listed;
 
@@ -92,7 +93,7 @@ impl TypedValueParser for Listed {
 }
 
 impl Filter {
-    /// True if it chooses among the tasks of a queue, or of all queues.
+    /// Returns true if any flag of the filter is given.
     pub(super) fn chooses(&self) -> bool {
         self.of_queue().is_some()
             || self.worker.is_some()
@@ -100,7 +101,7 @@ impl Filter {
             || self.until.is_some()
     }
 
-    /// The first flag that needs a queue.
+    /// Returns the first given flag that needs a queue.
     fn of_queue(&self) -> Option<&'static str> {
         [
             ("--status", self.status.is_some()),

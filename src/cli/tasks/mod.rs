@@ -15,7 +15,7 @@ use super::{
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
-/// The largest answer: keys have at most 4 KiB each.
+/// The largest answer to accept: a page of tasks, with keys of up to 4 KiB.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 type Client = DiscoveryClient<Taskd>;
@@ -78,7 +78,7 @@ struct List {
     server: Server,
 }
 
-/// Runs the command. Answers whether every task that it was to change was changed.
+/// Runs the command. Returns false if some tasks could not be changed.
 pub async fn run(args: Tasks) -> anyhow::Result<bool> {
     match args.what {
         None => list(&args.list).await.map(|()| true),

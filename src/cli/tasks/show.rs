@@ -1,4 +1,4 @@
-//! Tasks as a table and as JSON.
+//! Formats tasks as a table and as JSON.
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Map, Value};
@@ -44,7 +44,7 @@ pub(super) fn table(tasks: &[pb::Task]) -> String {
     table.to_string()
 }
 
-/// As the HTTP API shows it.
+/// Formats a task as the HTTP API does.
 pub(super) fn json(task: &pb::Task) -> Value {
     let mut object = Map::new();
     let mut set = |name: &str, value: Value| drop(object.insert(name.into(), value));

@@ -89,7 +89,7 @@ pub(super) async fn run(args: Top) -> anyhow::Result<()> {
     let looker = async {
         loop {
             tokio::time::sleep(every).await;
-            // Cannot fail: the view outlives this loop, and holds the sender and the receiver.
+            // Neither of these can fail: `pause` and `looks` outlive this loop.
             paused.wait_for(|paused| !paused).await.ok();
             seen.send(look(&server, args.queue.name()).await).await.ok();
         }

@@ -2,7 +2,7 @@
 
 use crate::{bus::Message, model::TraceContext, wire};
 
-/// The message of a report, and its index in it.
+/// The message that a report came in, and the report's index among the reports of that message.
 pub(super) struct Origin<'m> {
     pub(super) message: &'m Message,
     pub(super) index: usize,

@@ -35,10 +35,12 @@ impl Context {
 /// Held while a shard is closed or brought back.
 pub(super) type MovesShards = Arc<tokio::sync::Mutex<()>>;
 
-/// Held while finished tasks are forgotten, and from reading a fence until the release that uses
-/// it, so that this process's own forgetting does not make its releases fail.
+/// Held while the records of finished tasks are removed from Redis, and while parked tasks are put
+/// into the queue by the shortcut, from reading the fences on: each removal moves a fence, and the
+/// shortcut fails if a fence has moved since it was read.
 pub(super) type Forgets = Arc<tokio::sync::Mutex<()>>;
 
+/// The parameters of a snapshot at most `max_age` old.
 pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFor {
     LookFor {
         max_age,
@@ -47,6 +49,7 @@ pub(super) fn look_for(settings: &config::Watchdog, max_age: Duration) -> LookFo
     }
 }
 
+/// Converts a number for the metrics.
 pub(super) fn count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

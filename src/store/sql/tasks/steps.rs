@@ -1,8 +1,8 @@
 //! The steps that run just before the commit of a transaction that changes the status of tasks.
 //!
 //! There are five kinds of such transactions: inserts, settlements, retries, changes and removals.
-//! Each creates [`Steps`], reports every task to them that was added, ended, reopened or removed,
-//! and stores them last.
+//! Each creates [`Steps`], tells them of every task that it adds, ends, reopens or removes, and
+//! stores them last.
 
 use std::sync::Arc;
 
