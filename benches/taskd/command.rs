@@ -117,6 +117,25 @@ pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Ve
     Ok(tables)
 }
 
+/// Measures what limits per key cost.
+pub(crate) async fn keys(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
+    let mut figures = Figures::default();
+    for run in 1..=scale.runs {
+        progress.step(format!("limits, run {run} of {}", scale.runs));
+        let report = bench(&[&["limits"], scale.limited].concat()).await?;
+        for figure in report["figures"].as_array().into_iter().flatten() {
+            figures.compare(figure);
+        }
+    }
+    Ok(vec![Table {
+        bench: "limits",
+        title: "taskd bench: limits",
+        conditions: "`taskd bench limits` with a taskd of its own on embedded defaults.".into(),
+        references: vec!["the other".into()],
+        rows: compared_rows(&figures).collect(),
+    }])
+}
+
 async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
     let redis = limits::Redis::start().await?;
     limits.ping.push(redis.ping(CALLERS, scale.single_tasks)?);
@@ -424,19 +443,22 @@ fn cpu(limits: &Limits, figures: &Figures) -> Table {
     }
 }
 
-fn compared_table(figures: &Figures) -> Table {
-    let rows = figures.compared.iter().map(|one| Row {
+fn compared_rows(figures: &Figures) -> impl Iterator<Item = Row> {
+    figures.compared.iter().map(|one| Row {
         figure: one.figure.clone(),
         unit: Unit::Plain,
         runs: one.value.clone(),
         ratios: vec![one.ratio.clone()],
-    });
+    })
+}
+
+fn compared_table(figures: &Figures) -> Table {
     Table {
         bench: "command",
         title: "taskd bench: flat and start",
         conditions: "`taskd bench flat start`, as above; 10 workers, 100 a call unless said."
             .into(),
         references: vec!["the first".into()],
-        rows: rows.collect(),
+        rows: compared_rows(figures).collect(),
     }
 }

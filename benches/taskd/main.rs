@@ -44,8 +44,8 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, costs, delay, push, claim, queues,
-    /// production; search runs only when it is named
+    /// Only the benchmarks whose name contains this: command, limits, costs, delay, push, claim,
+    /// queues, production; search runs only when it is named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
@@ -108,6 +108,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     if wanted("command") {
         show(form, &command::run(&scale, &Progress::new()).await?);
+    }
+    if wanted("limits") {
+        show(form, &command::keys(&scale, &Progress::new()).await?);
     }
     if wanted("costs") {
         show(form, &costs::run(&scale, &Progress::new()).await?);

@@ -12,6 +12,8 @@ pub(crate) struct Scale {
     pub(crate) paced: u32,
     /// The arguments of `taskd bench flat start`.
     pub(crate) compared: &'static [&'static str],
+    /// The arguments of `taskd bench limits`.
+    pub(crate) limited: &'static [&'static str],
     /// Tasks per added delay.
     pub(crate) delayed: usize,
     /// Tasks that wait while a worker claims.
@@ -50,6 +52,7 @@ impl Scale {
             latency_samples: 300,
             paced: 2_500,
             compared: &[],
+            limited: &[],
             delayed: 40_000,
             waiting: vec![10, 10_000, 1_000_000],
             claims: 200,
@@ -83,6 +86,16 @@ impl Scale {
                 "100",
                 "--many-queues",
                 "20",
+            ],
+            limited: &[
+                "--tasks",
+                "2000",
+                "--blocked",
+                "5000",
+                "--paced-keys",
+                "100",
+                "--duration",
+                "2s",
             ],
             delayed: 1_000,
             waiting: vec![10, 2_000],

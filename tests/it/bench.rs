@@ -367,6 +367,52 @@ fn it_compares_few_and_many_and_starts_again_after_a_loss() {
 }
 
 #[test]
+fn it_compares_limited_tasks_with_free_ones() {
+    let tmp = folder();
+    let sizes = ["--tasks", "200", "--blocked", "100", "--paced-keys", "20"];
+    let more = ["--duration", "1s", "--batch", "20", "--workers", "6"];
+    let args = [
+        &["bench", "limits", "--runs", "1", "--json"][..],
+        &sizes,
+        &more,
+    ]
+    .concat();
+    let (code, stdout, stderr) = run(tmp.path(), &args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let expected = [
+        ["insert, no limits", ""],
+        ["process, no limits", ""],
+        ["insert, 200 limit keys", "insert, no limits"],
+        ["process, 200 limit keys", "process, no limits"],
+        ["process, 10 limit keys", "process, no limits"],
+        ["process, none blocked", ""],
+        ["process, 100 blocked", "process, none blocked"],
+        ["20 limit keys at 1/s: starts", ""],
+        ["20 limit keys at 1/s: late, p99", ""],
+        ["a busy key in Redis, beside a lease without limits", ""],
+        ["a task behind its key, beside one without limits", ""],
+    ];
+    let shown = figures.iter().map(|figure| {
+        ["measure", "reference"].map(|name| figure[name].as_str().unwrap_or_default())
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+    for figure in figures {
+        assert!(figure["value"]["median"].is_number(), "{figure}");
+    }
+    // No key starts before its time.
+    let share = figures[7]["value"]["median"].as_f64().unwrap();
+    assert!(share > 0.0 && share < 1.1, "{share}");
+    let totals = &report["totals"];
+    assert_eq!(
+        [&totals["lost"], &totals["doubled"], &report["wrong"]],
+        [&json!(0), &json!(0), &json!([])]
+    );
+    assert!(is_empty(tmp.path()), "its folder is gone");
+}
+
+#[test]
 fn the_table_has_the_conditions_beside_the_figures() {
     let tmp = folder();
     let (code, stdout, stderr) = run(tmp.path(), &[SMALL, &["process", "--runs", "1"]].concat());

@@ -41,6 +41,9 @@ Only when named, and only with a taskd of its own:
                and CPU of a taskd that nobody calls
   start        the time to ready in an empty folder; how fast all tasks can be claimed again after
                Redis has lost everything
+  limits       limits per key: tasks a second with a limit key each and with ten, each beside none;
+               in front of many tasks whose limit key is busy; how late the starts of many keys are
+               at one a second; memory of a busy key, and of a task behind it
 
 Without --server each run starts a taskd of its own: embedded defaults, free ports, and a folder \
 under TMPDIR, which it removes. Put TMPDIR on a disk: in memory fsync costs nothing.
@@ -57,8 +60,8 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency, flat, start; without one, the first
-    /// four
+    /// The measurements: insert, duplicates, process, latency, flat, start, limits; without one, the
+    /// first four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -87,6 +90,9 @@ pub struct Bench {
 
     #[command(flatten)]
     pub(super) flat: Flat,
+
+    #[command(flatten)]
+    pub(super) limits: Limits,
 
     /// Runs; the table shows the median, the lowest and the highest of them
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -191,6 +197,21 @@ pub(super) struct Flat {
     pub(super) idle: Time,
 }
 
+/// The sizes of the phase limits.
+#[derive(Args, Clone, Serialize)]
+#[command(next_help_heading = "Sizes of the phase limits")]
+pub(super) struct Limits {
+    /// Tasks whose limit key is busy while workers take others
+    #[arg(long, value_name = "N", default_value_t = 1_000_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub(super) blocked: u32,
+
+    /// Limit keys with one start a second, for --duration
+    #[arg(long, value_name = "N", default_value_t = 5000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) paced_keys: u32,
+}
+
 /// Phases that share a taskd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
@@ -198,6 +219,7 @@ pub(super) enum Part {
     Calls,
     Flat,
     Start,
+    Limits,
 }
 
 /// A part of a run, in the order in which they run.
@@ -210,6 +232,7 @@ pub(super) enum Phase {
     Latency,
     Flat,
     Start,
+    Limits,
 }
 
 impl Phase {
@@ -221,6 +244,7 @@ impl Phase {
             Self::Latency => "latency",
             Self::Flat => "flat",
             Self::Start => "start",
+            Self::Limits => "limits",
         }
     }
 }
@@ -254,7 +278,8 @@ impl Bench {
         }
         if self.server.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err(
-                "flat and start measure a taskd of their own: leave out --server".to_owned(),
+                "flat, start and limits measure a taskd of their own: leave out --server"
+                    .to_owned(),
             );
         }
         let of_a_server = ["token", "tls_ca", "client_cert"]
@@ -289,13 +314,14 @@ impl Bench {
     }
 
     pub(super) fn wants(&self, phase: Phase) -> bool {
-        let is_usual = !matches!(phase, Phase::Flat | Phase::Start);
+        let is_usual = !matches!(phase, Phase::Flat | Phase::Start | Phase::Limits);
         (self.phases.is_empty() && is_usual) || self.phases.contains(&phase)
     }
 
     /// The parts of a run, each of which gets a taskd of its own.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
-        let [flat, start] = [Phase::Flat, Phase::Start].map(|phase| self.wants(phase));
+        let [flat, start, limits] =
+            [Phase::Flat, Phase::Start, Phase::Limits].map(|phase| self.wants(phase));
         let calls = [
             Phase::Insert,
             Phase::Duplicates,
@@ -307,6 +333,7 @@ impl Bench {
             (calls, Part::Calls),
             (flat, Part::Flat),
             (start, Part::Start),
+            (limits, Part::Limits),
         ];
         parts
             .into_iter()
@@ -315,7 +342,9 @@ impl Bench {
 
     /// The most tasks and the most queues that exist at the same time in a part.
     pub(super) fn room(&self, part: Part) -> (u64, u64) {
-        let Self { work, flat, .. } = self;
+        let Self {
+            work, flat, limits, ..
+        } = self;
         match part {
             Part::Calls | Part::Start => {
                 (work.tasks.max(work.samples()).into(), work.queues.into())
@@ -329,6 +358,12 @@ impl Bench {
                     .into(),
                 flat.many_queues.into(),
             ),
+            Part::Limits => {
+                let rounds = work.duration.0.as_secs() + 2;
+                let paced = u64::from(limits.paced_keys) * rounds;
+                let blocked = u64::from(limits.blocked) + u64::from(work.tasks);
+                (paced.max(blocked), 8)
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ mod http;
 mod insert;
 mod latency;
 mod ledger;
+mod limits;
 mod machine;
 mod own;
 mod process;
@@ -59,7 +60,11 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
             if conditions.is_none() {
                 conditions = Some(server.conditions(args).await?);
             }
-            let name = format!("bench-{}", &Uuid::new_v4().simple().to_string()[..12]);
+            let name = match part {
+                // Its own taskd knows the queues of these names.
+                Part::Limits => limits::NAME.to_owned(),
+                _ => format!("bench-{}", &Uuid::new_v4().simple().to_string()[..12]),
+            };
             let mut run = Run {
                 args,
                 server,
@@ -72,6 +77,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
                 Part::Calls => calls(&mut run).await?,
                 Part::Flat => flat::measure(&mut run).await?,
                 Part::Start => start::measure(&mut run).await?,
+                Part::Limits => limits::measure(&mut run).await?,
             }
             run.server.close().await?;
         }

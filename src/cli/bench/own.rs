@@ -24,6 +24,13 @@ const START: Duration = Duration::from_secs(60);
 /// The timeout of a stop; taskd itself stops within 25 seconds.
 const STOP: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// The queues that the benchmark's own taskd has for the phase limits, with their limits.
+const LIMITED_QUEUES: &str = "\
+[queues.bench-many]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
+[queues.bench-few]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
+[queues.bench-blocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
+[queues.bench-bytes]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
+[queues.bench-paced]\nlimit_by = \"given\"\nlimit_pace = \"1/1s\"\n";
 
 /// A running taskd. Dropping it stops it and removes its folder.
 pub(super) struct Own {
@@ -248,8 +255,12 @@ fn settings(args: &Bench, part: Part) -> String {
     let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
     let replicas = args.work.replicas.max(100);
     let auth = if args.with_token { "tokens" } else { "none" };
+    let limited = match part {
+        Part::Limits => LIMITED_QUEUES,
+        Part::Calls | Part::Flat | Part::Start => "",
+    };
     format!(
         "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
-         [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n"
+         [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n{limited}"
     )
 }

@@ -32,7 +32,7 @@ struct Cpu {
     bench: Runs,
 }
 
-/// A figure of the phase flat or start, and its ratio to another figure of the same run.
+/// A figure of the phases flat, start and limits, and its ratio to another figure of the same run.
 #[derive(Serialize)]
 struct Figure {
     phase: Phase,
@@ -197,7 +197,7 @@ impl Report {
 
     pub(super) fn json(&self, conditions: &Conditions, args: &Bench) -> serde_json::Value {
         serde_json::json!({
-            "conditions": conditions, "work": args.work, "flat": args.flat, "runs": args.runs,
+            "conditions": conditions, "work": args.work, "flat": args.flat, "limits": args.limits, "runs": args.runs,
             "rates": self.rates, "figures": self.figures, "latency_ms": self.latencies, "totals": self.totals,
             "wrong": self.wrong, "notes": self.notes,
         })
@@ -417,7 +417,7 @@ impl Serialize for Runs {
 }
 
 /// The time that this share of `sorted` does not exceed.
-fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
+pub(super) fn quantile(sorted: &[Duration], share: f64) -> Option<Duration> {
     let place = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(place.max(1) - 1).copied()
 }

@@ -31,6 +31,9 @@ pub(super) struct Tasks {
     pub(super) queues: Vec<String>,
     payload: Bytes,
     replicas: u16,
+    /// The limit keys that the tasks share, in turn: the start of their names, and how many there
+    /// are; 0 for none.
+    limit_keys: (&'static str, u32),
 }
 
 impl Tasks {
@@ -48,6 +51,15 @@ impl Tasks {
             queues,
             payload,
             replicas: work.replicas,
+            limit_keys: ("", 0),
+        }
+    }
+
+    /// The tasks share so many limit keys, in turn.
+    pub(super) fn limited(self, name: &'static str, limit_keys: u32) -> Self {
+        Self {
+            limit_keys: (name, limit_keys),
+            ..self
         }
     }
 
@@ -57,6 +69,10 @@ impl Tasks {
             key: key(number).into(),
             payload: self.payload.clone(),
             replicas: Some(self.replicas.into()),
+            limit_key: match number.checked_rem(self.limit_keys.1) {
+                Some(place) => format!("{}-{place}", self.limit_keys.0),
+                None => String::new(),
+            },
             ..Default::default()
         }
     }
