@@ -27,6 +27,7 @@ mod kafka_secured;
 mod kafka_topics;
 mod kafka_transactions;
 mod lifecycle;
+mod limits;
 mod migrations;
 mod openapi;
 mod outages;

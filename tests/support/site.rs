@@ -19,7 +19,6 @@ use tokio::{net::TcpListener, task::JoinHandle};
 
 /// Each host links to the first pages of so many others, so that a crawl soon knows all.
 const LINKED_HOSTS: usize = 8;
-const TICK: Duration = Duration::from_millis(10);
 
 /// What the site is like.
 #[derive(Clone, Debug)]
@@ -38,6 +37,7 @@ pub(crate) struct Plan {
 pub(crate) struct Asked {
     pub(crate) path: String,
     pub(crate) began: Instant,
+    pub(crate) began_unix_ms: i64,
     /// `None` while it is under way. A request that its sender broke off has ended, too.
     pub(crate) ended: Option<Instant>,
     pub(crate) answer: Option<StatusCode>,
@@ -104,14 +104,13 @@ pub(crate) struct Site {
     plan: Plan,
     port: u16,
     state: Arc<State>,
-    tasks: [JoinHandle<()>; 2],
+    serving: JoinHandle<()>,
 }
 
 struct State {
     plan: Plan,
     port: u16,
     hosts: Mutex<BTreeMap<u8, Seen>>,
-    longest_stall: Mutex<Duration>,
 }
 
 impl Site {
@@ -122,7 +121,6 @@ impl Site {
             plan: plan.clone(),
             port,
             hosts: Mutex::default(),
-            longest_stall: Mutex::default(),
         });
         let answering = Arc::clone(&state);
         let answer = move |ConnectInfo(called): ConnectInfo<Called>, uri: Uri| {
@@ -132,21 +130,11 @@ impl Site {
         let router = Router::new().fallback(answer);
         let service = router.into_make_service_with_connect_info::<Called>();
         let serving = tokio::spawn(async move { axum::serve(listener, service).await.unwrap() });
-        let watched = Arc::clone(&state);
-        let watching = tokio::spawn(async move {
-            loop {
-                let before = Instant::now();
-                tokio::time::sleep(TICK).await;
-                let stall = before.elapsed().saturating_sub(TICK);
-                let mut longest = watched.longest_stall.lock().unwrap();
-                *longest = stall.max(*longest);
-            }
-        });
         Self {
             plan,
             port,
             state,
-            tasks: [serving, watching],
+            serving,
         }
     }
 
@@ -174,19 +162,11 @@ impl Site {
     pub(crate) fn seen(&self, host: u8) -> Seen {
         self.state.hosts().get(&host).cloned().unwrap_or_default()
     }
-
-    /// How much too late this process was at most: its machine was busy. What is measured here may
-    /// be wrong by as much.
-    pub(crate) fn longest_stall(&self) -> Duration {
-        *self.state.longest_stall.lock().unwrap()
-    }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
-        for task in &self.tasks {
-            task.abort();
-        }
+        self.serving.abort();
     }
 }
 
@@ -265,6 +245,7 @@ impl UnderWay {
         seen.requests.push(Asked {
             path: path.to_owned(),
             began,
+            began_unix_ms: taskd::model::now_unix_ms(),
             ended: None,
             answer: None,
         });
