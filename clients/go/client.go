@@ -116,8 +116,8 @@ func (c *Client) call(ctx context.Context, longer time.Duration, call func(conte
 	for {
 		err := c.servers.once(ctx, longer, call)
 		if !isAway(err) {
-			if err == nil && c.outage.over() {
-				c.outage.log.Info("taskd is back", "at", c.servers.pick().address)
+			if err == nil {
+				c.back()
 			}
 			return err
 		}
@@ -136,6 +136,12 @@ func (c *Client) call(ctx context.Context, longer time.Duration, call func(conte
 func (c *Client) sayAway(began time.Time, err error) {
 	if time.Since(began) >= sayAwayAfter {
 		c.outage.away(err)
+	}
+}
+
+func (c *Client) back() {
+	if c.outage.over() {
+		c.outage.log.Info("taskd is back", "at", c.servers.pick().address)
 	}
 }
 
@@ -232,8 +238,7 @@ func (c *Client) insertCall(ctx context.Context, tasks []*taskdpb.NewTask) ([]In
 		open[place] = place
 	}
 	var pauses pauses
-	began := time.Now()
-	end := began.Add(c.patience)
+	end := time.Now().Add(c.patience)
 	for {
 		request := &taskdpb.InsertTasksRequest{}
 		for _, place := range open {
@@ -265,16 +270,13 @@ func (c *Client) insertCall(ctx context.Context, tasks []*taskdpb.NewTask) ([]In
 			return inserted, nil
 		}
 		if len(later) < len(open) {
-			began = time.Now()
-			end = began.Add(c.patience)
+			end = time.Now().Add(c.patience)
 			pauses.reset()
 		}
 		open = later
-		err = &AwayError{Address: c.servers.pick().address, Message: "it asks to try later"}
 		if time.Now().After(end) {
-			return nil, err
+			return nil, &AwayError{Address: c.servers.pick().address, Message: "it asks to try later"}
 		}
-		c.sayAway(began, err)
 		if !sleep(ctx, pauses.next()) {
 			return nil, context.Cause(ctx)
 		}
@@ -420,6 +422,7 @@ func (c *Client) InsertBatchAndWait(ctx context.Context, tasks []NewTask, wait t
 			c.sayAway(began, err)
 		}
 		if err == nil {
+			c.back()
 			for n, result := range answer.Results {
 				if n < len(open) {
 					inserted[open[n]].TaskStatus = result.TaskStatus

@@ -287,3 +287,36 @@ func TestNothingIsSaidBeforeTaskdRefusesAQueue(t *testing.T) {
 		}
 	}
 }
+
+func TestACallSaysThatTaskdIsAwayAndBack(t *testing.T) {
+	address := freePort(t)
+	var log journal
+	options := taskd.ClientOptions{Addresses: []string{address}, Patience: time.Hour, Logger: log.logger()}
+	client, err := taskd.NewClient(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	inserted := make(chan error, 1)
+	go func() {
+		_, err := client.Insert(context.Background(), taskd.NewTask{Queue: "q", Key: "a"})
+		inserted <- err
+	}()
+	until(t, "it says that taskd is away", func() bool {
+		return strings.Contains(log.String(), "taskd is away, trying again: taskd at "+address)
+	})
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serving := grpc.NewServer()
+	taskdpb.RegisterDiscoveryServer(serving, taskdtest.NewServer(t))
+	go func() { _ = serving.Serve(listener) }()
+	defer serving.Stop()
+	if err := <-inserted; err != nil {
+		t.Error(err)
+	}
+	if strings.Count(log.String(), "is away") != 1 || strings.Count(log.String(), "taskd is back") != 1 {
+		t.Errorf("it says %s", log.String())
+	}
+}
