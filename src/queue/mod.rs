@@ -84,7 +84,7 @@ pub use self::{
         Extension, Inspected, Leased, OUTBOX_FULL, OUTBOX_FULL_BYTES, OutboxEntry, Promoted,
         RecordStatus, RejectMode, Rejection, Source,
     },
-    upkeep::{CrowdMarks, FailedRound, Failing, Finals, LookFor, Swept, Upkeep},
+    upkeep::{CrowdMarks, FailedRound, Failing, Finals, LookFor, Swept, Uncrowded, Upkeep},
     wakes::{Batons, Listening, Waiter, Wakes},
     worker::WorkerQueue,
 };

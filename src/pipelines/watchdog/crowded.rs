@@ -10,7 +10,7 @@
 //! released again, and the queue knows it: see [`crate::pipelines::shortcut`].
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -23,7 +23,7 @@ use crate::{
     config::Settings,
     model::{LimitHash, QueueName, ShardId, TaskId, TaskRow, limit_partition},
     pipelines::{admission::Gates, context::Context, shortcut::Shortcut},
-    queue::{self, CrowdMarks, Failing, Upkeep},
+    queue::{self, CrowdMarks, Failing, Uncrowded, Upkeep},
     runtime::{Clock, Loop},
     store::{Outbox, OutboxRow, PAGE_BYTES, Turn},
     telemetry::metrics::{self, Republished},
@@ -65,8 +65,10 @@ pub(super) struct Crowded {
 /// The state of the loop.
 #[derive(Default)]
 struct Rounds {
-    /// The queues with crowded tasks.
+    /// The queues with crowded tasks, or with marks in their shards.
     queues: Vec<QueueName>,
+    /// The queues whose shards had marks in the last round.
+    marked: BTreeSet<QueueName>,
     /// Where the walk goes on.
     after: Option<(QueueName, LimitHash)>,
     walked: Option<Instant>,
@@ -76,6 +78,15 @@ struct Rounds {
 }
 
 /// The outcome of a shard's turn.
+#[derive(Default)]
+struct Turned {
+    /// The shard may be able to take more at once.
+    goes_on: bool,
+    /// Limit keys of the shard count as having tasks in SQL.
+    has_marks: bool,
+}
+
+/// What was released into a shard.
 #[derive(Default)]
 struct Refilled {
     /// Limit keys without tasks in SQL.
@@ -153,12 +164,14 @@ impl Crowded {
         shards.sort_unstable();
         shards.dedup();
         let mut has_more = false;
+        let mut marked = BTreeSet::new();
         for shard in shards {
             if cx.stop.is_cancelled() {
                 return Ok(false);
             }
             let keys = found.remove(&shard).unwrap_or_default();
             if rounds.failing.leaves_out(&shard) || self.on_their_way.has(&shard) {
+                marked.insert(shard.queue);
                 continue;
             }
             let began = Instant::now();
@@ -167,9 +180,14 @@ impl Crowded {
                 Err(error @ (Error::Store(_) | Error::Bus(_))) => return Err(error),
                 turn => rounds.failing.note(&shard, began, turn),
             };
-            has_more |= turn.unwrap_or_default();
+            let turn = turn.unwrap_or_default();
+            has_more |= turn.goes_on;
+            if turn.has_marks {
+                marked.insert(shard.queue);
+            }
             cx.beat();
         }
+        rounds.marked = marked;
         rounds.failing.end_part("release crowded tasks into");
         Ok(has_more)
     }
@@ -178,6 +196,9 @@ impl Crowded {
     async fn walk(&self, rounds: &mut Rounds) -> Result<BTreeMap<ShardId, Vec<LimitHash>>, Error> {
         rounds.walked = Some(Instant::now());
         rounds.queues = self.store.crowded_queues().await?;
+        rounds.queues.extend(rounds.marked.iter().cloned());
+        rounds.queues.sort_unstable();
+        rounds.queues.dedup();
         let mut found: BTreeMap<ShardId, Vec<LimitHash>> = BTreeMap::new();
         let mut left = WALKED_AT_ONCE;
         let after = rounds.after.take();
@@ -218,13 +239,13 @@ impl Crowded {
     }
 
     /// Refills the limit keys of a shard that have few tasks there. Marks those that the walk has
-    /// found. Returns whether the shard may be able to take more at once.
+    /// found.
     async fn turn(
         &mut self,
         shard: &ShardId,
         walked: Vec<LimitHash>,
         refused: &mut HashSet<TaskId>,
-    ) -> Result<bool, Error> {
+    ) -> Result<Turned, Error> {
         let settings = self.settings.queues.get(&shard.queue);
         let (bytes, live) = (settings.high_water_bytes, settings.live_tasks_max());
         let marks = CrowdMarks {
@@ -234,30 +255,39 @@ impl Crowded {
         let asked = self
             .queue
             .uncrowded(shard, bytes, live, KEYS_OF_ROUND, &marks);
-        let (each, keys) = match asked.await {
+        let Uncrowded { each, keys, marks } = match asked.await {
             Ok(answer) => answer,
             // It is closed, and the fanout opens it for the first of these tasks; or it is lost,
             // and they wait on the bus until it is back.
-            Err(queue::Error::NoGeneration) => (TO_A_CLOSED_SHARD, marks.crowded),
+            Err(queue::Error::NoGeneration) => Uncrowded {
+                each: TO_A_CLOSED_SHARD,
+                keys: marks.crowded,
+                marks: 0,
+            },
             Err(error) => return Err(error.into()),
         };
+        let mut turned = Turned {
+            goes_on: false,
+            has_marks: marks > 0,
+        };
         if keys.is_empty() {
-            return Ok(false);
+            return Ok(turned);
         }
         let is_all = keys.len() < KEYS_OF_ROUND;
         let Refilled { empty, has_more } = self.refill(shard, &keys, each, refused).await?;
-        let goes_on = has_more || !is_all && !empty.is_empty();
+        turned.goes_on = has_more || !is_all && !empty.is_empty();
         if !empty.is_empty() {
             let marks = CrowdMarks {
                 crowded: Vec::new(),
                 empty,
             };
             match self.queue.uncrowded(shard, bytes, live, 0, &marks).await {
-                Ok(_) | Err(queue::Error::NoGeneration) => {}
+                Ok(left) => turned.has_marks = left.marks > 0,
+                Err(queue::Error::NoGeneration) => turned.has_marks = false,
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(goes_on)
+        Ok(turned)
     }
 
     /// Releases tasks of these limit keys, `each` at most of each, as many as fit into one call.

@@ -75,6 +75,16 @@ pub struct CrowdMarks {
     pub empty: Vec<LimitHash>,
 }
 
+/// The limit keys of a shard that take tasks from SQL.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uncrowded {
+    /// How many tasks of each to bring.
+    pub each: usize,
+    pub keys: Vec<LimitHash>,
+    /// How many limit keys of the shard count as having tasks in SQL.
+    pub marks: u64,
+}
+
 /// The answer of `lua/sweep.lua`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
@@ -207,9 +217,8 @@ impl Upkeep {
         promoted
     }
 
-    /// Returns the limit keys of which tasks wait in SQL and few wait in the shard, `most` at most,
-    /// and how many tasks of each to bring from SQL. A shard that is half full by these limits
-    /// takes fewer.
+    /// Returns the limit keys of which tasks wait in SQL and few wait in the shard, `most` at most.
+    /// A shard that is half full by these limits takes fewer tasks of each.
     ///
     /// Also records which limit keys have tasks in SQL, and which have none any more.
     pub async fn uncrowded(
@@ -219,7 +228,7 @@ impl Upkeep {
         live_tasks_max: u64,
         most: usize,
         marks: &CrowdMarks,
-    ) -> Result<(usize, Vec<LimitHash>)> {
+    ) -> Result<Uncrowded> {
         let value = self
             .call(&scripts::CROWDED, shard, 1, |call| {
                 call.arg(high_water_bytes)
@@ -238,7 +247,8 @@ impl Upkeep {
                 .map_err(|_| Error::Answer(format!("a limit key of {} bytes", key.len())))?;
             keys.push(key);
         }
-        Ok((each, keys))
+        let marks = number(answer.next())?;
+        Ok(Uncrowded { each, keys, marks })
     }
 
     /// Drops spent elements and old pointers.
