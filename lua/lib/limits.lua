@@ -369,7 +369,9 @@ local function make_limits()
   -- Whether tasks wait behind the key and nothing wakes it: no lease or element of it is there to end, and no time.
   local function sleeps(limit)
     local entry = entry_of(limit)
-    return entry[WAITING] > 0 and entry[LEASED] == '' and entry[OFFERED] == '' and not redis.call('ZSCORE', STARTS, limit)
+    -- Below 0: an operator lets nothing start.
+    return entry[WAITING] > 0 and entry[LEASED] == '' and entry[OFFERED] == '' and limits_of(entry)[AT_A_TIME] >= 0
+      and not redis.call('ZSCORE', STARTS, limit)
   end
   -- Gives a key own limits, or none (nil); '': all keys. A new hold of an operator replaces that of a worker.
   local function set_own(limit, own, replaces_hold)
