@@ -182,7 +182,7 @@ for i = 1, count do
     if is_known then
       known = known + 1
     else
-      local task, body, limit = others[i] or like_most, ARGV[14 + 2 * i], nil
+      local task, body, limit, is_crowded = others[i] or like_most, ARGV[14 + 2 * i], nil, nil
       if limits then
         local _, found = limited_head(body)
         limit = found
@@ -190,13 +190,15 @@ for i = 1, count do
         if limit and records[i] and not load(records[i]) then limits().forget(limit, id) end
         if limit and task.record and not task.due then
           local most = limits().most_waiting(bytes, high_bytes, live, most_live)
-          if limits().crowds(limit, i, most, ARGV[13] == '1') then
+          is_crowded = limits().crowds(limit, i, most, ARGV[13] == '1')
+          if is_crowded then
             -- Neither added nor known. The offset stays until the caller has put it into SQL.
             task, known, is_from_bus = {}, known - 1, false
           end
         end
       end
-      if ahead >= high_tasks and not limit or bytes >= high_bytes or live >= most_live then break end
+      -- What goes to SQL needs no room.
+      if (ahead >= high_tasks and not limit or bytes >= high_bytes or live >= most_live) and not is_crowded then break end
       if task.record then
         seen[id] = true
         local priority = string.byte(body) or 0

@@ -376,6 +376,9 @@ local function make_limits()
   -- Gives a key own limits, or none (nil); '': all keys. A new hold of an operator replaces that of a worker.
   local function set_own(limit, own, replaces_hold)
     local field = limit == '' and 'o*' or limit .. 'o'
+    -- From now on an entry is read with its own limits, also if these are the first ones of the shard.
+    of_queue()
+    keys_with_own = math.max(keys_with_own, 1)
     if own then
       redis.call('HSET', LIMITS, field, cmsgpack.pack(own))
       longest_report = math.max(longest_report, own[OWN_PACE] * math.max(own[OWN_BURST], 1), own[OWN_HOLD] - now)
@@ -449,6 +452,10 @@ local function make_limits()
     local entry_args, gone, start_args, crowded_args, soonest = {}, {}, {}, {}, nil
     local function wake_at(limit, at)
       start_args[#start_args + 1], start_args[#start_args + 2] = at, limit
+      -- An own burst may let a time be farther away than the limits of the queue do.
+      if at - now > longest_pace(of_queue()[PACE], of_queue()[BURST]) then
+        longest_report = math.max(longest_report, at - now)
+      end
       if not soonest or at < soonest then soonest = at end
     end
     for i = 1, #touched do

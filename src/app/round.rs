@@ -227,21 +227,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     });
     let gates = Gates::default();
     let occupancy = Occupancy::default();
-    let queues = || async {
-        let store = Arc::clone(store);
-        let gates = gates.clone();
-        let occupancy = occupancy.clone();
-        QueueSync::start(
-            store,
-            queue.shards.clone(),
-            gates,
-            occupancy,
-            clock.clone(),
-            settings.queues.any_limited(),
-        )
-        .await
-        .map_err(unreadable)
-    };
+    let queues = || follow_queues(backends, &queue, &gates, &occupancy);
     let Some(queues) = wait.until("the database", queues).await? else {
         return Ok(None);
     };
@@ -291,6 +277,25 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         queues,
         tokens,
     }))
+}
+
+/// Begins to follow what SQL has of queues: their shards, pauses and limits.
+async fn follow_queues(
+    backends: &Backends,
+    queue: &Queue,
+    gates: &Gates,
+    occupancy: &Occupancy,
+) -> Result<QueueSync, Unreachable> {
+    QueueSync::start(
+        Arc::clone(&backends.store),
+        queue.shards.clone(),
+        gates.clone(),
+        occupancy.clone(),
+        backends.clock.clone(),
+        backends.settings.queues.any_limited(),
+    )
+    .await
+    .map_err(unreadable)
 }
 
 /// Checks the filter against the database, if this process runs discovery.

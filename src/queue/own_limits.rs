@@ -5,6 +5,7 @@
 //! that are open. Every process does both, so that none depends on the process that an operator
 //! called.
 
+use futures::future::join_all;
 use redis::Value;
 
 use super::{
@@ -22,6 +23,13 @@ use crate::{
 
 /// The changes of one script call.
 const CHANGES_AT_ONCE: usize = 1000;
+/// How many shards are told at once.
+const SHARDS_AT_ONCE: usize = 16;
+
+fn failures(shards: &[ShardId], told: Vec<Result<()>>) -> impl Iterator<Item = (ShardId, Error)> {
+    let failed = shards.iter().zip(told);
+    failed.filter_map(|(shard, told)| told.err().map(|error| (shard.clone(), error)))
+}
 
 /// A limit key as its shard has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,23 +107,53 @@ impl Shards {
     /// Tells all open shards these changes, which must be all after the version `from` up to
     /// `upto`. A shard that has missed some gets all that this process knows; one that has no
     /// generation gets them when it opens.
-    pub async fn push_limits(&self, changes: &[ChangedLimits], from: u64, upto: u64) -> Result<()> {
-        for shard in self.shards() {
-            let of_shard: Vec<_> = {
-                let known = self.limits().own.read();
-                let of_shard = changes.iter().filter(|change| known.is_in(change, &shard));
-                of_shard.cloned().collect()
-            };
-            if !self.push_to(&shard, &of_shard, from, upto).await? {
-                self.push_all_limits(&shard).await?;
-            }
+    /// Returns the shards that were not told.
+    pub async fn push_limits(
+        &self,
+        changes: &[ChangedLimits],
+        from: u64,
+        upto: u64,
+    ) -> Vec<(ShardId, Error)> {
+        let mut failed = Vec::new();
+        for shards in self.shards().chunks(SHARDS_AT_ONCE) {
+            let told = shards
+                .iter()
+                .map(|shard| self.push_changes(shard, changes, from, upto));
+            failed.extend(failures(shards, join_all(told).await));
+        }
+        failed
+    }
+
+    async fn push_changes(
+        &self,
+        shard: &ShardId,
+        changes: &[ChangedLimits],
+        from: u64,
+        upto: u64,
+    ) -> Result<()> {
+        let of_shard: Vec<_> = {
+            let known = self.limits().own.read();
+            let of_shard = changes.iter().filter(|change| known.is_in(change, shard));
+            of_shard.cloned().collect()
+        };
+        if !self.push_to(shard, &of_shard, from, upto).await? {
+            self.push_all(shard).await?;
         }
         Ok(())
     }
 
-    /// Tells a shard all that this process knows, because it may have been opened by a process that
-    /// did not know it.
-    pub async fn push_all_limits(&self, shard: &ShardId) -> Result<()> {
+    /// Tells shards all that this process knows, because a process that did not know it may have
+    /// opened them, or Redis may have lost it. Returns the shards that were not told.
+    pub async fn push_all_limits(&self, shards: &[ShardId]) -> Vec<(ShardId, Error)> {
+        let mut failed = Vec::new();
+        for shards in shards.chunks(SHARDS_AT_ONCE) {
+            let told = shards.iter().map(|shard| self.push_all(shard));
+            failed.extend(failures(shards, join_all(told).await));
+        }
+        failed
+    }
+
+    async fn push_all(&self, shard: &ShardId) -> Result<()> {
         let (changes, version) = {
             let known = self.limits().own.read();
             (known.of_shard(shard), known.version)

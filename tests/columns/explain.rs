@@ -201,7 +201,7 @@ async fn a_task_for_several_workers_is_explained_for_each() {
     daemon.complete("done", &leased).await;
     assert_eq!(
         until_at(&daemon, &id, "WAITING", "new").await["next"],
-        "a worker with another name than done that asks for tasks of queue two gets it"
+        "a worker with another name than done that asks for tasks of queue two gets it; it is the next of its priority"
     );
 }
 

@@ -23,10 +23,15 @@ fn unix_ms(time: &Value) -> i64 {
     taskd::wire::time::from_rfc_3339(time.as_str().expect("a time")).expect("RFC 3339")
 }
 
+/// Names a lease: a task may be leased again, and the tasks of one call have the same token.
+fn lease_of(task: &Value) -> String {
+    format!("{} {}", task["id"], task["lease_token"])
+}
+
 /// Counts from outside which leases of each limit key overlap.
 #[derive(Default)]
 struct Witness {
-    /// Limit key, task, end of the lease (ms).
+    /// Limit key, lease, end of the lease (ms).
     holds: Vec<(String, String, i64)>,
     most: BTreeMap<String, usize>,
 }
@@ -35,7 +40,7 @@ impl Witness {
     fn begin(&mut self, task: &Value) {
         let key = task["limit_key"].as_str().expect("a limit key").to_owned();
         let ends = unix_ms(&task["lease_expires_at"]);
-        self.holds.push((key.clone(), task["id"].to_string(), ends));
+        self.holds.push((key.clone(), lease_of(task), ends));
         let now = now_unix_ms();
         let running = self
             .holds
@@ -47,8 +52,8 @@ impl Witness {
     }
 
     fn end(&mut self, task: &Value) {
-        let id = task["id"].to_string();
-        if let Some(at) = self.holds.iter().position(|(_, task, _)| *task == id) {
+        let ended = lease_of(task);
+        if let Some(at) = self.holds.iter().position(|(_, lease, _)| *lease == ended) {
             self.holds.swap_remove(at);
         }
     }

@@ -12,7 +12,9 @@ use redis::AsyncCommands;
 use taskd::{
     bus::{Bus, Topic, redis_streams::RedisStreams},
     config::Settings,
-    model::{InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow, limit_hash},
+    model::{
+        InsertStatus, NewTask, Offset, QueueName, ShardId, TaskId, TaskRow, limit_hash, now_unix_ms,
+    },
     pipelines::{
         admission::Shortage,
         checking::{Failed, Published},
@@ -510,6 +512,8 @@ async fn a_crowd(f: &Fixture) -> Vec<(TaskRow, Turn)> {
         .collect();
     for row in &mut rows {
         row.task.limit_key = "example.org".to_owned();
+        // New ones: those that are late are flagged as sent again.
+        row.task.created_unix_ms = now_unix_ms();
     }
     let stored = f.store.insert(&rows).await.unwrap();
     let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();

@@ -154,22 +154,23 @@ impl QueueSync {
     /// the next round.
     async fn tell_limits(&mut self) {
         let version = self.queue.limits_version();
-        let told = self
+        let mut failure = None;
+        let opened: Vec<ShardId> = self.opened.drain().collect();
+        for (shard, error) in self.queue.push_all_limits(&opened).await {
+            self.opened.insert(shard);
+            failure = Some(error);
+        }
+        let failed = self
             .queue
             .push_limits(&self.untold, self.told, version)
             .await;
-        let mut failure = told.err();
-        if failure.is_none() {
-            self.untold.clear();
-            self.told = version;
+        for (shard, error) in failed {
+            // One shard that does not answer keeps no other from its limits.
+            self.opened.insert(shard);
+            failure = Some(error);
         }
-        let opened: Vec<ShardId> = self.opened.iter().cloned().collect();
-        for shard in opened {
-            match self.queue.push_all_limits(&shard).await {
-                Ok(()) => drop(self.opened.remove(&shard)),
-                Err(error) => failure = Some(error),
-            }
-        }
+        self.untold.clear();
+        self.told = version;
         if let Some(error) = failure {
             tracing::debug!("cannot tell shards their own limits, trying again: {error}");
         }
@@ -211,7 +212,9 @@ impl QueueSync {
                 false => self.queue.remove_shard(id),
             }
         }
-        if self.has_limits && (known.is_some() || self.shards.is_none()) {
+        // With each whole read all of them, because Redis may have lost its last second, and with it
+        // limits that a shard was told. One without own limits costs no call.
+        if self.has_limits {
             let open = shards.iter().filter(|shard| shard.is_open);
             self.opened.extend(open.map(|shard| shard.id.clone()));
         }

@@ -304,10 +304,12 @@ impl Shortcut {
                     traced.end(shard, &tasks, dealt_with, added, since);
                     metrics::fanout_took(added, dealt_with - added - crowded.len(), crowded.len());
                     put.count += dealt_with;
-                    let crowded = crowded.iter().map(|place| &tasks[*place]);
-                    put.crowded.extend(crowded.clone().map(|task| task.id));
-                    let keys = crowded.filter_map(|task| wire::limit_hash_in(&task.body));
-                    self.0.gates.note_crowded(keys);
+                    if !crowded.is_empty() {
+                        let crowded = crowded.iter().map(|place| &tasks[*place]);
+                        put.crowded.extend(crowded.clone().map(|task| task.id));
+                        let keys = crowded.filter_map(|task| wire::limit_hash_in(&task.body));
+                        self.0.gates.note_crowded(keys);
+                    }
                     if dealt_with < tasks.len() {
                         break;
                     }

@@ -194,7 +194,6 @@ impl Crowded {
 
     /// Reads which queues have crowded tasks, and the next limit keys of such tasks, by shard.
     async fn walk(&self, rounds: &mut Rounds) -> Result<BTreeMap<ShardId, Vec<LimitHash>>, Error> {
-        rounds.walked = Some(Instant::now());
         rounds.queues = self.store.crowded_queues().await?;
         rounds.queues.extend(rounds.marked.iter().cloned());
         rounds.queues.sort_unstable();
@@ -216,10 +215,14 @@ impl Crowded {
             left -= keys.len();
             if let Some(last) = keys.last().filter(|_| left == 0) {
                 rounds.after = Some((queue.clone(), *last));
-                return Ok(found);
+                break;
             }
         }
-        rounds.refused.clear();
+        if rounds.after.is_none() {
+            rounds.refused.clear();
+        }
+        // At its end: if reading takes long, rounds without a walk follow.
+        rounds.walked = Some(Instant::now());
         Ok(found)
     }
 

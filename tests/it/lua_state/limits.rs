@@ -788,6 +788,10 @@ async fn enough_of_a_key_wait_in_the_shard_and_the_others_are_left_to_sql() {
         assert_eq!(s.crowd("x", 0..2, most_live).await, (0, 0));
         // Those of another key have room.
         assert_eq!(s.crowd("y", 9000..9010, most_live).await, (10, 0));
+        // What goes to SQL needs no room: the call gets past it in a full shard, too.
+        let live = s.counter("live").await.unsigned_abs();
+        let answer = s.enqueue_numbers("x", 8000..8002, live, "9999-0", 0).await;
+        assert_eq!(answer, ["ok", "2", "0", "0", "-1", "1", "2"]);
         let half = (bound / 2).to_string();
         let uncrowded = s.uncrowded(most_live, "", "").await;
         assert_eq!(uncrowded, [half.clone(), "1".to_owned()]);
