@@ -90,7 +90,7 @@ impl HttpPort {
             };
             let may_pass = match &answer {
                 Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
-                Err(error) => error.is::<Unreachable>(),
+                Err(error) => error.is::<Unreachable>() || was_cut_off(error),
             };
             if !may_pass
                 || self
@@ -175,6 +175,12 @@ impl HttpPort {
             .with_context(|| format!("the connection with {} broke off", self.url))?;
         Ok((head.status, head.headers, body))
     }
+}
+
+/// Whether the server closed the connection before it answered, as one that is killed or starts may.
+fn was_cut_off(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+    causes.any(hyper::Error::is_incomplete_message)
 }
 
 /// The server does not speak HTTP/1.
