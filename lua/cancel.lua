@@ -30,6 +30,7 @@ for a = 3, #ARGV, 3 do
     local x = {'X', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
     if epoch > 0 then x[EPOCH], x[OFFER] = epoch, t and t[OFFER] or 0 end
     if t then x[PAST] = (t[PAST] or 0) + 1 end
+    if record and not t then forget_limit(id, record) end
     drop_body(id)
     redis.call('HSET', RECORDS, id, save(x))
     redis.call('RPUSH', FINALS, id)

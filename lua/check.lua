@@ -122,13 +122,24 @@ local function check_body(field)
 end
 
 local function check_limit(limit)
-  local asleep = limits().sleeps(limit)
-  for id, count in pairs(limits().leases(limit)) do
+  -- Tasks wait, and no lease or element is there to end, and no time. Below 0 at a time: an operator lets nothing start.
+  local told = limits().tell(limit)
+  local asleep = told[1] == 0 and told[2] == 0 and told[3] > 0 and told[6] >= 0 and not redis.call('ZSCORE', STARTS, limit)
+  local leases, offers = limits().counted(limit)
+  for id, count in pairs(leases) do
     local t = live(id)
     local held = t and t.limit == limit and #t[HELD] / 2 or 0
     if count > held then
       find('limit_without_lease', id, 'its limit key counts ' .. count .. ' leases of it, and ' .. held .. ' are there')
       for _ = held + 1, mends and count or held do limits().lease_ended(limit, id) end
+    end
+  end
+  for id, count in pairs(offers) do
+    local t = live(id)
+    -- A replica in backoff may have been offered until the worker for whom the task was reserved completed it.
+    if not t or t.limit ~= limit or left(t) <= 0 and #t[WAIT] == 0 then
+      find('limit_without_offer', id, 'its limit key counts it as offered, and no replica of it is left to claim')
+      for _ = 1, mends and count or 0 do limits().pass(limit, id) end
     end
   end
   if asleep then

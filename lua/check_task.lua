@@ -6,7 +6,7 @@
 --
 -- ARGV[2] 1 repairs, 0 only reports
 -- ARGV[3] the budget: elements to pass at most; one that Lua decodes counts for 40
--- ARGV[4] what is suspected, a character per id: e SQL shows it final | l it is listed as final
+-- ARGV[4] what is suspected, a character per id: e SQL shows it final or behind others | l it is listed as final
 --         | m no lane had it | t a lane had it twice | u the list of final records did not have it
 -- ARGV[5…] ids
 -- Returns {how many of the ids were dealt with (the caller asks again for the others), how many of
@@ -91,10 +91,17 @@ local function check_unlisted(id, t)
   return listed ~= nil
 end
 
+local function stands(id, t)
+  for priority = 1, t.limit and 3 or 0 do
+    if limits().show(t.limit, id, t[OFFER] or 0, priority, math.huge) then return true end
+  end
+  return false
+end
+
 local function check_offer(id, t)
   if left(t) <= 0 then return true end
   local found = places(id, t)
-  if found and #found == 0 and t.limit and limits().stands(t.limit, id, t[OFFER] or 0) then
+  if found and #found == 0 and stands(id, t) then
     return true
   elseif found and #found == 0 and t.limit then
     find('open_without_element', id, left(t) .. ' of its replicas can be claimed, and it does not wait behind its limit key')
@@ -115,7 +122,7 @@ local function check(id, why)
   local t = record and load(record)
   local is_live = t and t[ST] == 'L'
   if is_live and why == 'e' then
-    find('ended_and_live', id, 'SQL shows it final, and workers can get it')
+    find('ended_and_live', id, 'SQL shows it final or behind others, and workers can get it')
     if mends then drop(id, t) end
   elseif is_live and why == 'l' then
     return check_listed(id, t)

@@ -25,7 +25,7 @@
 --   damaged, and no lease was given. A task is leased for what the request asks, or for the lease in the body's head.
 --   requests with more: the scan of these ended at a bound of the call, so ask again. Counted from 1.
 --   attempts: {place, attempt, …} of the tasks whose attempt is not the first. Places count from 1.
---   In a limited shard, next: when time alone lets a limit key of the call go on (ms), or -1
+--   In a limited shard, next: in how many ms time alone lets a limit key of the call go on, or -1
 --   left: the priorities of which lanes have elements now, as peek.lua answers them; and 8 if a worker rests from a task
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 -- KEYS[T + 3 * lane], KEYS[C + 3 * lane], KEYS[P + 3 * lane]: the lanes are the last 18 keys.
@@ -147,10 +147,19 @@ local function read(i, lane, at)
     end
   end
   if limits then
-    for k = 1, #elements do
-      local id = sub(elements[k], -16)
-      if byte(elements[k]) == LIMITED and records[id] == '1' then records[id] = 'k' .. sub(elements[k], -25, -18) .. '1' end
+    if limits_of_queue then
+      limits().set_queue(limits_of_queue)
+      limits_of_queue = nil
     end
+    local keys = {}
+    for k = 1, #elements do
+      if byte(elements[k]) == LIMITED then
+        local id, limit = sub(elements[k], -16), sub(elements[k], -25, -18)
+        keys[#keys + 1] = limit
+        if records[id] == '1' then records[id] = 'k' .. limit .. '1' end
+      end
+    end
+    if keys[1] then limits().read_all(keys) end
   end
 end
 
@@ -168,6 +177,7 @@ local function make_judge()
       return nil, true
     end
     local rest = left(t)
+    if rest <= 0 and limits and byte(element) == LIMITED then limits().pass(sub(element, -25, -18), id) end
     if rest <= 0 or not is_offer(t, element) then return nil, true end
     local why = bar(t, worker, now)
     if why then
@@ -176,10 +186,6 @@ local function make_judge()
     end
     local again = nil
     if t.limit then
-      if limits_of_queue then
-        limits().set_queue(limits_of_queue)
-        limits_of_queue = nil
-      end
       if not limits().may_start(t.limit) then
         t[OFFER] = (t[OFFER] or 0) + 1
         limits().enter(t.limit, id, t[OFFER], priority, true)
@@ -253,6 +259,10 @@ for r = 1, #workers do
         local after, is_spent, attempt, rests, limit, again = nil, true, 1, false, nil, nil
         if record == '1' then
           after = held
+        elseif record and limits and sub(record, 10) == '1' and byte(record) == 107
+          and limits().may_start(sub(record, 2, 9)) then
+          limit = sub(record, 2, 9)
+          after = 'k' .. limit .. held
         elseif record then
           -- By lib/record.lua: 'h', 'f', 'e' have nothing left, 'm' and a number may have.
           local form = byte(record) or 0
@@ -279,6 +289,9 @@ for r = 1, #workers do
             after, is_spent, attempt, rests, limit, again =
               judge(id, lane.elements[at + 1], worker, grant, math.ceil(i / 2))
           end
+        elseif limits and byte(lane.elements[at + 1]) == LIMITED then
+          -- The task is gone, and its key may count it as offered.
+          limits().pass(sub(lane.elements[at + 1], -25, -18), id)
         end
         if after and weigh then
           local size = redis.call('HSTRLEN', BODIES, id)

@@ -14,7 +14,7 @@
 -- In the row for shards with limited tasks, what ends here lets others of its limit key start.
 -- Returns an error LIMITED in the row for other shards: nothing was changed, ask by the other row
 --       | a string: a digit per item, its code (lib/held.lua names them), and behind them 0 if a task is due now;
---         in a limited shard also a space and when time alone lets a limit key of the call go on (ms), if one waits
+--         in a limited shard also a space and in how many ms time alone lets a limit key of the call go on, if one waits
 --       | an error FULL: nothing was changed, the workers keep their leases
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local counters = redis.call('HMGET', COUNTERS, 'outbox_bytes', 'largest_body', 'live', 'limited')
@@ -31,6 +31,18 @@ local runs = #ARGV[6] / 4 - #ids
 local width = limits and 5 or 3
 for a = 7 + runs, #ARGV - width + 1, width do others[tonumber(ARGV[a])] = a end
 local records = #ids > 0 and redis.call('HMGET', RECORDS, unpack(ids)) or {}
+-- Ends the lease of a limited task; made once one is met.
+local lease_ended
+if limits then
+  local keys = {}
+  for i = 1, #ids do
+    if records[i] and byte(records[i]) == 107 then keys[#keys + 1] = sub(records[i], 2, 9) end
+  end
+  if keys[1] then
+    limits().read_all(keys)
+    lease_ended = limits().lease_ended
+  end
+end
 
 -- Decides about an item that is not the common case: first attempt, this generation, a task that was never rejected.
 -- The functions for records are made only where one is met: each costs every call that makes it.
@@ -105,6 +117,9 @@ for run = 1, runs do
     local is_common = record and is_current and not others[i]
     if is_common and record == token then
       after = completed
+    elseif is_common and limits and byte(record) == 107 and sub(record, 10) == token then
+      after = completed
+      lease_ended(sub(record, 2, 9), id)
     else
       local at = nil
       if is_common and byte(record) == 109 then

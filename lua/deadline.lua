@@ -32,6 +32,7 @@ for a = 5, #ARGV, 3 do
     else
       -- The task has not arrived. A record that cannot be read counts as none.
       count('fence', 1)
+      if record then forget_limit(id, record) end
       t = {'D', tonumber(ARGV[a + 1]), 0, {}, {}, {}, now}
       drop_body(id)
       redis.call('RPUSH', FINALS, id)

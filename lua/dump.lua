@@ -78,7 +78,9 @@ end
 -- The entries of limit keys, as lib/limits.lua has them.
 local limits, stored = {}, redis.call('HSCAN', LIMITS, '0', 'COUNT', most)[2]
 for i = 1, math.min(#stored, 2 * most), 2 do
-  local ok, entry = pcall(cmsgpack.unpack, stored[i + 1])
+  local form, text = string.sub(stored[i + 1], 1, 1), string.sub(stored[i + 1], 2)
+  local ok, entry = true, {form == 'l' and text or '', form == 'o' and text or '', 0, 0, 0}
+  if form ~= 'l' and form ~= 'o' then ok, entry = pcall(cmsgpack.unpack, stored[i + 1]) end
   if #stored[i] == 8 and ok and type(entry) == 'table' and #entry >= 5 then
     limits[#limits + 1] = {key = hex(stored[i]), leased = #entry[1] / 16, offered = #entry[2] / 17, waiting = entry[5],
       next_start_ms = entry[3] > 0 and entry[3] or nil, hold_ms = entry[4] > 0 and entry[4] or nil,

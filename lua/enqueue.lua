@@ -30,8 +30,8 @@
 -- Returns {'fenced', epoch of the present owner}: nothing was changed
 --       | {'behind', stored offset or ''}: Redis fell back, nothing was changed, seek there
 --       | {'moved', the fence: generation/moves/forgets}: nothing was changed
---       | {'ok', dealt with, added, known[, next, crowded]}: in the row for limited tasks, when time alone lets a limit key
---         of the call go on (ms), or -1, and the places (from 1) of the crowded tasks, which count as dealt with. When
+--       | {'ok', dealt with, added, known[, next, crowded]}: in the row for limited tasks, in how many ms time alone lets a
+--         limit key of the call go on, or -1, and the places (from 1) of the crowded tasks, which count as dealt with. When
 --         fewer were dealt with than given, the queue is full at the next one
 --       | an error BADTASK for a body without a known priority: nothing was changed
 local counters =
@@ -146,7 +146,8 @@ end
 local limits = nil
 -- include lib/limits.lua
 -- include lib/head.lua
-if limits then limits().set_queue(ARGV[#ARGV]) end
+local of_limits = limits and limits()
+if limits then of_limits.set_queue(ARGV[#ARGV]) end
 local any_limited = false
 -- An element is msgpack [NUM, offer, id].
 local like_most = {num = tonumber(ARGV[12]), record = ARGV[12]}
@@ -161,6 +162,18 @@ local records, bodies = {}, nil
 if count > 0 then
   records = redis.call('HMGET', RECORDS, unpack(ids))
   if big <= LARGE then bodies = redis.call('HMGET', BODIES, unpack(ids)) end
+end
+-- The limit keys of the tasks.
+local limits_of = nil
+if limits then
+  limits_of = {}
+  local keys = {}
+  for i = 1, count do
+    local _, limit = limited_head(ARGV[14 + 2 * i])
+    limits_of[i] = limit or false
+    if limit then keys[#keys + 1] = limit end
+  end
+  of_limits.read_all(keys)
 end
 local seen, places, record_args, delay_args, heads, elements = {}, {}, {}, {}, {}, {}
 local done, known, opened, biggest = 0, 0, 0, big
@@ -184,13 +197,10 @@ for i = 1, count do
     else
       local task, body, limit, is_crowded = others[i] or like_most, ARGV[14 + 2 * i], nil, nil
       if limits then
-        local _, found = limited_head(body)
-        limit = found
-        -- One whose record cannot be read may be leased.
-        if limit and records[i] and not load(records[i]) then limits().forget(limit, id) end
+        limit = limits_of[i] or nil
         if limit and task.record and not task.due then
-          local most = limits().most_waiting(bytes, high_bytes, live, most_live)
-          is_crowded = limits().crowds(limit, i, most, ARGV[13] == '1')
+          local most = of_limits.most_waiting(bytes, high_bytes, live, most_live)
+          is_crowded = of_limits.crowds(limit, i, most, ARGV[13] == '1')
           if is_crowded then
             -- Neither added nor known. The offset stays until the caller has put it into SQL.
             task, known, is_from_bus = {}, known - 1, false
@@ -213,12 +223,14 @@ for i = 1, count do
         local record = task.record
         if limit then
           any_limited = true
+          -- One whose record cannot be read may be leased.
+          if records[i] and not load(records[i]) then of_limits.forget(limit, id) end
           if record ~= '1' then record = 'k' .. limit .. record end
         end
         if task.due then
           delay_args[#delay_args + 1], delay_args[#delay_args + 2] = task.due, id
         elseif limit then
-          limits().enter(limit, id, task.offer or 0, priority, false)
+          of_limits.admit(limit, id, task.num, task.offer or 0, priority)
           opened = opened + 1
           bytes = bytes + size + OVERHEAD
         else

@@ -53,21 +53,27 @@ if counters[2] then
   local keys = redis.call('ZRANGE', STARTS, '-inf', now, 'BYSCORE', 'LIMIT', 0, most)
   -- Times farther away than any that a script wrote: the clock was set back. Let these keys check
   -- their times again.
-  local beyond = string.format('(%.0f', now + limits().longest_wait())
+  local beyond = string.format('(%.0f', now + tonumber(redis.call('HGET', COUNTERS, 'longest_start') or 0))
   for _, limit in ipairs(redis.call('ZRANGE', STARTS, beyond, '+inf', 'BYSCORE', 'LIMIT', 0, most)) do
     keys[#keys + 1] = limit
   end
+  limits().read_all(keys)
   for _, limit in ipairs(keys) do limits().touch(limit) end
   due_keys = #keys
   if due_keys > 0 then redis.call('ZREM', STARTS, unpack(keys)) end
   -- New limits of the queue may let any key go on, so all of them look at their times, a page in each call.
   local page = cursor and not is_new and redis.call('HSCAN', LIMITS, cursor, 'COUNT', most)
+  -- An operator's hold of all keys ends those of workers.
+  local check = page and redis.call('HEXISTS', COUNTERS, 'limits_unhold') == 1 and limits().unhold or limits().touch
+  local of_page = {}
   for i = 1, page and #page[2] or 0, 2 do
-    if #page[2][i] == 8 then limits().touch(page[2][i]) end
+    if #page[2][i] == 8 then of_page[#of_page + 1] = page[2][i] end
   end
+  limits().read_all(of_page)
+  for _, limit in ipairs(of_page) do check(limit) end
   settle_limits()
   if page and page[1] == '0' then
-    redis.call('HDEL', COUNTERS, 'limits_walk')
+    redis.call('HDEL', COUNTERS, 'limits_walk', 'limits_unhold')
     is_walking = false
   elseif page then
     redis.call('HSET', COUNTERS, 'limits_walk', page[1])

@@ -30,7 +30,13 @@ for _, id in ipairs(redis.call('HKEYS', BODIES)) do
 end
 local right = {'live', live, 'open', open, 'open_bytes', open_bytes}
 local limit_keys = redis.call('HLEN', LIMITS)
-if limit_keys > 0 and limit_keys <= most then right[#right + 1], right[#right + 2] = 'behind', limits().count_waiting() end
+if limit_keys > 0 and limit_keys <= most then
+  local behind = 0
+  for _, limit in ipairs(redis.call('HKEYS', LIMITS)) do
+    if #limit == 8 then behind = behind + limits().tell(limit)[3] end
+  end
+  right[#right + 1], right[#right + 2] = 'behind', behind
+end
 
 -- Count as complete.lua and write_reports() do: without the name of the field b. An outbox that is
 -- too large for one step is not counted again.

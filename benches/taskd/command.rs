@@ -136,6 +136,52 @@ pub(crate) async fn keys(scale: &Scale, progress: &Progress) -> anyhow::Result<V
     }])
 }
 
+/// Measures records of topics beside inserted tasks.
+pub(crate) async fn topics(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
+    let mut figures = Figures::default();
+    let mut latencies: Vec<(&str, Runs)> = Vec::new();
+    for run in 1..=scale.runs {
+        progress.step(format!("topics, run {run} of {}", scale.runs));
+        // Tasks are inserted and processed many times in this phase.
+        let tasks = (scale.tasks / 2).to_string();
+        let report = bench(&["topics", "--tasks", &tasks, "--duration", "5s"]).await?;
+        for figure in report["figures"].as_array().into_iter().flatten() {
+            figures.compare(figure);
+        }
+        for quantile in ["p50", "p99"] {
+            let of = |measure: &str| -> anyhow::Result<f64> {
+                let mut all = report["latency_ms"].as_array().into_iter().flatten();
+                let found = all.find(|latency| latency["measure"] == measure);
+                let found = found.and_then(|latency| latency[quantile]["median"].as_f64());
+                found.with_context(|| format!("no {quantile} of {measure}"))
+            };
+            let ratio = of("publish to handler")? / of("insert to handler")?;
+            match latencies.iter_mut().find(|(name, _)| *name == quantile) {
+                Some((_, runs)) => runs.push(ratio),
+                None => {
+                    let mut runs = Runs::default();
+                    runs.push(ratio);
+                    latencies.push((quantile, runs));
+                }
+            }
+        }
+    }
+    for (quantile, ratio) in latencies {
+        figures.compared.push(Compared {
+            figure: format!("publish to handler, {quantile}, beside insert to handler"),
+            value: ratio,
+            ratio: None,
+        });
+    }
+    Ok(vec![Table {
+        bench: "topics",
+        title: "taskd bench: topics",
+        conditions: "`taskd bench topics` with a taskd of its own on embedded defaults.".into(),
+        references: vec!["the other".into()],
+        rows: compared_rows(&figures).collect(),
+    }])
+}
+
 async fn measure_limits(limits: &mut Limits, scale: &Scale) -> anyhow::Result<()> {
     let redis = limits::Redis::start().await?;
     limits.ping.push(redis.ping(CALLERS, scale.single_tasks)?);

@@ -180,6 +180,34 @@ impl Daemon {
         Ok(values.filter_map(|value| value.parse::<u64>().ok()).sum())
     }
 
+    /// The text of a page or of an answer; with `frame`, of the frame of a page.
+    pub(crate) async fn text(&self, path: &str, frame: Option<&str>) -> anyhow::Result<String> {
+        let mut request = self.client.get(format!("{}/{path}", self.http));
+        if let Some(frame) = frame {
+            request = request.header("taskd-frame", frame);
+        }
+        let answer = request.send().await?.error_for_status()?;
+        Ok(answer.text().await?)
+    }
+
+    /// How many commands taskd's redis-server has carried out.
+    pub(crate) async fn redis_commands(&self) -> anyhow::Result<u64> {
+        let socket = self.folder.path().join("data/redis.sock");
+        let mut redis = redis::Client::open(format!("unix://{}", socket.display()))?
+            .get_multiplexed_async_connection()
+            .await
+            .context("cannot reach taskd's redis-server")?;
+        let info: String = redis::cmd("INFO")
+            .arg("stats")
+            .query_async(&mut redis)
+            .await?;
+        let value = info
+            .lines()
+            .find_map(|line| line.strip_prefix("total_commands_processed:"));
+        let value = value.context("INFO has total_commands_processed")?;
+        Ok(value.trim().parse()?)
+    }
+
     async fn metrics(&self) -> anyhow::Result<String> {
         Ok(self
             .client

@@ -29,6 +29,7 @@ mod report;
 mod scale;
 mod search;
 mod servers;
+mod ui;
 mod work;
 
 use anyhow::Context;
@@ -44,12 +45,15 @@ use scale::Scale;
 #[derive(Parser)]
 #[command(name = "bench")]
 struct Args {
-    /// Only the benchmarks whose name contains this: command, limits, costs, delay, push, claim,
-    /// queues, production; search runs only when it is named
+    /// Only the benchmarks whose name contains this: command, limits, topics, costs, delay, push,
+    /// claim, queues, production; search and ui run only when they are named
     filter: Option<String>,
     /// Small numbers and one run: shows that it works, measures nothing
     #[arg(long)]
     quick: bool,
+    /// Tasks and queues of `ui`, if not 1,000,000 in 1,000
+    #[arg(long, num_args = 2, value_names = ["TASKS", "QUEUES"])]
+    shown: Option<Vec<usize>>,
     /// One line of JSON for each figure
     #[arg(long, conflicts_with = "markdown")]
     json: bool,
@@ -86,11 +90,19 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Args { markdown: true, .. } => Form::Markdown,
         _ => Form::Human,
     };
-    let scale = if args.quick {
+    let mut scale = if args.quick {
         Scale::quick()
     } else {
         Scale::full()
     };
+    if let Some([tasks, queues]) = args.shown.as_deref() {
+        anyhow::ensure!(
+            *queues > 0 && *tasks >= *queues,
+            "--shown: each queue needs a task"
+        );
+        // Each queue has as many.
+        scale.shown = [tasks / queues * queues, *queues];
+    }
     let machine = Machine::look(folder()?.path()).await?;
     match form {
         Form::Json => println!("{}", machine.json()),
@@ -111,6 +123,9 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     if wanted("limits") {
         show(form, &command::keys(&scale, &Progress::new()).await?);
+    }
+    if wanted("topics") {
+        show(form, &command::topics(&scale, &Progress::new()).await?);
     }
     if wanted("costs") {
         show(form, &costs::run(&scale, &Progress::new()).await?);
@@ -133,6 +148,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
     // Only on request, because it creates a database of several gigabytes.
     if args.filter.as_deref() == Some("search") {
         show(form, &search::run(&scale, &Progress::new()).await?);
+    }
+    // Only on request, because it inserts a million tasks.
+    if args.filter.as_deref() == Some("ui") {
+        show(form, &ui::run(&scale, &Progress::new()).await?);
     }
     let busy = machine::busy_cores().await?;
     if busy.max(machine.busy_cores) > 0.2 {

@@ -33,6 +33,9 @@ pub(crate) struct Scale {
     pub(crate) tasks_of_replicas: usize,
     /// Tasks in the database that is searched.
     pub(crate) searched: Vec<usize>,
+    /// Tasks and queues that the dashboard shows, and how long viewers look.
+    pub(crate) shown: [usize; 2],
+    pub(crate) look_for: Duration,
     /// How long tasks arrive faster than taskd can handle, and how long at a percentage of that
     /// rate.
     pub(crate) overloaded_for: &'static str,
@@ -63,6 +66,8 @@ impl Scale {
             replicas: vec![1, 10, 100, 1000],
             tasks_of_replicas: 100,
             searched: vec![10_000, 10_000_000],
+            shown: [1_000_000, 1_000],
+            look_for: Duration::from_secs(40),
             overloaded_for: "1s",
             loaded_for: "10s",
             waiting_workers: 10_000,
@@ -107,6 +112,8 @@ impl Scale {
             replicas: vec![1, 5],
             tasks_of_replicas: 10,
             searched: vec![2_000, 20_000],
+            shown: [2_000, 20],
+            look_for: Duration::from_secs(4),
             overloaded_for: "50ms",
             loaded_for: "1s",
             waiting_workers: 600,

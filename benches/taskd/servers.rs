@@ -12,7 +12,7 @@ use rdkafka::{
 use sqlx::{
     AssertSqlSafe, ConnectOptions, Connection, MySqlConnection, mysql::MySqlConnectOptions,
 };
-use taskd::bus::Topic;
+use taskd::bus::{Log, Topic};
 use uuid::Uuid;
 
 use crate::redis_server::RedisServer;
@@ -159,6 +159,7 @@ impl<'a> Place<'a> {
         let topics: Vec<String> = Topic::ALL
             .iter()
             .map(|topic| self.topic(topic))
+            .chain(Log::REPORTS.map(|log| self.topic(log.name)))
             .chain([self.topic(LIMIT)])
             .collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();

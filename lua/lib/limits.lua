@@ -3,62 +3,81 @@
 -- key*, in a line per priority. All tasks of a limit key are in one shard, so one script sees all of it.
 --
 -- LIMITS has an entry per limit key that has something, by the first 8 bytes of the key's hash, and under '' the limits
--- of the queue, as enqueue and claim got them last. The own limits of a key, which an operator set, stand under its hash
--- and 'o', those of all keys under 'o*'; 'o' has the version of own limits that the shard knows, and how many keys have
--- some. LINES has the lines, in chunks of up to 64 items. STARTS says when time alone lets a key go on, or its entry may
--- go. CROWDED has the keys of which tasks wait in SQL, because enough of the key wait here, each with how many do.
+-- of the queue, as enqueue and claim got them last. The own limits of a key, which an operator set, stand under its
+-- hash and 'o', those of all keys under 'o*'; 'o' has the version of own limits that the shard knows, and how many keys
+-- have some. LINES has the lines, in chunks of up to 64 items, and long holds that SQL does not have yet. STARTS says
+-- when time alone lets a key go on, or its entry may go. CROWDED has the keys of which tasks wait in SQL, because
+-- enough of the key wait here, each with how many do.
 --
 -- Nothing of this costs a call that meets no limited task: limits() makes the functions once one is met, and
 -- settle_limits() does at the end of a script, when records and bodies are written, what follows from all of it.
+-- Outside of make_limits(): a function is made faster the fewer locals of the function around it it uses.
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
+-- An entry: ids of leased replicas, priority and id of each offered task, earliest next start (ms), end of the hold
+-- (ms), items in the lines, releases so far, then the first and the last chunk of each priority's line, the time between
+-- two starts that a worker asked for (ms), and until when that holds (ms). It is stored as msgpack, or, as with most
+-- keys, if it has nothing but leased or nothing but offered tasks, as 'l' and the former or 'o' and the latter.
+local LEASED, OFFERED, NEXT, HOLD, WAITING, TURN, CHUNKS, ASKED, ASKED_UNTIL = 1, 2, 3, 4, 5, 6, 7, 13, 14
+-- The limits of a queue: at a time (0 MOST_LEASED), ms between starts (0 none), burst, jitter (percent), whether the time
+-- counts from the end of a lease, wake channel, queue.
+local AT_A_TIME, PACE, BURST, JITTER, FROM_END, CHANNEL, QUEUE = 1, 2, 3, 4, 5, 6, 7
+-- Own limits: at a time (-1 as the queue, 0 nothing starts), ms between starts (-1 as the queue), burst (0 as the
+-- queue), end of the hold (ms).
+local OWN_AT_A_TIME, OWN_PACE, OWN_BURST, OWN_HOLD = 1, 2, 3, 4
+local ID, CHUNK_ITEMS, ITEM = 16, 64, 24
+-- A list of an entry that has so many bytes is changed by one cut and one join, at the end of the call.
+local LONG_LIST = 1024
+-- So many of a key are leased at most, whatever its limits say: each is in its entry. A call looks at so many items that
+-- count no more.
+local MOST_LEASED, STALE_AT_ONCE = 1000, 1000
+-- So many of a key are offered at most, whatever may start: the entry is read and written whole.
+local MOST_OFFERED, ENOUGH_OFFERED = 128, 64
+-- So many items of a key wait here at most; in a shard that is half full, in bytes or live tasks, so many.
+local MOST, MOST_IF_HALF_FULL = 4096, 64
+-- How long a report may hold a key, and how long the time between two starts counts that it asks for (ms).
+local LONGEST_REPORT = 3600000
+-- SQL keeps holds of workers that are this long (ms), so that they outlive Redis. Until it has them, LINES does: those
+-- of so many calls at most.
+local LONG_HOLD, MOST_UNKEPT = 10000, 1000
+local LANES = #KEYS - 20
+
 local function make_limits()
   -- include lib/clock.lua
-  -- include lib/record.lua
-  local sub, byte, char, find = string.sub, string.byte, string.char, string.find
-  -- An entry: ids of leased replicas, priority and id of each offered task, earliest next start (ms), end of the hold
-  -- (ms), items in the lines, releases so far, then the first and the last chunk of each priority's line, the time between
-  -- two starts that a worker asked for (ms), and until when that holds (ms).
-  local LEASED, OFFERED, NEXT, HOLD, WAITING, TURN, CHUNKS, ASKED, ASKED_UNTIL = 1, 2, 3, 4, 5, 6, 7, 13, 14
-  -- The limits of a queue: at a time (0 no bound), ms between starts (0 none), burst, jitter (percent), whether the time
-  -- counts from the end of a lease, wake channel, queue.
-  local AT_A_TIME, PACE, BURST, JITTER, FROM_END, CHANNEL, QUEUE = 1, 2, 3, 4, 5, 6, 7
-  -- Own limits: at a time (-1 as the queue, 0 nothing starts), ms between starts (-1 as the queue), burst (0 as the
-  -- queue), end of the hold (ms).
-  local OWN_AT_A_TIME, OWN_PACE, OWN_BURST, OWN_HOLD = 1, 2, 3, 4
-  local ID, CHUNK_ITEMS, ITEM = 16, 64, 24
-  -- Without a bound so many of a key stand in lanes. A call looks at so many items that count no more.
-  local UNBOUNDED, STALE_AT_ONCE = 1000, 1000
-  -- So many items of a key wait here at most; in a shard that is half full, in bytes or live tasks, so many.
-  local MOST, MOST_IF_HALF_FULL = 4096, 64
-  -- How long a report may hold a key, and how long the time between two starts counts that it asks for (ms).
-  local LONGEST_REPORT = 3600000
-  local LANES = #KEYS - 20
-
-  local queue, stored_text, queue_text, is_walk_due = nil, nil, nil, false
+  local queue, stored_text, queue_text, is_walk_due, ends_holds = nil, nil, nil, false, false
   -- Own limits of all keys; how many keys have own limits; and of entries that are subject to any, what counts for them.
   local own_of_all, keys_with_own, merged = nil, 0, {}
+  local function limits_in(text)
+    local limits = cmsgpack.unpack(text)
+    if limits[AT_A_TIME] == 0 then limits[AT_A_TIME] = MOST_LEASED end
+    return limits
+  end
   local function of_queue()
     if not queue then
       local found = redis.call('HMGET', LIMITS, '', 'o', 'o*')
       stored_text = found[1]
-      queue = stored_text and cmsgpack.unpack(stored_text) or {0, 0, 1, 0, 0, '', ''}
+      queue = stored_text and limits_in(stored_text) or {MOST_LEASED, 0, 1, 0, 0, '', ''}
       if found[2] then keys_with_own = cmsgpack.unpack(found[2])[2] end
       own_of_all = found[3] and cmsgpack.unpack(found[3])
     end
     return queue
   end
   -- The limits as the caller has them, which are those of the shard from now on; '': the settings of the caller have
-  -- none, so those of the shard stay. Returns whether they are new: then all keys have to look at their times again.
+  -- none, so those of the shard stay. Returns whether they are new: then all keys have to look at their times again. So
+  -- while processes have different settings, those of the shard change once a second at most.
   local function set_queue(text)
     if text == '' then return false end
     of_queue()
     if stored_text == text then return false end
-    queue, queue_text, is_walk_due = cmsgpack.unpack(text), text, stored_text and true
+    queue = limits_in(text)
+    local changed_at = stored_text and tonumber(redis.call('HGET', COUNTERS, 'limits_changed') or 0) or 0
+    if changed_at <= now and now - changed_at < 1000 then return false end
+    queue_text, is_walk_due = text, stored_text and true
     return is_walk_due
   end
 
   -- Entries and chunks are read once a call, and written once.
   local entries, touched, chunks, changed_chunks = {}, {}, {}, {}
-  local behind, stale_left, longest_report = 0, STALE_AT_ONCE, 0
+  local behind, stale_left = 0, STALE_AT_ONCE
 
   -- What counts for a key: its own limits, then those of all keys, then the queue's. At a time it has -1 if nothing
   -- starts.
@@ -87,16 +106,9 @@ local function make_limits()
     return math.max(limits[PACE], asked), burst, burst > 1 and 1 or 0
   end
 
-  -- The longest that a time of an entry, or of any, may be away (ms). A time farther away was written before the clock
-  -- was set back.
+  -- The longest that a time of an entry may be away (ms). A time farther away was written before the clock was set back.
   local function longest_pace(pace, burst)
     return math.ceil((burst + 1) * pace * (1 + of_queue()[JITTER] / 100)) + 1
-  end
-  -- A worker may have asked for a longer pace, which has the jitter and the burst of the queue, too.
-  local function longest_wait()
-    local limits = of_queue()
-    local report = tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0)
-    return longest_pace(math.max(limits[PACE], report), limits[BURST])
   end
 
   -- When the first replica of a key may start (ms, 0 at once). A shard in a later generation may be one that Redis lost,
@@ -108,26 +120,51 @@ local function make_limits()
     return since + (burst > 1 and 2 or 1) + burst * limits[PACE]
   end
 
+  -- Reads the entries of the keys that the call is about to ask for, at once. A key may be there several times.
+  local texts = {}
+  local function read_all(keys)
+    of_queue()
+    local unknown = {}
+    for i = 1, #keys do
+      local limit = keys[i]
+      if texts[limit] == nil and not entries[limit] then
+        texts[limit] = false
+        unknown[#unknown + 1] = limit
+        if keys_with_own > 0 then unknown[#unknown + 1] = limit .. 'o' end
+      end
+    end
+    for from = 1, #unknown, 6000 do
+      local found = redis.call('HMGET', LIMITS, unpack(unknown, from, math.min(from + 5999, #unknown)))
+      for i = 1, #found do texts[unknown[from + i - 1]] = found[i] end
+    end
+  end
   local function entry_of(limit)
     local entry = entries[limit]
     if entry then return entry end
-    local limits, text, own = of_queue(), nil, nil
-    if keys_with_own > 0 then
-      local found = redis.call('HMGET', LIMITS, limit, limit .. 'o')
-      text, own = found[1], found[2] and cmsgpack.unpack(found[2])
-    else
-      text = redis.call('HGET', LIMITS, limit)
-    end
+    if texts[limit] == nil then read_all({limit}) end
+    local limits, text, own = queue, texts[limit], keys_with_own > 0 and texts[limit .. 'o']
+    if own then own = cmsgpack.unpack(own) end
     if own or own_of_all then limits = merge(own) end
-    local ok, stored = pcall(cmsgpack.unpack, text or '')
-    entry = ok and type(stored) == 'table' and #stored == ASKED_UNTIL and stored
-      or {'', '', first_start(limits), 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    local form = text and byte(text)
+    if form == 108 then
+      entry = {sub(text, 2), '', 0, 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    elseif form == 111 then
+      entry = {'', sub(text, 2), 0, 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    else
+      local ok, stored = false, nil
+      if text then ok, stored = pcall(cmsgpack.unpack, text) end
+      entry = ok and type(stored) == 'table' and #stored == ASKED_UNTIL and stored
+        or {'', '', first_start(limits), 0, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0}
+    end
+    entries[limit] = entry
     if limits.is_own then merged[entry] = limits end
+    if entry[NEXT] == 0 and entry[HOLD] == 0 and entry[ASKED_UNTIL] == 0 then return entry end
+    -- A hold that came back from SQL, without the starts that Redis has lost.
+    if entry[NEXT] < 0 then entry[NEXT] = first_start(limits) end
     entry[HOLD] = math.min(entry[HOLD], now + 1 + LONGEST_REPORT)
     entry[ASKED_UNTIL] = math.min(entry[ASKED_UNTIL], now + LONGEST_REPORT)
     local pace, burst = pace_of(entry)
     if entry[NEXT] > now + longest_pace(pace, burst) then entry[NEXT] = now + math.ceil(pace) end
-    entries[limit] = entry
     return entry
   end
   local function touch(limit)
@@ -139,30 +176,93 @@ local function make_limits()
     return entry
   end
 
-  -- The place of an item in a text of items of one width that end with this text.
-  local function find_item(text, width, ending)
-    local from = 1
+  -- The place of an item in a text of items of one width that end with this text, other than the cut ones. In a long text
+  -- look for the end of the id, which is random: its beginning is the same in all items.
+  local function find_item(text, width, ending, is_cut)
+    local tail, from = #text > LONG_LIST and sub(ending, -4) or ending, 1
     while true do
-      local at = find(text, ending, from, true)
+      local at = find(text, tail, from, true)
       if not at then return nil end
-      local start = at + #ending - width
-      if start % width == 1 then return start end
+      local start = at + #tail - width
+      if start % width == 1 and not (is_cut and is_cut[start])
+        and (tail == ending or sub(text, start + width - #ending, start + width - 1) == ending) then return start end
       from = at + 1
     end
   end
-  local function remove_item(limit, list, width, id)
-    local text = entry_of(limit)[list]
-    local at = find_item(text, width, id)
-    if not at then return false end
-    touch(limit)[list] = sub(text, 1, at - 1) .. sub(text, at + width)
-    return true
+
+  -- What this call takes out of the lists of an entry and adds to them. Each change would copy the whole text, which for
+  -- a key with a thousand leases has 16 KB.
+  local WIDTHS, edits = {[LEASED] = ID, [OFFERED] = ID + 1}, {[LEASED] = {}, [OFFERED] = {}}
+  local function edit_of(entry, list)
+    local edit = edits[list][entry]
+    if not edit then
+      edit = {cuts = {}, is_cut = {}, added = {}}
+      edits[list][entry] = edit
+    end
+    return edit
+  end
+  local function items_in(entry, list)
+    local edit, items = edits[list][entry], #entry[list] / WIDTHS[list]
+    return edit and items - #edit.cuts + #edit.added or items
+  end
+  local function add_item(entry, list, item)
+    if not edits[list][entry] and #entry[list] <= LONG_LIST then
+      entry[list] = entry[list] .. item
+      return
+    end
+    local added = edit_of(entry, list).added
+    added[#added + 1] = item
+  end
+  local function remove_item(limit, list, id)
+    local entry = entry_of(limit)
+    local text, edit, width = entry[list], edits[list][entry], WIDTHS[list]
+    if text == '' and not edit then return false end
+    local start = find_item(text, width, id, edit and edit.is_cut)
+    if start and not edit and #text <= LONG_LIST then
+      entry[list] = #text == width and '' or sub(text, 1, start - 1) .. sub(text, start + width)
+      touch(limit)
+      return true
+    end
+    if start then
+      edit = edit_of(entry, list)
+      edit.is_cut[start] = true
+      edit.cuts[#edit.cuts + 1] = start
+      touch(limit)
+      return true
+    end
+    local added = edit and edit.added or {}
+    for i = 1, #added do
+      if sub(added[i], -ID) == id then
+        table.remove(added, i)
+        touch(limit)
+        return true
+      end
+    end
+    return false
+  end
+  -- The text of a list, with the changes of this call.
+  local function text_of(entry, list)
+    local edit, text, width = edits[list][entry], entry[list], WIDTHS[list]
+    if not edit then return text end
+    local cuts, pieces, from = edit.cuts, {}, 1
+    table.sort(cuts)
+    for i = 1, #cuts do
+      if cuts[i] > from then pieces[#pieces + 1] = sub(text, from, cuts[i] - 1) end
+      from = cuts[i] + width
+    end
+    pieces[#pieces + 1] = sub(text, from)
+    entry[list] = table.concat(pieces) .. table.concat(edit.added)
+    edits[list][entry] = nil
+    return entry[list]
   end
 
   -- How many replicas of the key may start now.
   local function room(entry)
-    local limits = limits_of(entry)
-    if hold_of(entry) > now or limits[AT_A_TIME] < 0 then return 0 end
-    local free = (limits[AT_A_TIME] > 0 and limits[AT_A_TIME] or UNBOUNDED) - #entry[LEASED] / ID
+    local limits = merged[entry] or queue
+    local at_a_time = limits[AT_A_TIME]
+    if entry[HOLD] > now or (limits.hold or 0) > now or at_a_time < 0 then return 0 end
+    local free = at_a_time - items_in(entry, LEASED)
+    if limits[PACE] <= 0 and entry[ASKED_UNTIL] <= now then return free > 0 and free or 0 end
     local pace, burst, slack = pace_of(entry)
     if pace > 0 then free = math.min(free, math.floor(burst - math.max(entry[NEXT] - now - slack, 0) / pace)) end
     return math.max(free, 0)
@@ -197,7 +297,7 @@ local function make_limits()
   -- more, nor does an element that stands in a lane.
   local function enter(limit, id, offer, priority, foremost)
     if priority < 1 or priority > 3 then priority = 2 end
-    remove_item(limit, OFFERED, ID + 1, id)
+    remove_item(limit, OFFERED, id)
     local entry, item = touch(limit), id .. struct.pack('>I8', offer)
     local first, last = CHUNKS + 2 * priority - 2, CHUNKS + 2 * priority - 1
     if entry[last] < entry[first] then entry[first], entry[last] = 0, 0 end
@@ -211,81 +311,134 @@ local function make_limits()
     entry[WAITING], behind = entry[WAITING] + 1, behind + 1
   end
 
-  -- The foremost item of a line: id and offer; nil: the line is empty.
-  local function leave(limit, entry, priority)
+  -- Takes the foremost items out of the first chunk of a line, at most so many; '': the line is empty.
+  local function leave(limit, entry, priority, most)
     local first, last = CHUNKS + 2 * priority - 2, CHUNKS + 2 * priority - 1
     while entry[first] <= entry[last] do
       local field = field_of(limit, priority, entry[first])
       local text = chunk(field)
-      if #text <= ITEM then
+      local size = math.min(most * ITEM, #text)
+      if size == #text then
         entry[first] = entry[first] + 1
         if entry[first] > entry[last] then entry[first], entry[last] = 0, -1 end
       end
-      if text ~= '' then
-        set_chunk(field, sub(text, ITEM + 1))
-        entry[WAITING], behind = entry[WAITING] - 1, behind - 1
-        return sub(text, 1, ID), struct.unpack('>I8', sub(text, ID + 1, ITEM))
+      if size > 0 then
+        set_chunk(field, sub(text, size + 1))
+        entry[WAITING], behind = entry[WAITING] - size / ITEM, behind - size / ITEM
+        return sub(text, 1, size)
       end
     end
+    return ''
   end
 
-  -- The element of the task, if this offer of it still counts. A task without a record has only a body.
-  local function element_of(limit, id, offer)
-    local record = redis.call('HGET', RECORDS, id)
-    if not record then return offer == 0 and fresh(id) and element(1, 0, id, limit) or nil end
-    local t = load(record)
-    if t and t.limit == limit and left(t) > 0 and (t[OFFER] or 0) == offer then
-      return element(t[NUM], offer, id, limit)
+  -- An element of lib/record.lua, of a limited task.
+  local function element_of(num, offer, limit, id)
+    if num < 128 and offer == 0 then return '\148' .. char(num) .. '\0\168' .. limit .. '\176' .. id end
+    return cmsgpack.pack({num, offer, limit, id})
+  end
+
+  -- The functions for records are made only where a task is released: each costs every call that makes it.
+  local function make_find()
+    -- include lib/record.lua
+    -- Of the items, the id, the offer and the element of each whose offer still counts. A task without a record has only
+    -- a body.
+    return function(limit, items)
+      local ids, found = {}, {}
+      for at = 1, #items, ITEM do ids[#ids + 1] = sub(items, at, at + ID - 1) end
+      local records, bodies = redis.call('HMGET', RECORDS, unpack(ids)), nil
+      for i = 1, #ids do
+        local id, offer = ids[i], struct.unpack('>I8', items, i * ITEM - 7)
+        if not records[i] then
+          -- As in enqueue.lua: the bodies of all at once, if none is large.
+          if not bodies then
+            local is_cheap = #ids > 1 and tonumber(redis.call('HGET', COUNTERS, 'largest_body') or 0) <= LARGE
+            bodies = is_cheap and redis.call('HMGET', BODIES, unpack(ids)) or {}
+          end
+          if offer == 0 and (bodies[i] or bodies[i] == nil and fresh(id)) then
+            found[#found + 1] = {id, 0, element_of(1, 0, limit, id)}
+          end
+        else
+          local t = load(records[i])
+          if t and t.limit == limit and left(t) > 0 and (t[OFFER] or 0) == offer then
+            found[#found + 1] = {id, offer, element_of(t[NUM], offer, limit, id)}
+          end
+        end
+      end
+      return found, #ids
     end
   end
+  local find_offers
 
   -- Puts tasks into lanes, from the highest priority down, while those offered of this or a higher priority are fewer
   -- than what may start. One release in ten begins with the lowest priority, so that none starves.
   local elements, released = {}, 0
+  local function put_into_lane(entry, id, offer, priority, new_element)
+    local lane = 2 * priority - (offer > 0 and 1 or 0)
+    local list = elements[lane]
+    if not list then
+      list = {}
+      elements[lane] = list
+    end
+    list[#list + 1] = new_element
+    add_item(entry, OFFERED, char(priority) .. id)
+  end
+  -- A new task stands in a lane at once if its key has room for it and nothing else waits there, as with most keys.
+  local admitted = {}
+  local function admit(limit, id, num, offer, priority)
+    local entry = entry_of(limit)
+    if entry[WAITING] > 0 or items_in(entry, OFFERED) >= math.min(room(entry), MOST_OFFERED) then
+      enter(limit, id, offer, priority, false)
+    else
+      remove_item(limit, OFFERED, id)
+      admitted[entry] = (admitted[entry] or 0) + 1
+      put_into_lane(touch(limit), id, offer, priority, element_of(num, offer, limit, id))
+    end
+  end
   local function release(limit, entry)
-    local free = entry[WAITING] > 0 and room(entry) or 0
+    local free = math.min(room(entry), MOST_OFFERED)
     if free == 0 then return end
     local offered = {0, 0, 0}
-    for at = 1, #entry[OFFERED], ID + 1 do
-      local priority = byte(entry[OFFERED], at)
+    local text = text_of(entry, OFFERED)
+    for at = 1, #text, ID + 1 do
+      local priority = byte(text, at)
       offered[priority] = offered[priority] + 1
     end
-    entry[TURN] = (entry[TURN] + 1) % 10
-    local from, to, step = 1, 3, 1
-    if entry[TURN] == 0 then from, to, step = 3, 1, -1 end
-    for priority = from, to, step do
-      local function ahead()
-        local sum = 0
-        for p = 1, step < 0 and 3 or priority do sum = sum + offered[p] end
-        return sum
-      end
-      while stale_left > 0 and ahead() < free do
-        local id, offer = leave(limit, entry, priority)
-        if not id then break end
-        local found = element_of(limit, id, offer)
-        if found then
-          local lane = 2 * priority - (offer > 0 and 1 or 0)
-          elements[lane] = elements[lane] or {}
-          table.insert(elements[lane], found)
-          entry[OFFERED] = entry[OFFERED] .. char(priority) .. id
-          offered[priority], released = offered[priority] + 1, released + 1
-        else
-          stale_left = stale_left - 1
-        end
+    local before = released
+    local function release_of(priority, ahead)
+      -- While enough are offered, they are the next to go. So most calls release nothing, and one releases many.
+      local wanted = ahead < math.min(free, ENOUGH_OFFERED) and free - ahead or 0
+      while stale_left > 0 and wanted > 0 do
+        local items = leave(limit, entry, priority, math.min(wanted, stale_left))
+        if items == '' then return end
+        find_offers = find_offers or make_find()
+        local found, looked_at = find_offers(limit, items)
+        for i = 1, #found do put_into_lane(entry, found[i][1], found[i][2], priority, found[i][3]) end
+        offered[priority], released, wanted = offered[priority] + #found, released + #found, wanted - #found
+        stale_left = stale_left - (looked_at - #found)
       end
     end
+    if entry[TURN] == 9 then
+      for priority = 3, 1, -1 do release_of(priority, offered[1] + offered[2] + offered[3]) end
+    end
+    if released == before then
+      release_of(1, offered[1])
+      release_of(2, offered[1] + offered[2])
+      release_of(3, offered[1] + offered[2] + offered[3])
+    end
+    if released > before then entry[TURN] = (entry[TURN] + 1) % 10 end
   end
 
   -- A replica starts.
   local function start(limit, id)
-    remove_item(limit, OFFERED, ID + 1, id)
+    remove_item(limit, OFFERED, id)
     local entry, limits = touch(limit), of_queue()
-    entry[LEASED] = entry[LEASED] .. id
+    add_item(entry, LEASED, id)
+    if limits_of(entry)[PACE] <= 0 and entry[ASKED_UNTIL] <= now then return end
     local wait = pace_of(entry)
     if wait > 0 then
       -- Redis's clock is cut to milliseconds: the start may be a millisecond later than `now`.
       if limits[JITTER] > 0 then
-        math.randomseed((now + byte(id, 16) * 65536 + #entry[LEASED]) % 2147483647)
+        math.randomseed((now + byte(id, 16) * 65536 + items_in(entry, LEASED)) % 2147483647)
         wait = wait * (1 + math.random() * limits[JITTER] / 100)
       end
       entry[NEXT] = math.ceil(math.max(entry[NEXT], now + 1) + wait)
@@ -294,18 +447,20 @@ local function make_limits()
 
   -- A lease is over. Returns whether there was one.
   local function lease_ended(limit, id)
-    if not remove_item(limit, LEASED, ID, id) then return false end
+    if not remove_item(limit, LEASED, id) then return false end
     local entry, limits = entry_of(limit), of_queue()
-    if limits[FROM_END] > 0 then entry[NEXT] = math.max(entry[NEXT], math.ceil(now + 1 + pace_of(entry))) end
+    local pace = limits[FROM_END] > 0 and pace_of(entry) or 0
+    if pace > 0 then entry[NEXT] = math.max(entry[NEXT], math.ceil(now + 1 + pace)) end
     return true
   end
 
   -- A report of a worker: nothing of the key starts for this long, or starts are so far apart (ms). A worker only slows
   -- down.
+  local long_holds = {}
   local function report(limit, hold, pace)
     local entry = touch(limit)
-    longest_report = math.max(longest_report, hold, pace > 0 and LONGEST_REPORT or 0)
     if hold > 0 then entry[HOLD] = math.max(entry[HOLD], now + 1 + math.min(hold, LONGEST_REPORT)) end
+    if hold >= LONG_HOLD then long_holds[limit] = entry[HOLD] end
     if pace > 0 then
       local before = entry[ASKED_UNTIL] > now and entry[ASKED] or 0
       entry[ASKED], entry[ASKED_UNTIL] = math.max(before, math.min(pace, LONGEST_REPORT)), now + LONGEST_REPORT
@@ -314,26 +469,15 @@ local function make_limits()
   end
 
   -- A worker that may not have the task meets its element, or the task is over: it no longer takes its key's place.
-  local function pass(limit, id) return remove_item(limit, OFFERED, ID + 1, id) end
+  local function pass(limit, id) return remove_item(limit, OFFERED, id) end
 
-  -- Whether this offer of the task waits behind the key.
-  local function stands(limit, id, offer)
-    local entry, item = entry_of(limit), id .. struct.pack('>I8', offer)
-    for priority = 1, 3 do
-      for number = entry[CHUNKS + 2 * priority - 2], entry[CHUNKS + 2 * priority - 1] do
-        if find_item(chunk(field_of(limit, priority, number)), ITEM, item) then return true end
-      end
-    end
-    return false
-  end
-
-  -- What there is to tell of a task that waits behind its key as this offer: how many are leased, how many may be (0 any
-  -- number, -1 none), when time alone lets the next one start (ms), items before it (-1 more than `most`), whether own
+  -- What there is to tell of a task that waits behind its key as this offer: how many are leased, how many may be (-1
+  -- none), when time alone lets the next one start (ms), items before it (-1 more than `most`), whether own
   -- limits count (0|1); nil: it does not wait there.
   local function show(limit, id, offer, priority, most)
     local entry, item, before = entry_of(limit), id .. struct.pack('>I8', offer), 0
     local function shown(items)
-      return {#entry[LEASED] / ID, limits_of(entry)[AT_A_TIME], math.max(next_start(entry), 0), items,
+      return {items_in(entry, LEASED), limits_of(entry)[AT_A_TIME], math.max(next_start(entry), 0), items,
         merged[entry] and 1 or 0}
     end
     for p = 1, priority do
@@ -347,53 +491,41 @@ local function make_limits()
     end
   end
 
-  -- The items that wait behind all keys.
-  local function count_waiting()
-    local sum, stored = 0, redis.call('HGETALL', LIMITS)
-    for i = 1, #stored, 2 do
-      if #stored[i] == 8 then sum = sum + entry_of(stored[i])[WAITING] end
+  -- How many leases of each task the entry counts, and how often it counts each as offered.
+  local function counted(limit)
+    local counts = {[LEASED] = {}, [OFFERED] = {}}
+    for list, of_list in pairs(counts) do
+      local text = text_of(entry_of(limit), list)
+      for to = WIDTHS[list], #text, WIDTHS[list] do
+        local id = sub(text, to - ID + 1, to)
+        of_list[id] = (of_list[id] or 0) + 1
+      end
     end
-    return sum
+    return counts[LEASED], counts[OFFERED]
   end
-
-  -- How many leases of each task the entry counts.
-  local function leases(limit)
-    local counts, text = {}, entry_of(limit)[LEASED]
-    for at = 1, #text, ID do
-      local id = sub(text, at, at + ID - 1)
-      counts[id] = (counts[id] or 0) + 1
-    end
-    return counts
+  -- Ends the hold that a worker asked for.
+  local function unhold(limit)
+    local entry = touch(limit)
+    if entry[HOLD] > now then long_holds[limit] = 0 end
+    entry[HOLD] = 0
   end
-
-  -- Whether tasks wait behind the key and nothing wakes it: no lease or element of it is there to end, and no time.
-  local function sleeps(limit)
-    local entry = entry_of(limit)
-    -- Below 0: an operator lets nothing start.
-    return entry[WAITING] > 0 and entry[LEASED] == '' and entry[OFFERED] == '' and limits_of(entry)[AT_A_TIME] >= 0
-      and not redis.call('ZSCORE', STARTS, limit)
-  end
-  -- Gives a key own limits, or none (nil); '': all keys. A new hold of an operator replaces that of a worker.
+  -- Gives a key own limits, or none (nil); '': all keys. A new hold of an operator replaces that of a worker: for all keys
+  -- it does so in the walk of promote over them.
   local function set_own(limit, own, replaces_hold)
     local field = limit == '' and 'o*' or limit .. 'o'
     -- From now on an entry is read with its own limits, also if these are the first ones of the shard.
     of_queue()
     keys_with_own = math.max(keys_with_own, 1)
-    if own then
-      redis.call('HSET', LIMITS, field, cmsgpack.pack(own))
-      longest_report = math.max(longest_report, own[OWN_PACE] * math.max(own[OWN_BURST], 1), own[OWN_HOLD] - now)
-    else
-      redis.call('HDEL', LIMITS, field)
-    end
+    if own then redis.call('HSET', LIMITS, field, cmsgpack.pack(own)) else redis.call('HDEL', LIMITS, field) end
     if limit == '' then
-      own_of_all, is_walk_due = own, true
+      own_of_all, is_walk_due, ends_holds = own, true, ends_holds or replaces_hold
       return
     end
     -- Of an idle key there is nothing to release.
     if not entries[limit] and redis.call('HEXISTS', LIMITS, limit) == 0 then return end
     local entry = touch(limit)
     merged[entry] = (own or own_of_all) and merge(own) or nil
-    if replaces_hold then entry[HOLD] = 0 end
+    if replaces_hold then unhold(limit) end
   end
 
   -- What there is to tell of a key: leased, offered, waiting, when the next may start (ms), end of the hold (ms), at a
@@ -401,12 +533,12 @@ local function make_limits()
   local function tell(limit)
     local entry = entry_of(limit)
     local pace, burst = pace_of(entry)
-    local id = sub(entry[LEASED], 1, ID)
-    if id == '' then id = sub(entry[OFFERED], 2, ID + 1) end
+    local id = sub(text_of(entry, LEASED), 1, ID)
+    if id == '' then id = sub(text_of(entry, OFFERED), 2, ID + 1) end
     for priority = 1, 3 do
       if id == '' then id = sub(chunk(field_of(limit, priority, entry[CHUNKS + 2 * priority - 2])), 1, ID) end
     end
-    return {#entry[LEASED] / ID, #entry[OFFERED] / (ID + 1), entry[WAITING], math.max(next_start(entry), 0),
+    return {items_in(entry, LEASED), items_in(entry, OFFERED), entry[WAITING], math.max(next_start(entry), 0),
       hold_of(entry), limits_of(entry)[AT_A_TIME], math.ceil(pace), burst}, id
   end
 
@@ -424,8 +556,9 @@ local function make_limits()
   local any_crowded, crowded_keys = nil, {}
   local function is_crowded(limit)
     if any_crowded == nil then any_crowded = redis.call('EXISTS', CROWDED) == 1 end
+    if not any_crowded then return false end
     if crowded_keys[limit] == nil then
-      crowded_keys[limit] = any_crowded and redis.call('ZSCORE', CROWDED, limit) and true or false
+      crowded_keys[limit] = redis.call('ZSCORE', CROWDED, limit) and true or false
     end
     return crowded_keys[limit]
   end
@@ -438,36 +571,56 @@ local function make_limits()
   -- it would overtake. One that comes from there overtakes none.
   local crowded_places = {}
   local function crowds(limit, place, most, is_from_sql)
-    if entry_of(limit)[WAITING] < most and (is_from_sql or not is_crowded(limit)) then return false end
+    local entry = entry_of(limit)
+    if entry[WAITING] + (admitted[entry] or 0) < most and (is_from_sql or not is_crowded(limit)) then return false end
     set_crowded(limit)
     crowded_places[#crowded_places + 1] = place
     return true
   end
 
-  -- Releases what may start, and writes. Returns when time alone lets a key of the call go on (ms), or nil; and the
-  -- lanes that got elements.
+  -- The long holds of calls that SQL does not have yet are texts in LINES: limit keys, each with the end of its hold
+  -- (8 bytes), 0 if an operator ended it. holds.lua hands them out.
+  local function keep_long_holds()
+    local items = {}
+    for limit, at in pairs(long_holds) do items[#items + 1] = limit .. struct.pack('>I8', at) end
+    if #items == 0 then return end
+    local found = redis.call('HMGET', COUNTERS, 'holds', 'holds_kept')
+    local last = tonumber(found[1] or 0)
+    if last - tonumber(found[2] or 0) >= MOST_UNKEPT then return end
+    redis.call('HSET', COUNTERS, 'holds', last + 1)
+    redis.call('HSET', LINES, string.format('holds %d', last + 1), table.concat(items))
+  end
+
+  -- Releases what may start, and writes. Returns in how many ms time alone lets a key of the call go on, or nil; and
+  -- the lanes that got elements.
   local function settle()
-    if queue_text then redis.call('HSET', LIMITS, '', queue_text) end
+    if queue_text then
+      redis.call('HSET', LIMITS, '', queue_text)
+      if stored_text then redis.call('HSET', COUNTERS, 'limits_changed', string.format('%.0f', now)) end
+    end
     if is_walk_due then redis.call('HSET', COUNTERS, 'limits_walk', '0') end
-    local entry_args, gone, start_args, crowded_args, soonest = {}, {}, {}, {}, nil
+    if ends_holds then redis.call('HSET', COUNTERS, 'limits_unhold', '1') end
+    local entry_args, gone, start_args, crowded_args, soonest, latest = {}, {}, {}, {}, math.huge, now
     local function wake_at(limit, at)
       start_args[#start_args + 1], start_args[#start_args + 2] = at, limit
-      -- An own burst may let a time be farther away than the limits of the queue do.
-      if at - now > longest_pace(of_queue()[PACE], of_queue()[BURST]) then
-        longest_report = math.max(longest_report, at - now)
-      end
-      if not soonest or at < soonest then soonest = at end
+      soonest, latest = math.min(soonest, at), math.max(latest, at)
     end
     for i = 1, #touched do
       local limit = touched[i]
       local entry = entries[limit]
-      release(limit, entry)
+      if entry[WAITING] > 0 then release(limit, entry) end
       if is_crowded(limit) then
         crowded_args[#crowded_args + 1], crowded_args[#crowded_args + 2] = entry[WAITING], limit
       end
-      local is_idle = entry[WAITING] == 0 and entry[LEASED] == '' and entry[OFFERED] == ''
-      if is_idle and entry[NEXT] <= now and entry[HOLD] <= now and entry[ASKED_UNTIL] <= now then
+      local leased = edits[LEASED][entry] and text_of(entry, LEASED) or entry[LEASED]
+      local offered = edits[OFFERED][entry] and text_of(entry, OFFERED) or entry[OFFERED]
+      local is_idle = leased == '' and offered == '' and entry[WAITING] == 0
+      local is_timeless = entry[NEXT] <= now and entry[HOLD] <= now and entry[ASKED_UNTIL] <= now
+      if is_idle and is_timeless then
         gone[#gone + 1] = limit
+      elseif is_timeless and entry[WAITING] == 0 and (offered == '' or leased == '') then
+        local n = #entry_args
+        entry_args[n + 1], entry_args[n + 2] = limit, offered == '' and 'l' .. leased or 'o' .. offered
       else
         entry_args[#entry_args + 1], entry_args[#entry_args + 2] = limit, cmsgpack.pack(entry)
         local at = is_idle and math.max(entry[NEXT], entry[HOLD], entry[ASKED_UNTIL])
@@ -498,18 +651,20 @@ local function make_limits()
     call_all('ZADD', STARTS, start_args)
     call_all('ZADD', CROWDED, crowded_args)
     for lane, list in pairs(elements) do call_all('LPUSH', KEYS[LANES + 3 * lane], list) end
-    if longest_report > 0 and longest_report > tonumber(redis.call('HGET', COUNTERS, 'longest_report') or 0) then
-      redis.call('HSET', COUNTERS, 'longest_report', string.format('%.0f', longest_report))
+    -- The farthest that any time in STARTS ever was away (ms).
+    if latest > now and latest - now > tonumber(redis.call('HGET', COUNTERS, 'longest_start') or 0) then
+      redis.call('HSET', COUNTERS, 'longest_start', string.format('%.0f', latest - now))
     end
+    keep_long_holds()
     if behind ~= 0 then redis.call('HINCRBY', COUNTERS, 'behind', behind) end
     if released > 0 and of_queue()[CHANNEL] ~= '' then redis.call('PUBLISH', of_queue()[CHANNEL], of_queue()[QUEUE]) end
-    return soonest, elements
+    return soonest < math.huge and math.max(soonest - now, 0) or nil, elements
   end
 
-  return {now = now, set_queue = set_queue, longest_wait = longest_wait, touch = touch, may_start = may_start, enter = enter,
-    start = start, lease_ended = lease_ended, report = report, pass = pass, stands = stands, show = show, count_waiting = count_waiting,
-    forget = forget, set_own = set_own, tell = tell, settle = settle, leases = leases, sleeps = sleeps,
-    most_waiting = most_waiting, set_crowded = set_crowded, crowds = crowds, crowded_places = crowded_places}
+  return {now = now, set_queue = set_queue, read_all = read_all, touch = touch, may_start = may_start, enter = enter,
+    admit = admit, start = start, lease_ended = lease_ended, report = report, pass = pass, show = show, forget = forget,
+    set_own = set_own, unhold = unhold, tell = tell, settle = settle, counted = counted, most_waiting = most_waiting,
+    set_crowded = set_crowded, crowds = crowds, crowded_places = crowded_places}
 end
 local made_limits
 local function limits()

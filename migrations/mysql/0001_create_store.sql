@@ -25,7 +25,11 @@ INSERT INTO meta (name, value) VALUES
     ('shards_version', '0'),
     ('pauses_version', '0'),
     ('limits_version', '0'),
-    ('tokens_version', '0');
+    ('tokens_version', '0'),
+    ('topics_version', '0'),
+    ('feeds_version', '0'),
+    -- Each count of tasks raises it: see tasks.era.
+    ('era', '0');
 
 -- Tasks and their results -----------------------------------------------------------------------
 
@@ -68,6 +72,12 @@ CREATE TABLE tasks (
     -- If it has one; `changes` has a row of kind 5 until it is final.
     deadline_ms      BIGINT          NULL,
     limit_key        VARCHAR(255)    NULL, -- what it shares its limits with, if it has limits
+    sequence         VARCHAR(255)    NULL, -- the name of its sequence in the queue, if it is in one
+    on_dead          TINYINT         NULL, -- if it dies, the next ones of its sequence: 0 go on, 1 wait
+    sequence_place   BIGINT          NULL, -- its place there, once it ended without being completed
+    -- meta.era when reports or operators changed it last. A count with a later era saw that.
+    era              BIGINT          NOT NULL DEFAULT 0,
+    tree             VARBINARY(16)   NULL, -- the tree that it is in; NULL or empty: none
     KEY tasks_on_bus (on_bus, id, queue, shard),
     -- The earliest finished first.
     KEY tasks_finished (status, updated_ms),
@@ -147,20 +157,68 @@ CREATE TABLE batches (
 CREATE TABLE outbox (
     task_id  BINARY(16)  NOT NULL PRIMARY KEY,
     -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue, 4 crowded (enough of
-    -- its limit key are in Redis).
+    -- its limit key are in Redis), 5 behind another task of its sequence.
     state    TINYINT     NOT NULL,
     queue    VARCHAR(64) NOT NULL,
     priority TINYINT     NOT NULL,
-    due_ms   BIGINT      NOT NULL, -- parked, crowded: never
+    due_ms   BIGINT      NOT NULL, -- parked, crowded, behind: never
     -- A random number each time it comes back: what was published before is not this row.
     turn     BIGINT      NOT NULL,
     -- Its weight, so that a page can be cut before its tasks are read.
     bytes    BIGINT      NOT NULL DEFAULT 0,
     limit_hash VARBINARY(8) NOT NULL DEFAULT '', -- of a crowded one, of its limit key
+    sequence_hash VARBINARY(16) NOT NULL DEFAULT '', -- of one that is behind: of its sequence
+    place    BIGINT      NOT NULL DEFAULT 0, -- of one that is behind: the lowest goes next
     KEY outbox_due (due_ms, task_id),
     KEY outbox_parked (state, queue, priority, task_id),
-    KEY outbox_crowded (state, queue, limit_hash, priority, task_id)
+    KEY outbox_crowded (state, queue, limit_hash, priority, task_id),
+    KEY outbox_behind (state, sequence_hash, place, task_id)
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Sequences with an unfinished task, or with a dead one that holds the others up. The head is the
+-- one that may go to the bus; the others wait in the outbox.
+CREATE TABLE sequences (
+    hash       BINARY(16)  NOT NULL PRIMARY KEY, -- the first bytes of SHA-256 of queue and name
+    queue      VARCHAR(64) NOT NULL,
+    head       BINARY(16)  NOT NULL, -- a task
+    place      BIGINT      NOT NULL, -- of the head
+    waiting_tasks BIGINT   NOT NULL, -- how many are behind it
+    last_place BIGINT      NOT NULL -- the highest that was given
+) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Trees: a task, its root, and all that is discovered from it. The transaction that changes the
+-- status of a task changes the counts of its tree.
+CREATE TABLE trees (
+    id          BINARY(16)  NOT NULL PRIMARY KEY, -- of its root
+    queue       VARCHAR(64) NOT NULL, -- of its root
+    state       TINYINT     NOT NULL, -- 0 open, 1 done, 2 failed
+    epoch       BIGINT      NOT NULL, -- how often it was opened again after an end
+    open_tasks  BIGINT      NOT NULL, -- unfinished
+    held_tasks  BIGINT      NOT NULL, -- dead ones that keep it open
+    tasks       BIGINT      NOT NULL, -- all that were ever added
+    dead        BIGINT      NOT NULL, -- and not sent again
+    cancelled   BIGINT      NOT NULL, -- and not sent again
+    letters     BIGINT      NOT NULL, -- discovered tasks that became letters, and were not sent again
+    late        BIGINT      NOT NULL, -- surplus reports
+    cancelling  TINYINT     NOT NULL, -- 1: nothing is added any more
+    on_dead     TINYINT     NOT NULL, -- what a dead task means: 0 it counts, 1 nothing, 2 it holds the tree
+    deadline_ms BIGINT      NOT NULL, -- 0: none
+    then_task   TEXT        NOT NULL, -- JSON: the task of its end; '': none
+    opened_ms   BIGINT      NOT NULL,
+    ended_ms    BIGINT      NOT NULL, -- 0: it is open
+    KEY trees_state (state, id),
+    KEY trees_queue (queue, id),
+    KEY trees_queue_state (queue, state, id),
+    KEY trees_ended (state, ended_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The tasks of each tree, until they are removed. An index on tasks.tree would have an entry for
+-- each task without a tree.
+CREATE TABLE tree_tasks (
+    tree BINARY(16) NOT NULL,
+    task BINARY(16) NOT NULL,
+    PRIMARY KEY (tree, task)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,
 -- or for a part of one. A later change of a task has a later number, and no number comes twice.
@@ -240,6 +298,59 @@ CREATE TABLE limits (
     PRIMARY KEY (queue, limit_key),
     KEY limits_version (version),
     KEY limits_cleared (cleared, at_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Holds of limit keys that workers reported and that last for 10 s and more. Redis has them, too:
+-- a shard that it has lost gets them from here.
+CREATE TABLE limit_holds (
+    queue      VARCHAR(64)  NOT NULL,
+    limit_hash VARBINARY(8) NOT NULL, -- the first 8 bytes of the hash of the limit key
+    until_ms   BIGINT       NOT NULL, -- nothing starts before; 0: an operator ended it
+    PRIMARY KEY (queue, limit_hash),
+    KEY limit_holds_until (until_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The topics of users. Their records are on the server of the bus.
+CREATE TABLE topics (
+    name       VARCHAR(64) NOT NULL PRIMARY KEY,
+    partitions BIGINT NOT NULL,
+    age_ms     BIGINT NOT NULL, -- how long a record stays
+    records    BIGINT NOT NULL, -- how many records stay, in all partitions
+    bytes      BIGINT NOT NULL, -- how many bytes stay, in all partitions
+    created_ms BIGINT NOT NULL,
+    deleting   BIGINT NOT NULL DEFAULT 0, -- 1: somebody has begun to delete it
+    attached   BIGINT NOT NULL DEFAULT 0 -- 1: somebody else has made it on Kafka
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Subscriptions: each turns the records of topics into tasks of a queue. A process reads this table,
+-- and adds positions, when meta.feeds_version has another value; changes of topics raise it, too.
+CREATE TABLE subscriptions (
+    name        VARCHAR(64)  NOT NULL PRIMARY KEY,
+    topic       VARCHAR(65)  NOT NULL, -- a name, or PREFIX*
+    queue       VARCHAR(64)  NOT NULL,
+    start_at    TEXT         NOT NULL, -- as given when it was made
+    matching    MEDIUMTEXT   NOT NULL, -- JSON, as Matching::read reads it
+    sequence_by TINYINT      NOT NULL, -- 0 none, 1 key
+    on_dead     TINYINT      NOT NULL, -- 0 next, 1 hold
+    created_ms  BIGINT       NOT NULL,
+    version     BIGINT       NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- How far each subscription has read each partition, and what became of the records.
+CREATE TABLE positions (
+    subscription VARCHAR(64) NOT NULL,
+    topic        VARCHAR(64) NOT NULL,
+    part         BIGINT NOT NULL, -- the partition
+    major        BIGINT NOT NULL, -- the last record that was read; -1: none
+    minor        BIGINT NOT NULL,
+    appended     BIGINT NOT NULL, -- records appended to the partition up to here; -1: unknown
+    replay       BIGINT NOT NULL, -- how often the subscription was sent back
+    records_read BIGINT NOT NULL DEFAULT 0,
+    duplicates   BIGINT NOT NULL DEFAULT 0,
+    filtered     BIGINT NOT NULL DEFAULT 0,
+    refused      BIGINT NOT NULL DEFAULT 0,
+    skipped      BIGINT NOT NULL DEFAULT 0,
+    PRIMARY KEY (subscription, topic, part)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes by operators --------------------------------------------------------------------------

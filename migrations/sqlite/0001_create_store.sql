@@ -23,7 +23,11 @@ INSERT INTO meta (name, value) VALUES
     ('shards_version', '0'),
     ('pauses_version', '0'),
     ('limits_version', '0'),
-    ('tokens_version', '0');
+    ('tokens_version', '0'),
+    ('topics_version', '0'),
+    ('feeds_version', '0'),
+    -- Each count of tasks raises it: see tasks.era.
+    ('era', '0');
 
 -- Tasks and their results -----------------------------------------------------------------------
 
@@ -62,7 +66,13 @@ CREATE TABLE tasks (
     epoch            INTEGER NOT NULL DEFAULT 0,
     backoff          BLOB    NOT NULL DEFAULT x'', -- its own, if it has one (`Backoff::packed`)
     deadline_ms      INTEGER, -- if it has one; `changes` has a row of kind 5 until it is final
-    limit_key        TEXT -- what it shares its limits with, if it has limits
+    limit_key        TEXT, -- what it shares its limits with, if it has limits
+    sequence         TEXT, -- the name of its sequence in the queue, if it is in one
+    on_dead          INTEGER, -- if it dies, the next ones of its sequence: 0 go on, 1 wait
+    sequence_place   INTEGER, -- its place there, once it ended without being completed
+    -- meta.era when reports or operators changed it last. A count with a later era saw that.
+    era              INTEGER NOT NULL DEFAULT 0,
+    tree             BLOB -- the tree that it is in; NULL or empty: none
 ) STRICT;
 
 -- The earliest finished first.
@@ -166,21 +176,70 @@ CREATE INDEX batches_due ON batches (due_ms) WHERE generation = '';
 CREATE TABLE outbox (
     task_id  BLOB    NOT NULL PRIMARY KEY,
     -- 1 parked (its queue had no room), 2 scheduled, 3 missing in its queue, 4 crowded (enough of
-    -- its limit key are in Redis).
+    -- its limit key are in Redis), 5 behind another task of its sequence.
     state    INTEGER NOT NULL,
     queue    TEXT    NOT NULL,
     priority INTEGER NOT NULL,
-    due_ms   INTEGER NOT NULL, -- parked, crowded: never
+    due_ms   INTEGER NOT NULL, -- parked, crowded, behind: never
     -- A random number each time it comes back: what was published before is not this row.
     turn     INTEGER NOT NULL,
     -- Its weight, so that a page can be cut before its tasks are read.
     bytes    INTEGER NOT NULL DEFAULT 0,
-    limit_hash BLOB NOT NULL DEFAULT x'' -- of a crowded one, of its limit key
+    limit_hash BLOB NOT NULL DEFAULT x'', -- of a crowded one, of its limit key
+    sequence_hash BLOB NOT NULL DEFAULT x'', -- of one that is behind: of its sequence
+    place    INTEGER NOT NULL DEFAULT 0 -- of one that is behind: the lowest goes next
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX outbox_due ON outbox (due_ms, task_id);
 CREATE INDEX outbox_parked ON outbox (queue, priority, task_id) WHERE state = 1;
 CREATE INDEX outbox_crowded ON outbox (queue, limit_hash, priority, task_id) WHERE state = 4;
+CREATE INDEX outbox_behind ON outbox (sequence_hash, place, task_id) WHERE state = 5;
+
+-- Sequences with an unfinished task, or with a dead one that holds the others up. The head is the
+-- one that may go to the bus; the others wait in the outbox.
+CREATE TABLE sequences (
+    hash       BLOB    NOT NULL PRIMARY KEY, -- the first 16 bytes of SHA-256 of queue and name
+    queue      TEXT    NOT NULL,
+    head       BLOB    NOT NULL, -- a task
+    place      INTEGER NOT NULL, -- of the head
+    waiting_tasks INTEGER NOT NULL, -- how many are behind it
+    last_place INTEGER NOT NULL -- the highest that was given
+) STRICT, WITHOUT ROWID;
+
+-- Trees: a task, its root, and all that is discovered from it. The transaction that changes the
+-- status of a task changes the counts of its tree.
+CREATE TABLE trees (
+    id          BLOB    NOT NULL PRIMARY KEY, -- of its root
+    queue       TEXT    NOT NULL, -- of its root
+    state       INTEGER NOT NULL, -- 0 open, 1 done, 2 failed
+    epoch       INTEGER NOT NULL, -- how often it was opened again after an end
+    open_tasks  INTEGER NOT NULL, -- unfinished
+    held_tasks  INTEGER NOT NULL, -- dead ones that keep it open
+    tasks       INTEGER NOT NULL, -- all that were ever added
+    dead        INTEGER NOT NULL, -- and not sent again
+    cancelled   INTEGER NOT NULL, -- and not sent again
+    letters     INTEGER NOT NULL, -- discovered tasks that became letters, and were not sent again
+    late        INTEGER NOT NULL, -- surplus reports
+    cancelling  INTEGER NOT NULL, -- 1: nothing is added any more
+    on_dead     INTEGER NOT NULL, -- what a dead task means: 0 it counts, 1 nothing, 2 it holds the tree
+    deadline_ms INTEGER NOT NULL, -- 0: none
+    then_task   TEXT    NOT NULL, -- JSON: the task of its end; '': none
+    opened_ms   INTEGER NOT NULL,
+    ended_ms    INTEGER NOT NULL -- 0: it is open
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX trees_state ON trees (state, id);
+CREATE INDEX trees_queue ON trees (queue, id);
+CREATE INDEX trees_queue_state ON trees (queue, state, id);
+CREATE INDEX trees_ended ON trees (state, ended_ms);
+
+-- The tasks of each tree, until they are removed. An index on tasks.tree would have an entry for
+-- each task without a tree in MySQL.
+CREATE TABLE tree_tasks (
+    tree BLOB NOT NULL,
+    task BLOB NOT NULL,
+    PRIMARY KEY (tree, task)
+) STRICT, WITHOUT ROWID;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,
 -- or for a part of one. A later change of a task has a later number, and no number comes twice.
@@ -195,7 +254,7 @@ CREATE TABLE kept_events (
 -- How many tasks a queue has in each status.
 CREATE TABLE queue_counts (
     queue  TEXT    NOT NULL,
-    status INTEGER NOT NULL,
+    status INTEGER NOT NULL, -- as in tasks; 4: those of status 0 that are behind in a sequence
     count  INTEGER NOT NULL,
     PRIMARY KEY (queue, status)
 ) STRICT, WITHOUT ROWID;
@@ -263,6 +322,60 @@ CREATE TABLE limits (
 
 CREATE INDEX limits_version ON limits (version);
 CREATE INDEX limits_cleared ON limits (cleared, at_ms);
+
+-- Holds of limit keys that workers reported and that last for 10 s and more. Redis has them, too:
+-- a shard that it has lost gets them from here.
+CREATE TABLE limit_holds (
+    queue      TEXT    NOT NULL,
+    limit_hash BLOB    NOT NULL, -- the first 8 bytes of the hash of the limit key
+    until_ms   INTEGER NOT NULL, -- nothing starts before; 0: an operator ended it
+    PRIMARY KEY (queue, limit_hash)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX limit_holds_until ON limit_holds (until_ms);
+
+-- The topics of users. Their records are on the server of the bus.
+CREATE TABLE topics (
+    name       TEXT    NOT NULL PRIMARY KEY,
+    partitions INTEGER NOT NULL,
+    age_ms     INTEGER NOT NULL, -- how long a record stays
+    records    INTEGER NOT NULL, -- how many records stay, in all partitions
+    bytes      INTEGER NOT NULL, -- how many bytes stay, in all partitions
+    created_ms INTEGER NOT NULL,
+    deleting   INTEGER NOT NULL DEFAULT 0, -- 1: somebody has begun to delete it
+    attached   INTEGER NOT NULL DEFAULT 0 -- 1: somebody else has made it on Kafka
+) STRICT, WITHOUT ROWID;
+
+-- Subscriptions: each turns the records of topics into tasks of a queue. A process reads this table,
+-- and adds positions, when meta.feeds_version has another value; changes of topics raise it, too.
+CREATE TABLE subscriptions (
+    name        TEXT    NOT NULL PRIMARY KEY,
+    topic       TEXT    NOT NULL, -- a name, or PREFIX*
+    queue       TEXT    NOT NULL,
+    start_at    TEXT    NOT NULL, -- as given when it was made
+    matching    TEXT    NOT NULL, -- JSON, as Matching::read reads it
+    sequence_by INTEGER NOT NULL, -- 0 none, 1 key
+    on_dead     INTEGER NOT NULL, -- 0 next, 1 hold
+    created_ms  INTEGER NOT NULL,
+    version     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- How far each subscription has read each partition, and what became of the records.
+CREATE TABLE positions (
+    subscription TEXT    NOT NULL,
+    topic        TEXT    NOT NULL,
+    part         INTEGER NOT NULL, -- the partition
+    major        INTEGER NOT NULL, -- the last record that was read; -1: none
+    minor        INTEGER NOT NULL,
+    appended     INTEGER NOT NULL, -- records appended to the partition up to here; -1: unknown
+    replay       INTEGER NOT NULL, -- how often the subscription was sent back
+    records_read INTEGER NOT NULL DEFAULT 0,
+    duplicates   INTEGER NOT NULL DEFAULT 0,
+    filtered     INTEGER NOT NULL DEFAULT 0,
+    refused      INTEGER NOT NULL DEFAULT 0,
+    skipped      INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (subscription, topic, part)
+) STRICT, WITHOUT ROWID;
 
 -- Changes by operators --------------------------------------------------------------------------
 

@@ -122,6 +122,7 @@ impl Api {
                 matched,
                 looked_at,
                 at_least: false,
+                as_of_unix_ms: query.now_unix_ms(),
             }));
         }
         let mut answers: HashMap<TaskId, (ItemStatus, &str)> = tasks
@@ -157,7 +158,16 @@ impl Api {
 
     /// Counts the tasks of a filter. Stops after it has looked at [`COUNTED`] tasks.
     async fn count(&self, caller: &Caller, filter: TaskFilter) -> Result<TaskCount, Error> {
-        let store = self.query()?.store();
+        let query = self.query()?;
+        let store = query.store();
+        let as_of_unix_ms = match filter.as_of_unix_ms {
+            Some(as_of) => as_of,
+            None => store.begin_era(query.now_unix_ms()).await?,
+        };
+        let filter = TaskFilter {
+            as_of_unix_ms: Some(as_of_unix_ms),
+            ..filter
+        };
         let limit = COUNTED_AT_ONCE;
         let look_at = COUNTED_AT_ONCE;
         let stays_in_queue = is_scoped(caller);
@@ -168,7 +178,10 @@ impl Api {
             after: None,
             stays_in_queue,
         };
-        let mut count = TaskCount::default();
+        let mut count = TaskCount {
+            as_of_unix_ms,
+            ..TaskCount::default()
+        };
         loop {
             let page = store.search(&search).await?;
             count.matched += page.tasks.len() as u64;
@@ -183,15 +196,30 @@ impl Api {
 
     /// Stores a bulk change for the watchdog to run. It does not change tasks that are inserted
     /// from now on.
-    async fn start_bulk_change(
+    pub(super) async fn start_bulk_change(
         &self,
         caller: &Caller,
         change: BulkAction,
         mut filter: TaskFilter,
     ) -> Result<BulkChange, Error> {
-        let query = self.query()?;
-        let now = query.now_unix_ms();
+        let now = self.query()?.now_unix_ms();
         filter.until_unix_ms = Some(filter.until_unix_ms.map_or(now, |until| until.min(now)));
+        let new = self.new_bulk_change(caller, change, filter)?;
+        let store = self.query()?.store();
+        let added = store
+            .add_bulk_change(&new.bulk, new.most_of_token, &new.act)
+            .await?;
+        new.started(added)
+    }
+
+    /// A bulk change to add. It takes the filter as it is.
+    pub(super) fn new_bulk_change(
+        &self,
+        caller: &Caller,
+        change: BulkAction,
+        filter: TaskFilter,
+    ) -> Result<NewBulkChange, Error> {
+        let now = self.query()?.now_unix_ms();
         let bulk = BulkChange {
             id: TaskId::at(now, 0).0,
             change,
@@ -211,7 +239,7 @@ impl Api {
             .filter
             .queue
             .as_ref()
-            .map_or_else(|| "all queues".to_owned(), ToString::to_string);
+            .map_or_else(|| of_tree_or_all(&bulk.filter), ToString::to_string);
         let words = bulk.change.of_tasks();
         let act = Act::at_time(
             now,
@@ -225,17 +253,12 @@ impl Api {
         } else {
             MOST_BULK_CHANGES
         };
-        match query
-            .store()
-            .add_bulk_change(&bulk, most_of_token, &act)
-            .await?
-        {
-            AddedBulk::Yes => {}
-            AddedBulk::NoRoom => return Err(Error::ManyBulkChanges),
-            AddedBulk::NoRoomForToken => return Err(Error::ManyBulkChangesOfToken),
-        }
-        tracing::info!(bulk = %bulk.id, who = %bulk.who, "{}: the bulk change {} will {words} of {queue}", bulk.who, bulk.id);
-        Ok(bulk)
+        Ok(NewBulkChange {
+            says: format!("will {words} of {queue}"),
+            bulk,
+            most_of_token,
+            act,
+        })
     }
 
     /// Returns the bulk changes older than `before`, the latest first, of queues that the caller
@@ -303,8 +326,42 @@ impl Api {
     }
 }
 
+/// A bulk change that is to be added.
+pub(super) struct NewBulkChange {
+    pub(super) bulk: BulkChange,
+    /// How many of its token may run.
+    pub(super) most_of_token: u32,
+    pub(super) act: Act,
+    says: String,
+}
+
+impl NewBulkChange {
+    /// The bulk change, if the store has added it.
+    pub(super) fn started(self, added: AddedBulk) -> Result<BulkChange, Error> {
+        match added {
+            AddedBulk::Yes => {}
+            AddedBulk::NoRoom => return Err(Error::ManyBulkChanges),
+            AddedBulk::NoRoomForToken => return Err(Error::ManyBulkChangesOfToken),
+        }
+        let Self { bulk, says, .. } = self;
+        tracing::info!(bulk = %bulk.id, who = %bulk.who, "{}: the bulk change {} {says}", bulk.who, bulk.id);
+        Ok(bulk)
+    }
+}
+
+/// What a bulk change without a queue is about.
+fn of_tree_or_all(filter: &TaskFilter) -> String {
+    match filter.tree {
+        Some(tree) => format!("tree {tree}"),
+        None => "all queues".to_owned(),
+    }
+}
+
+/// A token for some queues sees the bulk changes of a whole tree that it has started itself.
 fn reaches_bulk_change(caller: &Caller, bulk: &BulkChange) -> bool {
-    reaches_all_of(caller, bulk.filter.queue.as_ref()).is_ok()
+    let is_own =
+        bulk.filter.tree.is_some() && bulk.token.is_some() && bulk.token == caller.access.hash();
+    is_own || reaches_all_of(caller, bulk.filter.queue.as_ref()).is_ok()
 }
 
 fn bulk_id(text: &str) -> Result<Uuid, Error> {

@@ -5,7 +5,9 @@ use uuid::Uuid;
 use super::access::Denied;
 use crate::{
     bus, coordination,
-    model::{LetterId, NoShare, QueueName, ShardId, TaskId},
+    model::{
+        LetterId, NoShare, QueueName, ShardId, SubscriptionName, TaskId, TopicName, TreeState,
+    },
     pipelines::{changing, discovery, tasks},
     queue,
     store::{self, MOST_BULK_CHANGES, MOST_OWN_LIMITS},
@@ -31,6 +33,28 @@ pub enum Error {
     NoSuchTask(TaskId),
     #[error("queue {0} never had a task: check its name, or insert a task first")]
     NoSuchQueue(QueueName),
+    #[error("there is no topic {name:?}{near}")]
+    NoSuchTopic {
+        name: String,
+        /// Names a topic that is meant perhaps.
+        near: String,
+    },
+    #[error("topic {0} is being deleted; try again in a minute")]
+    TopicIsDeleted(TopicName),
+    #[error(
+        "somebody has made or attached topic {0} at the same moment; look at it, and try again"
+    )]
+    TopicJustMade(TopicName),
+    #[error("there is no subscription {name:?}{near}")]
+    NoSuchSubscription {
+        name: String,
+        /// Names a subscription that is meant perhaps.
+        near: String,
+    },
+    #[error("there is no tree {0}, or it ended so long ago that it was removed")]
+    NoSuchTree(TaskId),
+    #[error("tree {id} has ended: {state}")]
+    TreeEnded { id: TaskId, state: TreeState },
     #[error("there is no bulk change {0}, or it began so long ago that it was removed")]
     NoSuchBulkChange(Uuid),
     #[error(
@@ -39,6 +63,16 @@ pub enum Error {
     ManyBulkChanges,
     #[error("{} bulk changes of this token run, which is half of all that may; wait for one, or stop one", MOST_BULK_CHANGES / 2)]
     ManyBulkChangesOfToken,
+    #[error(
+        "subscription {subscription} goes on at its new place, but not all of its tasks from before are cancelled: {cause}; start a bulk change of queue {queue} with the header taskd-subscription={subscription}, and taskd-replay below {replay}"
+    )]
+    NotCancelled {
+        subscription: SubscriptionName,
+        queue: QueueName,
+        replay: u64,
+        #[source]
+        cause: Box<Error>,
+    },
     #[error("{MOST_OWN_LIMITS} limit keys have own limits, and no more may; clear some before")]
     ManyOwnLimits,
     #[error("{0}")]
@@ -105,6 +139,7 @@ impl Error {
     pub fn kind(&self) -> Kind {
         match self {
             Self::NotRunHere(_) => Kind::NotRunHere,
+            Self::NotCancelled { cause, .. } => cause.kind(),
             Self::NotATaskId(_)
             | Self::NotALetterId(_)
             | Self::Invalid(_)
@@ -112,10 +147,13 @@ impl Error {
             Self::NoSuchTask(_)
             | Self::NoSuchLetter(_)
             | Self::NoSuchBulkChange(_)
+            | Self::NoSuchTree(_)
             | Self::NoSuchQueue(_)
+            | Self::NoSuchTopic { .. }
+            | Self::NoSuchSubscription { .. }
             | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
-            Self::Final { .. } => Kind::Final,
+            Self::Final { .. } | Self::TreeEnded { .. } => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => {
                 Kind::Unauthenticated
             }
@@ -132,6 +170,8 @@ impl Error {
             | Self::ManyBulkChanges
             | Self::ManyBulkChangesOfToken
             | Self::ManyOwnLimits
+            | Self::TopicIsDeleted(_)
+            | Self::TopicJustMade(_)
             | Self::ManyWaits(_)
             | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,

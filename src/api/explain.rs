@@ -11,19 +11,20 @@ use super::{
 use crate::{
     config::QueueSettings,
     model::{
-        Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
+        Access, Explanation, LeaseView, StoredStatus, TaskId, TaskPlace, WorkerName, WorkerReason,
         WorkerView, deadline_passed, to_rfc_3339,
     },
     queue::{self, BehindLimit, ExplainedRecord, Ineligibility, Pause, RecordStatus},
-    store::Place,
+    store::{BEFORE_COUNTED, Place},
 };
 
 impl Reader {
-    /// Returns `None` if there is no such task.
+    /// Returns `None` if there is no such task. Tells of its tree if `access` reaches the tree's root.
     pub(super) async fn explain(
         &self,
         id: TaskId,
         worker: Option<&WorkerName>,
+        access: Option<&Access>,
     ) -> Result<Option<Explanation>, Error> {
         let mut facts = self.facts(id, worker).await?;
         // A task that went back from the bus to SQL while we asked was found nowhere. Ask again.
@@ -33,7 +34,10 @@ impl Reader {
         {
             facts = self.facts(id, worker).await?;
         }
-        let explain = |facts: Facts| {
+        let explain = |mut facts: Facts| {
+            facts.tree = facts
+                .tree
+                .filter(|tree| access.is_some_and(|access| access.reaches(tree.queue.as_str())));
             let settings = self.settings.queues.get(&facts.detail.task.queue);
             facts.explain(settings, worker)
         };
@@ -80,6 +84,7 @@ impl Facts {
                 "it is parked: it stays in SQL, because its queue or Redis was full"
             }
             TaskPlace::Scheduled => "it stays in SQL until its time is near",
+            TaskPlace::Behind => return self.waits_in_sequence(),
             TaskPlace::Bus => "it is on the bus, and not in its queue yet",
             TaskPlace::Waiting if self.behind_limit().is_some() => return self.waits_for_limit(),
             TaskPlace::Waiting => "it waits in its queue for a worker",
@@ -114,11 +119,7 @@ impl Facts {
             "it waits for {}: {}",
             self.detail.task.limit_key, limit.leased
         );
-        match limit.at_a_time {
-            0 => {}
-            at_a_time => said += &format!(" of {}", at_a_time.max(0)),
-        }
-        said += " running";
+        said += &format!(" of {} running", limit.at_a_time.max(0));
         if limit.has_own_limits {
             said += " (own limits)";
         }
@@ -142,6 +143,26 @@ impl Facts {
             "it waits for {} in SQL, as one of {}: enough tasks of that key are in Redis",
             self.detail.task.limit_key,
             self.crowded_count()
+        )
+    }
+
+    /// "it waits behind task T in sequence example.org, 3 before it".
+    fn waits_in_sequence(&self) -> String {
+        let Some(place) = &self.sequence else {
+            return "it waits behind others of its sequence".to_owned();
+        };
+        let before = match place.before {
+            BEFORE_COUNTED.. => format!("{BEFORE_COUNTED} or more"),
+            few => few.to_string(),
+        };
+        let is_held = if place.is_held {
+            ", which is dead and holds the others"
+        } else {
+            ""
+        };
+        format!(
+            "it waits behind task {}{is_held} in sequence {}, {before} before it",
+            place.head, place.name
         )
     }
 
@@ -176,7 +197,7 @@ impl Facts {
         match place {
             TaskPlace::Finished => Some(self.detail.updated_unix_ms),
             // A task that came back to SQL did so after its insert, and nothing records when.
-            TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled => {
+            TaskPlace::Outbox | TaskPlace::Parked | TaskPlace::Scheduled | TaskPlace::Behind => {
                 let came_back = matches!(
                     self.place_in_sql,
                     Some(Place::Off {
@@ -229,6 +250,15 @@ impl Facts {
                 "the watchdog publishes it, shortly before its time".to_owned(),
                 due,
             ),
+            TaskPlace::Behind => {
+                let is_held = self.sequence.as_ref().is_some_and(|place| place.is_held);
+                let what = if is_held {
+                    "somebody sends the dead task again or purges it; then the sequence goes on"
+                } else {
+                    "it goes to its queue when all before it in its sequence have ended"
+                };
+                (what.to_owned(), None)
+            }
             TaskPlace::Bus => (
                 "the fanout reads it, and puts it into its queue".to_owned(),
                 None,
@@ -340,6 +370,9 @@ impl Facts {
         }
         if let Some(deadline) = self.deadline(place) {
             notes.push(deadline);
+        }
+        if let Some(tree) = &self.tree {
+            notes.push(tree.says());
         }
         if let Some(on_bus) = &self.on_bus {
             notes.push(format!(

@@ -3,10 +3,12 @@
 use super::{error::Error, reader::Reader};
 use crate::{
     bus::Topic,
-    model::{KeyHash, Offset, QueueName, ShardId, TaskId, TaskPlace, WorkerName, limit_hash},
+    model::{
+        KeyHash, Offset, QueueName, ShardId, TaskId, TaskPlace, TreeView, WorkerName, limit_hash,
+    },
     pipelines::admission::Shortage,
     queue::{self, Explained, ExplainedRecord, RecordStatus, Stats},
-    store::{Place, TaskDetail, Unpublished},
+    store::{Place, SequencePlace, TaskDetail, Unpublished},
 };
 
 /// What is known about a task, for one worker or none.
@@ -27,9 +29,12 @@ pub(super) struct Facts {
     /// Of a task that waits for its limit key: how many tasks of the key wait in SQL. More than
     /// [`CROWDED_COUNTED`] count as one more than that.
     pub(super) crowded: u64,
+    /// Of a task that waits behind others: where it stands.
+    pub(super) sequence: Option<SequencePlace>,
     pub(super) shortage: Option<Shortage>,
     /// True if an operator has paused the queue.
     pub(super) is_paused: bool,
+    pub(super) tree: Option<TreeView>,
     pub(super) now_unix_ms: i64,
 }
 
@@ -81,8 +86,13 @@ impl Reader {
             None => Vec::new(),
         };
         let is_paused = self.queue.is_paused(&detail.task.queue);
+        let tree = match detail.tree {
+            Some(tree) => self.store.trees_by_id(&[tree]).await?.pop(),
+            None => None,
+        };
         let mut facts = Facts {
             is_paused,
+            tree,
             detail,
             place_in_sql,
             credited,
@@ -93,6 +103,7 @@ impl Reader {
             shard: None,
             full: None,
             crowded: 0,
+            sequence: None,
             shortage: self.gates.shortage(),
             now_unix_ms: self.clock.now_unix_ms(),
         };
@@ -132,6 +143,15 @@ impl Reader {
                 None,
             ) => {
                 facts.full = self.full_shard(&facts.detail.task.queue).await?;
+            }
+            (
+                Some(Place::Off {
+                    why: Unpublished::Behind,
+                    ..
+                }),
+                None,
+            ) => {
+                facts.sequence = self.store.sequence_place(id).await?;
             }
             _ => {}
         }
@@ -249,6 +269,13 @@ impl Facts {
                     ..
                 }),
             ) => TaskPlace::Scheduled,
+            (
+                None,
+                Some(Place::Off {
+                    why: Unpublished::Behind,
+                    ..
+                }),
+            ) => TaskPlace::Behind,
             (None, Some(Place::On(_)))
                 if self.on_bus.as_ref().is_some_and(|on_bus| on_bus.is_ahead) =>
             {

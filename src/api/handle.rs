@@ -42,6 +42,11 @@ impl Api {
             .await?)
     }
 
+    /// The time by the clock that all processes share; 0 in a process that reads nothing.
+    pub fn now_unix_ms(&self) -> i64 {
+        self.query.as_ref().map_or(0, Reader::now_unix_ms)
+    }
+
     /// Counts a call that waits, until the returned value is dropped.
     pub fn wait(&self, caller: &Caller) -> Result<Wait, Error> {
         self.waits.call(&caller.access)

@@ -9,9 +9,10 @@ use super::{
     error::Error,
     handle::{Api, span},
     items::{merge, split},
+    trees::AskedTree,
 };
 use crate::{
-    model::{Caller, InsertAnswer, NewTask},
+    model::{Caller, InsertAnswer, NewTask, TaskTree},
     pipelines::discovery,
     telemetry::metrics::{self, Dropped, Source},
 };
@@ -40,6 +41,17 @@ impl Api {
             let task = task.map_err(InsertAnswer::rejected)?;
             reaches(caller, &task.queue)
                 .map_err(|denied| InsertAnswer::rejected(denied.to_string()))?;
+            if let Some(TaskTree::Root(tree)) = task.tree.as_deref()
+                && !tree.then.is_empty()
+            {
+                reaches(caller, &tree.then)
+                    .map_err(|denied| InsertAnswer::rejected(format!("tree.then: {denied}")))?;
+                if let Some(scope) = restricted {
+                    discovery
+                        .let_in(&tree.then, scope)
+                        .map_err(|why| InsertAnswer::rejected(format!("tree.then: {why}")))?;
+                }
+            }
             if let Some(scope) = restricted {
                 discovery
                     .let_in(&task.queue, scope)
@@ -47,7 +59,13 @@ impl Api {
             }
             Ok(task)
         };
-        let (tasks, known) = split(tasks.into_iter().map(may_be_stored).collect());
+        let checked: Vec<Result<NewTask, InsertAnswer>> =
+            tasks.into_iter().map(may_be_stored).collect();
+        // Most inserts have nothing to do with trees, and their calls stay small.
+        if AskedTree::is_asked_for(&checked) {
+            return Box::pin(self.insert_in_trees(caller, checked)).await;
+        }
+        let (tasks, known) = split(checked);
         let unreadable = known.len() - tasks.len();
         let mut answers = Vec::new();
         if !tasks.is_empty() {
@@ -61,6 +79,36 @@ impl Api {
         }
         metrics::discovery_dropped(Source::Api, Dropped::Rejected, unreadable);
         Ok(merge(known, answers))
+    }
+
+    /// Inserts tasks of which some ask for trees, and names the trees in the answers.
+    async fn insert_in_trees(
+        &self,
+        caller: &Caller,
+        mut checked: Vec<Result<NewTask, InsertAnswer>>,
+    ) -> Result<Vec<InsertAnswer>, Error> {
+        self.refuse_trees(caller, &mut checked).await?;
+        let asked = AskedTree::of_all(&checked);
+        let (tasks, known) = split(checked);
+        let unreadable = known.len() - tasks.len();
+        let mut answers = Vec::new();
+        if !tasks.is_empty() {
+            let started = Instant::now();
+            let inserted = self
+                .discovery()?
+                .insert(tasks)
+                .instrument(span("insert", caller))
+                .await;
+            metrics::discovery_insert(started.elapsed());
+            answers = inserted?;
+        }
+        metrics::discovery_dropped(Source::Api, Dropped::Rejected, unreadable);
+        let mut answers = merge(known, answers);
+        // The tasks are stored, so the call has succeeded.
+        if let Err(error) = self.name_trees(&asked, &mut answers).await {
+            tracing::debug!("cannot read the trees of inserted tasks: {error}");
+        }
+        Ok(answers)
     }
 
     /// Fails if this process does not accept tasks.

@@ -318,12 +318,14 @@ fn set_off_bus(of: &mut QueueBooks, counts: &OffBusCounts) {
     let fresh = count(Unpublished::Fresh);
     let parked = count(Unpublished::Parked);
     let crowded = count(Unpublished::Crowded);
+    let behind = count(Unpublished::Behind);
     let scheduled = count(Unpublished::Scheduled);
     let missing = count(Unpublished::Missing);
     let held = &mut of.held;
     held.fresh = fresh;
     held.parked = parked;
     held.crowded = crowded;
+    held.behind = behind;
     held.scheduled = scheduled;
     held.missing = missing;
     let known = i64::try_from(held.off_bus() + held.live()).unwrap_or(i64::MAX);

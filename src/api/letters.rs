@@ -14,13 +14,17 @@ use super::{
 use crate::{
     model::{
         Act, Caller, ChangeLetters, ChosenLetters, ECHO, InsertAnswer, InsertStatus, LetterId,
-        LetterKind, LetterPage, LetterPages, LettersChanged, NewTask, StoredLetter, shorten,
+        LetterKind, LetterPage, LetterPages, LetterReasons, LettersChanged, NewTask, StoredLetter,
+        TaskTree, shorten,
     },
     pipelines::discovery,
 };
 
 /// How many letters a change takes, if the caller does not say.
 const CHANGED: u32 = 500;
+/// How many letters a count of reasons reads at a time, and how often.
+const COUNTED_AT_ONCE: u32 = 1000;
+const COUNTED_PAGES: usize = 10;
 /// How many letters are read and inserted at a time. Each may have 8 MiB.
 const INSERTED_AT_ONCE: usize = 8;
 
@@ -38,6 +42,33 @@ impl Api {
             .letters(&pages)
             .instrument(span("letters", caller))
             .await?)
+    }
+
+    /// Counts the newest letters of a filter by their reasons.
+    pub async fn letter_reasons(
+        &self,
+        caller: &Caller,
+        pages: Result<LetterPages, String>,
+    ) -> Result<LetterReasons, Error> {
+        let mut pages = checked(pages.map_err(Error::Invalid)?, LISTED)?;
+        reaches_all_of(caller, pages.filter.queue.as_ref())?;
+        pages.limit = COUNTED_AT_ONCE;
+        let store = self.query()?.store();
+        let count = async {
+            let mut reasons = LetterReasons::default();
+            for _ in 0..COUNTED_PAGES {
+                let page = store.letters(&pages).await?;
+                reasons.count(&page.letters);
+                pages.after = page.next;
+                if pages.after.is_none() {
+                    break;
+                }
+            }
+            reasons.at_least = pages.after.is_some();
+            reasons.finish();
+            Ok(reasons)
+        };
+        count.instrument(span("letter_reasons", caller)).await
     }
 
     /// Returns a letter with everything that it contains.
@@ -287,9 +318,12 @@ async fn insert_again(
             }
             (Some(task), None) => {
                 // A task that an operator sends again loses its deadline.
+                // One that was discovered in a tree belongs there.
+                let tree = letter.tree.map(|tree| Box::new(TaskTree::Returns(tree)));
                 tasks.push(NewTask {
                     deadline_unix_ms: None,
                     finish_within: None,
+                    tree: tree.or(task.tree),
                     ..task
                 });
                 sent.push(*id);

@@ -14,7 +14,8 @@ use super::{
 use crate::{
     model::{
         ALL_LIMIT_KEYS, Act, Caller, LimitBy, LimitKeyPage, LimitKeyPages, LimitKeyState,
-        LimitKeyView, LimitsCleared, OwnLimits, QueueName, SetLimits, ShardId, check_limit_key,
+        LimitKeyView, LimitsCleared, MOST_AT_A_TIME, OwnLimits, QueueName, SetLimits, ShardId,
+        check_limit_key,
     },
     queue::{self, LimitKey},
     store::LimitSetting,
@@ -56,8 +57,8 @@ impl Api {
         read.instrument(span("limit_key", caller)).await
     }
 
-    /// Gives a limit key own limits, which replace those that it had. Each process tells the shards
-    /// of them within half a second.
+    /// Gives a limit key own limits, which replace those that it had. Answers once the shards know
+    /// them; if one is away, it is told when it is back, by any process.
     pub async fn set_limits(
         &self,
         caller: &Caller,
@@ -87,6 +88,7 @@ impl Api {
             match query.store().set_limits(&limits, &act).await? {
                 LimitSetting::NoRoom => Err(Error::ManyOwnLimits),
                 LimitSetting::Done | LimitSetting::Already => {
+                    query.await_limits().await;
                     query.limit_key(&queue, &set.limit_key).await
                 }
             }
@@ -108,8 +110,10 @@ impl Api {
             let now = query.now_unix_ms();
             let act = act(caller, "clear limits", &queue, limit_key, now);
             let done = query.store().clear_limits(&queue, limit_key, now, &act);
+            let changed = done.await? == LimitSetting::Done;
+            query.await_limits().await;
             Ok(LimitsCleared {
-                changed: done.await? == LimitSetting::Done,
+                changed,
                 queue: queue.clone(),
                 limit_key: limit_key.to_owned(),
             })
@@ -129,6 +133,13 @@ fn act(caller: &Caller, what: &str, queue: &QueueName, limit_key: &str, now: i64
 }
 
 impl Reader {
+    /// Waits until the shards know the change that was just made. It is in SQL, so this may fail.
+    async fn await_limits(&self) {
+        if let Ok(version) = self.store().limits_version().await {
+            self.queue.await_limits(version).await;
+        }
+    }
+
     async fn own_limits(
         &self,
         queue: &QueueName,
@@ -182,7 +193,10 @@ impl Reader {
             limit_key: limit_key.to_owned(),
             running: 0,
             waiting: 0,
-            at_a_time: Some(u64::from(limits.at_a_time)).filter(|number| *number > 0),
+            at_a_time: Some(u64::from(match limits.at_a_time {
+                0 => MOST_AT_A_TIME,
+                number => number,
+            })),
             pace_ms: limits.pace.map_or(0, |pace| pace.interval_ms()),
             burst: limits.burst,
             next_start_unix_ms: None,
@@ -295,10 +309,7 @@ fn view(queue: &QueueName, limit_key: &str, live: LimitKey, now_unix_ms: i64) ->
         limit_key: limit_key.to_owned(),
         running: live.leased,
         waiting: live.waiting,
-        at_a_time: match live.at_a_time {
-            0 => None,
-            number => Some(u64::try_from(number).unwrap_or(0)),
-        },
+        at_a_time: Some(u64::try_from(live.at_a_time).unwrap_or(0)),
         pace_ms: live.pace_ms,
         burst: live.burst,
         next_start_unix_ms: later(live.next_start_unix_ms),

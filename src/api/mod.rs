@@ -6,6 +6,7 @@ mod books;
 mod books_snapshot;
 mod bulk;
 mod changes;
+mod depth_history;
 mod drained;
 mod error;
 mod explain;
@@ -16,18 +17,25 @@ mod heard;
 mod history;
 mod insert;
 mod items;
+mod known_depths;
 mod known_keys;
+mod known_topics;
 mod ledger;
 mod letters;
 mod limits;
 mod pauses;
 mod query;
 mod reader;
+mod record;
 mod search;
 mod sessions;
 mod settled;
 mod stream;
+mod subscriptions;
 mod tasks;
+mod topics;
+mod tree_watches;
+mod trees;
 mod waiting;
 mod waits;
 mod watch;
@@ -39,11 +47,17 @@ pub use self::{
     error::{Error, Kind},
     handle::Api,
     heard::HeardWorkers,
+    known_depths::KnownDepths,
     known_keys::KnownKeys,
+    known_topics::KnownTopics,
     ledger::Ledger,
     reader::Reader,
     settled::SettledReports,
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
+    subscriptions::declare_subscription,
+    topics::declare_topic,
+    tree_watches::TreeWatches,
+    trees::{NextOfTree, WatchingTree},
     waits::{Wait, Waits},
     watch::Watching,
 };

@@ -58,7 +58,9 @@ impl Api {
                     query.owner(queue, key).await?
                 }
             };
-            let explanation = query.explain(id, worker.as_ref()).await?;
+            let explanation = query
+                .explain(id, worker.as_ref(), Some(&caller.access))
+                .await?;
             let reached =
                 explanation.filter(|found| caller.access.reaches(found.task.queue.as_str()));
             reached.ok_or(Error::NoSuchTask(id))

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use uuid::Uuid;
 
-use super::{error::Error, known_keys::KnownKeys, ledger::Ledger, settled::SettledReports};
+use super::{
+    error::Error, known_depths::KnownDepths, known_keys::KnownKeys, known_topics::KnownTopics,
+    ledger::Ledger, settled::SettledReports, tree_watches::TreeWatches,
+};
 use crate::{
     bus::Bus,
     config::Settings,
@@ -34,6 +37,9 @@ pub struct Reader {
     pub ledger: Arc<Ledger>,
     pub settled: Arc<SettledReports>,
     pub known_keys: KnownKeys,
+    pub topics: KnownTopics,
+    pub depths: KnownDepths,
+    pub tree_watches: TreeWatches,
 }
 
 impl Reader {
@@ -114,7 +120,7 @@ impl Reader {
     }
 
     /// The counts of these queues and of their open shards. The caller sets `paused`.
-    async fn views(
+    pub(super) async fn views(
         &self,
         names: &[QueueName],
         shards: &[ShardId],
@@ -205,6 +211,8 @@ pub(super) fn view(task: ListedTask, record: Option<Inspected>, now_unix_ms: i64
         // A task that was sent again has no deadline any more.
         deadline_unix_ms: (task.deadline_unix_ms > 0 && task.epoch == 0)
             .then_some(task.deadline_unix_ms),
+        sequence: task.sequence,
+        tree: task.tree,
         reason: task.reason,
     }
 }

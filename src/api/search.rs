@@ -4,7 +4,7 @@
 //! that occurs on a page.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     pin::pin,
 };
 
@@ -19,7 +19,10 @@ use super::{
     reader::{Reader, view},
 };
 use crate::{
-    model::{Caller, ShardId, StoredStatus, TaskCursor, TaskId, TaskList, TaskPages},
+    model::{
+        Caller, KeyHash, QueueName, Scope, ShardId, StoredStatus, TaskCursor, TaskId, TaskList,
+        TaskPages,
+    },
     queue::{self, Inspected},
     store::{ListedTask, TaskSearch},
 };
@@ -28,6 +31,8 @@ use crate::{
 const LOOK_AT: u32 = 10_000;
 /// How many tasks are read at a time if only Redis knows which of them match.
 const ASKED_AT_ONCE: u32 = 500;
+/// The most queues in which a key is looked up. If the caller reaches more, these are open ones.
+const QUEUES_OF_KEY: usize = 10_000;
 /// How many shards are asked at the same time.
 const SHARDS_AT_ONCE: usize = 64;
 
@@ -52,6 +57,13 @@ impl Api {
         let mut pages = pages.map_err(Error::Invalid)?;
         pages.filter.check().map_err(Error::Invalid)?;
         pages.limit = bounded(pages.limit, LISTED)?;
+        if pages.filter.is_key_alone() {
+            return self
+                .query()?
+                .with_key(caller, pages)
+                .instrument(span("list_tasks", caller))
+                .await;
+        }
         may_choose(caller, &pages.filter)?;
         self.query()?
             .list(pages, is_scoped(caller))
@@ -113,6 +125,89 @@ impl Reader {
             }
             search.after = list.next;
         }
+    }
+
+    /// The tasks with a key, in all queues that the caller reaches.
+    async fn with_key(&self, caller: &Caller, pages: TaskPages) -> Result<TaskList, Error> {
+        let TaskPages {
+            filter,
+            limit,
+            after,
+        } = pages;
+        let key = filter.key.clone().unwrap_or_default();
+        let mut queues = self.queues_in_scope(caller).await?;
+        let partial = queues.len() > QUEUES_OF_KEY;
+        if partial {
+            queues = self.open_queues(caller);
+        }
+        let hashes: Vec<KeyHash> = queues
+            .iter()
+            .take(QUEUES_OF_KEY)
+            .map(|queue| KeyHash::new(queue, &key))
+            .collect();
+        let (from, mut below) = filter.ids();
+        if let Some(TaskCursor(after)) = after {
+            below = below.min(after);
+        }
+        let owners = self.store().key_owners(&hashes).await?.into_iter();
+        let mut ids: Vec<TaskId> = owners
+            .map(|(_, id, _)| id)
+            .filter(|id| (from..below).contains(id))
+            .collect();
+        ids.sort_unstable_by(|a, b| b.cmp(a));
+        let mut list = TaskList {
+            partial,
+            ..TaskList::default()
+        };
+        if ids.len() > limit as usize {
+            ids.truncate(limit as usize);
+            list.next = ids.last().copied().map(TaskCursor);
+        }
+        list.looked_at = ids.len() as u64;
+        // The key of a removed task may have an owner still.
+        let mut tasks = self.store().listed(&ids).await?;
+        tasks.sort_unstable_by_key(|task| std::cmp::Reverse(task.id));
+        let records = self.records(&tasks).await?;
+        let now = self.now_unix_ms();
+        for task in tasks {
+            let record = records.get(&task.id).copied();
+            list.tasks.push(view(task, record, now));
+        }
+        Ok(list)
+    }
+
+    /// The queues that the caller reaches, whether or not they have tasks. If there are more than
+    /// [`QUEUES_OF_KEY`], some of them.
+    async fn queues_in_scope(&self, caller: &Caller) -> Result<BTreeSet<QueueName>, Error> {
+        let everything = Scope::default();
+        let scope = caller
+            .access
+            .token()
+            .map_or(&everything, |token| &token.scope);
+        let most = u32::try_from(QUEUES_OF_KEY + 1).unwrap_or(u32::MAX);
+        let mut queues = BTreeSet::new();
+        for part in scope.parts() {
+            match part.strip_suffix('*') {
+                Some(beginning) => {
+                    queues.extend(self.store().queue_names(beginning, most).await?);
+                }
+                None => queues.extend(QueueName::new(part)),
+            }
+            if queues.len() > QUEUES_OF_KEY {
+                break;
+            }
+        }
+        Ok(queues)
+    }
+
+    /// The queues that the caller reaches and that have unfinished tasks or an open shard.
+    fn open_queues(&self, caller: &Caller) -> BTreeSet<QueueName> {
+        let shards = self.queue.shards().into_iter().map(|shard| shard.queue);
+        let unfinished = self.occupancy.unfinished().into_keys();
+        shards
+            .chain(unfinished)
+            .filter(|queue| caller.access.reaches(queue.as_str()))
+            .collect()
     }
 
     /// Returns the records of the unfinished tasks, as far as Redis has them.

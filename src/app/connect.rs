@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     bus::{
-        self, Bus, Topic,
+        self, Bus,
         kafka::{self, Kafka},
         redis_streams::RedisStreams,
     },
@@ -233,8 +233,8 @@ pub(super) async fn bus(
 pub(super) async fn missing_topics(
     settings: &Settings,
     redis: Option<&Redis>,
-    topics: &[Topic],
-) -> anyhow::Result<Vec<Topic>> {
+    topics: &[&str],
+) -> anyhow::Result<Vec<String>> {
     match kafka_config(settings)? {
         None => {
             let redis = redis.context("Redis Streams need a Redis")?;

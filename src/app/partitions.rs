@@ -31,7 +31,8 @@ pub async fn raise(settings: Settings, partitions: u32) -> anyhow::Result<String
         redis = Some(connect::redis(&url, &settings).await?);
     }
     // With a wrong prefix, opening the bus would create topics and raise those.
-    if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &RAISED)
+    let names = RAISED.map(Topic::as_str);
+    if let Some(topic) = connect::missing_topics(&settings, redis.as_ref(), &names)
         .await?
         .first()
     {

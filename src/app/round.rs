@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     api::{
-        Api, Authentication, HeardWorkers, KnownKeys, Ledger, Reader, SettledReports, TokenSync,
-        Waits,
+        self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
+        Reader, SettledReports, TokenSync, TreeWatches, Waits,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -33,7 +33,7 @@ use crate::{
     ingress::{self, Budget, Tls, http::Ports},
     model::{Presence, in_short},
     pipelines::{
-        admission::{Gates, Occupancy, QueueSync},
+        admission::{Gates, LimitSync, Occupancy, QueueSync},
         changing::Changing,
         context::Context,
         discovery, fanout, memory,
@@ -175,6 +175,8 @@ struct Opened {
     cx: Context,
     store_id: String,
     queues: QueueSync,
+    /// `None` if no queue has limits per key.
+    limits: Option<LimitSync>,
     /// `None` if everybody may call.
     tokens: Option<TokenSync>,
 }
@@ -231,23 +233,21 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
     let Some(queues) = wait.until("the database", queues).await? else {
         return Ok(None);
     };
-    let tokens = match settings.auth {
-        Auth::None => None,
-        Auth::Tokens => {
-            let tokens = || async {
-                TokenSync::start(store.clone(), occupancy.clone(), clock.clone())
-                    .await
-                    .map_err(unreadable)
-            };
-            let Some(tokens) = wait.until("the database", tokens).await? else {
-                return Ok(None);
-            };
-            Some(tokens)
-        }
+    let limits = || follow_limits(backends, &queue);
+    let Some(limits) = wait.until("the database", limits).await? else {
+        return Ok(None);
+    };
+    let tokens = || follow_tokens(backends, &occupancy);
+    let Some(tokens) = wait.until("the database", tokens).await? else {
+        return Ok(None);
     };
     let filter = Filter::new(redis.clone());
     let check = || check_filter(settings, &**store, &filter);
     let Some(()) = wait.until("the database", check).await? else {
+        return Ok(None);
+    };
+    let topics = || declare_topics(settings, &**store, &*bus, clock);
+    let Some(()) = wait.until("the topics", topics).await? else {
         return Ok(None);
     };
     let shortcut = shortcut(settings, &*bus, &queue, &gates);
@@ -258,7 +258,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
             clock.clone(),
             Arc::clone(settings),
         ),
-        letters: DeadLetters::new(store.clone(), Arc::clone(&bus), clock.clone()),
+        letters: DeadLetters::new(store.clone(), &*bus, clock.clone()),
         settings: Arc::clone(settings),
         store: Arc::clone(store),
         clock: clock.clone(),
@@ -275,11 +275,12 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         cx,
         store_id,
         queues,
+        limits,
         tokens,
     }))
 }
 
-/// Begins to follow what SQL has of queues: their shards, pauses and limits.
+/// Begins to follow what SQL has of queues: their shards, pauses and unfinished tasks.
 async fn follow_queues(
     backends: &Backends,
     queue: &Queue,
@@ -292,10 +293,41 @@ async fn follow_queues(
         gates.clone(),
         occupancy.clone(),
         backends.clock.clone(),
-        backends.settings.queues.any_limited(),
     )
     .await
     .map_err(unreadable)
+}
+
+/// Begins to follow own limits of limit keys, if a queue has limits per key.
+async fn follow_limits(
+    backends: &Backends,
+    queue: &Queue,
+) -> Result<Option<LimitSync>, Unreachable> {
+    if !backends.settings.queues.any_limited() {
+        return Ok(None);
+    }
+    let limits = LimitSync::start(Arc::clone(&backends.store), queue.shards.clone());
+    limits.await.map(Some).map_err(unreadable)
+}
+
+/// Begins to follow the tokens of callers, if they need one.
+async fn follow_tokens(
+    backends: &Backends,
+    occupancy: &Occupancy,
+) -> Result<Option<TokenSync>, Unreachable> {
+    let Backends {
+        settings,
+        store,
+        clock,
+        ..
+    } = backends;
+    match settings.auth {
+        Auth::None => Ok(None),
+        Auth::Tokens => TokenSync::start(store.clone(), occupancy.clone(), clock.clone())
+            .await
+            .map(Some)
+            .map_err(unreadable),
+    }
 }
 
 /// Checks the filter against the database, if this process runs discovery.
@@ -322,6 +354,44 @@ async fn limit_partitions(
     }
     let asked = store.limit_partitions(bus.partitions(Topic::Pipeline));
     asked.await.map_err(|error| Unreachable::Yet(error.into()))
+}
+
+/// Makes the topics and the subscriptions that the settings declare.
+async fn declare_topics(
+    settings: &Settings,
+    store: &dyn Store,
+    bus: &dyn Bus,
+    clock: &Clock,
+) -> Result<(), Unreachable> {
+    let logs = bus.logs();
+    for (name, topic) in &settings.topics {
+        let now = clock.now_unix_ms();
+        let declared = api::declare_topic(store, &*logs, name, topic, now).await;
+        declared.map_err(|error| {
+            let is_final = error.kind() == api::Kind::Invalid;
+            let error = anyhow::Error::new(error).context(format!("cannot make topic {name}"));
+            if is_final {
+                Unreachable::Ever(error)
+            } else {
+                Unreachable::Yet(error)
+            }
+        })?;
+    }
+    for (name, put) in &settings.subscriptions {
+        let now = clock.now_unix_ms();
+        let declared = api::declare_subscription(store, &*logs, name, put, now).await;
+        declared.map_err(|error| {
+            let is_final = matches!(error.kind(), api::Kind::Invalid | api::Kind::NotFound);
+            let error =
+                anyhow::Error::new(error).context(format!("cannot make subscription {name}"));
+            if is_final {
+                Unreachable::Ever(error)
+            } else {
+                Unreachable::Yet(error)
+            }
+        })?;
+    }
+    Ok(())
 }
 
 /// Returns the shortcut past the bus, if discovery and the fanout both run in this process and no
@@ -378,6 +448,7 @@ impl Opened {
             cx,
             store_id,
             queues,
+            limits,
             tokens,
         } = self;
         let gates = cx.gates.clone();
@@ -398,6 +469,9 @@ impl Opened {
         );
         cx.coordination.watch_clock(supervisor);
         queues.keep_on(supervisor);
+        if let Some(limits) = limits {
+            limits.keep_on(supervisor);
+        }
         cx.queue.start_listening(supervisor);
         let authentication = tokens.map_or(Authentication::Open, |tokens| {
             Authentication::ByToken(tokens.keep_on(supervisor))
@@ -467,8 +541,13 @@ fn state(
         ledger: Arc::new(ledger),
         settled: Arc::new(settled),
         known_keys: KnownKeys::default(),
+        topics: KnownTopics::default(),
+        depths: KnownDepths::default(),
+        tree_watches: TreeWatches::default(),
     };
     reader.inform_watchers(supervisor);
+    reader.inform_tree_watchers(supervisor);
+    reader.depths.keep_while_used(supervisor);
     ingress::State {
         api: Arc::new(Api {
             discovery,

@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use super::{connect, must_have_run};
 use crate::{
-    bus::{Bus, Topic},
+    bus::{Bus, Log, Topic},
     config::Settings,
     embedded,
 };
@@ -26,8 +26,12 @@ pub async fn open_events(settings: &Settings) -> anyhow::Result<Arc<dyn Bus>> {
         };
         redis = Some(connect::redis(&url, settings).await?);
     }
-    let wanted = [Topic::Events];
-    let missing = connect::missing_topics(settings, redis.as_ref(), &wanted).await?;
+    // On Redis Streams the topic comes into being with its first event.
+    let wanted = match &settings.bus_url {
+        Some(_) => Log::EVENTS.name,
+        None => Topic::Pipeline.into(),
+    };
+    let missing = connect::missing_topics(settings, redis.as_ref(), &[&wanted]).await?;
     if !missing.is_empty() {
         bail!(
             "there is no topic {}events: a queue needs events = true, and --redis-url, --redis-prefix, --bus-url and \
@@ -35,8 +39,5 @@ pub async fn open_events(settings: &Settings) -> anyhow::Result<Arc<dyn Bus>> {
             settings.topic_prefix
         );
     }
-    let bus = connect::bus(settings, redis.as_ref(), "events").await?;
-    // The topic exists: this only tells the bus its partitions.
-    bus.ensure(Topic::Events).await?;
-    Ok(bus)
+    Ok(connect::bus(settings, redis.as_ref(), "events").await?)
 }

@@ -1,6 +1,6 @@
 //! Errors of the bus, by what a caller can do about them.
 
-use super::topic::Topic;
+use super::topic::TopicName;
 use crate::runtime::LoopError;
 
 /// The underlying error of a backend.
@@ -10,7 +10,7 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 pub enum Error {
     #[error("failed to publish to {topic}: {cause}")]
     Publish {
-        topic: Topic,
+        topic: TopicName,
         #[source]
         cause: Cause,
     },
@@ -18,25 +18,25 @@ pub enum Error {
     /// it.
     #[error("failed to publish to {topic}: {cause}")]
     TooLarge {
-        topic: Topic,
+        topic: TopicName,
         #[source]
         cause: Cause,
     },
     #[error("failed to read {topic}: {cause}")]
     Read {
-        topic: Topic,
+        topic: TopicName,
         #[source]
         cause: Cause,
     },
     #[error("failed to acknowledge in {topic}: {cause}")]
     Commit {
-        topic: Topic,
+        topic: TopicName,
         #[source]
         cause: Cause,
     },
     #[error("failed to trim {topic}: {cause}")]
     Trim {
-        topic: Topic,
+        topic: TopicName,
         #[source]
         cause: Cause,
     },
@@ -50,12 +50,12 @@ pub enum Error {
     Lost { generation: String },
     /// A topic was deleted. Opening the bus again recreates it.
     #[error("topic {topic} is gone")]
-    Gone { topic: Topic },
+    Gone { topic: TopicName },
     /// A topic has more partitions than before, or was recreated with fewer. The bus must be opened
     /// again to use the new number.
     #[error("topic {topic} has {found} partitions now, no longer {known}")]
     Resized {
-        topic: Topic,
+        topic: TopicName,
         known: u32,
         found: u32,
     },
@@ -84,30 +84,34 @@ impl Error {
     }
 
     /// Wraps a backend error as a publish error.
-    pub(super) fn publish<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+    pub(super) fn publish<E: Into<Cause>>(topic: impl Into<TopicName>) -> impl Fn(E) -> Self {
+        let topic = topic.into();
         move |cause| Self::Publish {
-            topic,
+            topic: topic.clone(),
             cause: cause.into(),
         }
     }
 
-    pub(super) fn read<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+    pub(super) fn read<E: Into<Cause>>(topic: impl Into<TopicName>) -> impl Fn(E) -> Self {
+        let topic = topic.into();
         move |cause| Self::Read {
-            topic,
+            topic: topic.clone(),
             cause: cause.into(),
         }
     }
 
-    pub(super) fn commit<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+    pub(super) fn commit<E: Into<Cause>>(topic: impl Into<TopicName>) -> impl Fn(E) -> Self {
+        let topic = topic.into();
         move |cause| Self::Commit {
-            topic,
+            topic: topic.clone(),
             cause: cause.into(),
         }
     }
 
-    pub(super) fn trim<E: Into<Cause>>(topic: Topic) -> impl Fn(E) -> Self {
+    pub(super) fn trim<E: Into<Cause>>(topic: impl Into<TopicName>) -> impl Fn(E) -> Self {
+        let topic = topic.into();
         move |cause| Self::Trim {
-            topic,
+            topic: topic.clone(),
             cause: cause.into(),
         }
     }

@@ -1,16 +1,18 @@
 //! The bus: partitioned topics, which keep records in order until their readers have read them.
+//! Next to them the server of the bus keeps [logs](Logs), which anybody reads from any offset.
 //!
 //! Delivery is at least once: after an error or a crash a record may appear twice, and readers must
 //! tolerate that.
 
 mod error;
 pub mod kafka;
+mod logs;
 pub mod redis_streams;
 mod topic;
 mod uncommitted;
 mod watch;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -18,7 +20,8 @@ use bytes::Bytes;
 use self::error::NoPartition;
 pub use self::{
     error::{Cause, Error, Result},
-    topic::Topic,
+    logs::{Log, LogEnd, LogMessage, LogRecord, Logs, PAGE_BYTES, Retention},
+    topic::{Topic, TopicName},
     uncommitted::Uncommitted,
     watch::watch_partitions,
 };
@@ -74,11 +77,8 @@ pub trait Bus: Send + Sync {
         true
     }
 
-    /// Makes sure that a topic exists. Opening the bus creates all topics except `events`, which it
-    /// creates only if the settings need it.
-    async fn ensure(&self, _topic: Topic) -> Result<()> {
-        Ok(())
-    }
+    /// The logs on the same server.
+    fn logs(&self) -> Arc<dyn Logs>;
 
     /// Appends all records, in order within a partition. Returns one offset per record, in the
     /// given order.
@@ -98,26 +98,8 @@ pub trait Bus: Send + Sync {
         self.publish(topic, records).await
     }
 
-    /// Like [`Self::publish`], with a key for each record, in the same order. A bus whose records
-    /// have no keys ignores them.
-    async fn publish_keyed(
-        &self,
-        topic: Topic,
-        records: &[Record],
-        _keys: &[String],
-    ) -> Result<Vec<Offset>> {
-        self.publish(topic, records).await
-    }
-
     /// Opens a reader in the consumer group that all taskd processes share for this topic.
-    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>>;
-
-    /// A reader that is in no group and commits nothing. It begins in each partition behind this
-    /// offset; `None`: with the first record that is there.
-    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>>;
-
-    /// The offset of the first record that is still there by partition; `None`: there is none.
-    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Reader>>;
 
     /// Returns the offset of the last record of each partition; `None`: the partition is empty.
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>>;
@@ -140,18 +122,15 @@ pub trait Bus: Send + Sync {
         Ok(false)
     }
 
-    /// Roughly how many records of a topic that taskd reads are not processed yet.
+    /// Roughly how many records of a topic are not processed yet.
     async fn backlog(&self, topic: Topic) -> Result<u64>;
 
-    /// Deletes the records that `keep` does not cover. Returns roughly how many.
-    ///
-    /// If taskd reads the topic, the group's uncommitted records stay. On a bus that other programs
-    /// use, too, nothing of `events` is deleted, because the topic may be somebody else's: its
-    /// retention is set when taskd creates it.
+    /// Deletes the committed records that `keep` does not cover. Returns roughly how many. Does
+    /// nothing on a bus that deletes records when they are committed.
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64>;
 
-    /// Raises the number of partitions of a topic that taskd reads to `count`. The new ones are
-    /// used only after the bus is opened again.
+    /// Raises the number of partitions of a topic to `count`. The new ones are used only after the
+    /// bus is opened again.
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()>;
 
     /// Checks whether the topics have changed since the bus was opened.
@@ -170,17 +149,9 @@ pub trait Bus: Send + Sync {
     async fn close(&self);
 }
 
-/// A reader of one topic for people: it is in no group.
-#[async_trait]
-pub trait Apart: Send {
-    /// The available records, at most some `max`, those of a partition in order. Waits up to about
-    /// a second if there are none, and then answers none.
-    async fn next(&mut self, max: usize) -> Result<Vec<Message>>;
-}
-
 /// A reader of one topic. Drop it after an error; a new one starts after the committed offsets.
 #[async_trait]
-pub trait Subscription: Send {
+pub trait Reader: Send {
     /// Returns the available records, at most `max`. Waits while there are none.
     ///
     /// Cancel safe: if the future is dropped before it completes, no record is lost.
@@ -228,7 +199,7 @@ fn highest(messages: &[Message]) -> BTreeMap<u32, Offset> {
 fn check_grown(topic: Topic, known: u32, found: Option<u32>) -> Result<()> {
     match found.filter(|found| *found > known) {
         Some(found) => Err(Error::Resized {
-            topic,
+            topic: topic.into(),
             known,
             found,
         }),
@@ -236,12 +207,13 @@ fn check_grown(topic: Topic, known: u32, found: Option<u32>) -> Result<()> {
     }
 }
 
-fn check_partitions(topic: Topic, records: &[Record], count: u32) -> Result<()> {
-    match records.iter().find(|record| record.partition >= count) {
-        Some(Record { partition, .. }) => Err(Error::publish(topic)(NoPartition {
-            partition: *partition,
-            count,
-        })),
+fn check_partitions(
+    topic: impl Into<TopicName>,
+    mut partitions: impl Iterator<Item = u32>,
+    count: u32,
+) -> Result<()> {
+    match partitions.find(|partition| *partition >= count) {
+        Some(partition) => Err(Error::publish(topic)(NoPartition { partition, count })),
         None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::{Message, Result, Subscription};
+use super::{Message, Reader, Result};
 use crate::runtime::tick_after;
 
 /// Processed messages, without their values. They wait for the next [tick](crate::runtime::tick),
@@ -41,21 +41,15 @@ impl Uncommitted {
     }
 
     /// Commits if the tick has passed, or if there are at least `most` messages.
-    pub async fn commit_if_due(
-        &mut self,
-        subscription: &mut dyn Subscription,
-        most: usize,
-    ) -> Result<()> {
+    pub async fn commit_if_due(&mut self, reader: &mut dyn Reader, most: usize) -> Result<()> {
         if self.messages.len() < most && self.due.is_none_or(|due| Instant::now() < due) {
             return Ok(());
         }
-        self.commit(subscription).await
+        self.commit(reader).await
     }
 
-    pub async fn commit(&mut self, subscription: &mut dyn Subscription) -> Result<()> {
+    pub async fn commit(&mut self, reader: &mut dyn Reader) -> Result<()> {
         self.due = None;
-        subscription
-            .commit(&std::mem::take(&mut self.messages))
-            .await
+        reader.commit(&std::mem::take(&mut self.messages)).await
     }
 }

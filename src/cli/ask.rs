@@ -4,10 +4,14 @@ use std::io::{self, IsTerminal as _};
 
 use anyhow::{Context, anyhow};
 use axum::body::Bytes;
-use hyper::StatusCode;
+use hyper::{Method, StatusCode};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::{http::HttpPort, print::say, trust::with_hint};
+use super::{
+    http::{HttpPort, TypedBody},
+    print::say,
+    trust::with_hint,
+};
 /// Makes text safe to show: keys and reasons come from users, and a terminal would obey the control
 /// characters in them.
 pub(super) use crate::model::printable;
@@ -33,10 +37,25 @@ pub(super) async fn ask<T: DeserializeOwned>(
     server: &HttpPort,
     path: &str,
 ) -> anyhow::Result<Option<(Bytes, T)>> {
-    let (status, body) = server.get(path).await?;
+    match ask_with(server, Method::GET, path, None).await? {
+        Some(body) => {
+            let answer = read(server, &body)?;
+            Ok(Some((body, answer)))
+        }
+        None => Ok(None),
+    }
+}
+
+/// Sends a request, and answers the body. `None`: there is no such thing, which stderr says.
+pub(super) async fn ask_with(
+    server: &HttpPort,
+    method: Method,
+    path: &str,
+    body: Option<TypedBody>,
+) -> anyhow::Result<Option<Bytes>> {
+    let (status, body) = server.send(method, path, body).await?;
     if status.is_success() {
-        let answer = read(server, &body)?;
-        return Ok(Some((body, answer)));
+        return Ok(Some(body));
     }
     if status != StatusCode::NOT_FOUND {
         return Err(refusal(server, status, &body));

@@ -124,6 +124,8 @@ struct Sql {
     parked: u64,
     #[serde(default)]
     crowded: u64,
+    #[serde(default)]
+    behind: u64,
     scheduled: u64,
     missing: u64,
 }
@@ -208,8 +210,8 @@ async fn look(server: &HttpPort, queue: Option<&str>) -> anyhow::Result<(Bytes, 
 fn table(answer: &Answer) -> String {
     let mut table = print::table([
         "queue", "stored", "dupl.", "reject.", "compl.", "dead", "cancel.", "fresh", "parked",
-        "crowded", "sched.", "missing", "between", "waiting", "assigned", "delayed", "reports",
-        "state",
+        "crowded", "behind", "sched.", "missing", "between", "waiting", "assigned", "delayed",
+        "reports", "state",
     ]);
     for Queue {
         queue,
@@ -233,6 +235,7 @@ fn table(answer: &Answer) -> String {
                 sql.fresh,
                 sql.parked,
                 sql.crowded,
+                sql.behind,
                 sql.scheduled,
                 sql.missing,
             ]
@@ -250,7 +253,7 @@ fn table(answer: &Answer) -> String {
     table
         .column_iter_mut()
         .skip(1)
-        .take(16)
+        .take(17)
         .for_each(|column| column.set_cell_alignment(CellAlignment::Right));
     let table = print::shown(&table);
     match answer.bus {
@@ -274,11 +277,11 @@ mod tests {
     fn a_queue_is_a_row() {
         let answer = br#"{"bus": {"pipeline": 1, "task_results": 2}, "queues": [{"queue": "q", "state": "MOVING",
             "in": {"stored": 1234, "duplicates": 1, "rejected": 2}, "out": {"completed": 3, "dead": 4, "cancelled": 5},
-            "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "crowded": 15, "scheduled": 8, "missing": 9}, "between": -1500,
+            "held": {"total": 100, "sql": {"fresh": 6, "parked": 7, "crowded": 15, "behind": 16, "scheduled": 8, "missing": 9}, "between": -1500,
             "redis": {"live": 33, "waiting": 10, "assigned": 11, "delayed": 12, "leases": 13, "reports": 14}}}]}"#;
         let text = table(&serde_json::from_slice(answer).unwrap());
         let cells: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        let expected = "q 1,234 1 2 3 4 5 6 7 15 8 9 -1,500 10 11 12 14 MOVING";
+        let expected = "q 1,234 1 2 3 4 5 6 7 15 16 8 9 -1,500 10 11 12 14 MOVING";
         assert_eq!(cells, expected.split(' ').collect::<Vec<_>>());
         assert!(
             text.ends_with("1 records of pipeline, 2 of task-results"),

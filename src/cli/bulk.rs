@@ -295,6 +295,7 @@ fn filter(filter: &pb::TaskFilter) -> Value {
         ("key", text(&filter.key)),
         ("key_prefix", text(&filter.key_prefix)),
         ("worker", filter.worker.clone()),
+        ("tree", filter.tree.clone()),
         (
             "since",
             filter.since.map(|at| at.to_string()).unwrap_or_default(),

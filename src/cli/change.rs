@@ -98,7 +98,7 @@ pub struct Change {
     values: Values,
 }
 
-/// Offer tasks anew: leases and backoffs end, at no cost
+/// End leases and backoffs at no cost, so that tasks can be claimed at once
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

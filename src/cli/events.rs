@@ -1,6 +1,6 @@
 //! `taskd events`: prints topic `events` as JSON lines.
 
-use std::{str::FromStr, sync::Arc};
+use std::{str::FromStr, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -9,7 +9,7 @@ use serde_json::json;
 use super::print::{print_one, say};
 use crate::{
     app,
-    bus::{Bus, Message, Topic},
+    bus::{Log, LogMessage, Logs},
     config::{Options, Settings},
     model::{Offset, to_rfc_3339},
     wire::read_event_record,
@@ -17,9 +17,8 @@ use crate::{
 
 /// The most records to read at once.
 const AT_ONCE: usize = 500;
-/// After this many reads in a row without a record, the topic counts as read to its end: on Kafka,
-/// the last offset of a partition may be one that no reader gets.
-const SILENT: u32 = 3;
+/// How often to look for new events.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Print what happened to the tasks of queues with events = true, as JSON lines
 #[derive(Args)]
@@ -83,7 +82,7 @@ impl FromStr for From {
 
 pub(super) async fn run(args: Events, settings: Settings) -> anyhow::Result<()> {
     let bus = app::open_events(&settings).await?;
-    let printed = print_all(&bus, &args).await;
+    let printed = print_all(&*bus.logs(), &args).await;
     bus.close().await;
     match printed {
         // A closed stdout is not an error: the reader has read enough.
@@ -98,29 +97,30 @@ pub(super) async fn run(args: Events, settings: Settings) -> anyhow::Result<()> 
     }
 }
 
-async fn print_all(bus: &Arc<dyn Bus>, args: &Events) -> anyhow::Result<()> {
-    let topic = Topic::Events;
-    let ends = bus.ends(topic).await?;
-    let after = match &args.from {
+async fn print_all(logs: &dyn Logs, args: &Events) -> anyhow::Result<()> {
+    let log = &Log::EVENTS;
+    let ends = logs.ends(log).await?;
+    let mut after = match &args.from {
         From::Beginning => vec![None; ends.len()],
         From::Now => ends.clone(),
-        From::After(offsets) => after(bus, offsets, &ends).await?,
+        From::After(offsets) => after(logs, offsets, &ends).await?,
     };
-    let mut left = after.clone();
-    let mut reader = bus.read_apart(topic, after).await?;
-    let mut silent = 0;
     loop {
-        let is_over = left.iter().zip(&ends).all(|(read, end)| read >= end);
-        if !args.follow && (is_over || silent >= SILENT) {
+        let mut is_over = true;
+        for (partition, after) in (0..).zip(&mut after) {
+            for message in logs.read(log, partition, *after, AT_ONCE).await? {
+                tell(&message)?;
+                *after = Some(message.offset);
+                is_over = false;
+            }
+        }
+        // Without `--follow`, events that came meanwhile do not count.
+        let is_read = after.iter().zip(&ends).all(|(read, end)| read >= end);
+        if !args.follow && (is_read || is_over) {
             return Ok(());
         }
-        let read = reader.next(AT_ONCE).await?;
-        silent = if read.is_empty() { silent + 1 } else { 0 };
-        for message in read {
-            tell(&message)?;
-            if let Some(read) = left.get_mut(message.partition as usize) {
-                *read = Some(message.offset);
-            }
+        if is_over {
+            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 }
@@ -128,11 +128,11 @@ async fn print_all(bus: &Arc<dyn Bus>, args: &Events) -> anyhow::Result<()> {
 /// Returns the offset to begin after for each partition. Fails if the topic no longer has
 /// everything after one of `offsets`.
 async fn after(
-    bus: &Arc<dyn Bus>,
+    logs: &dyn Logs,
     offsets: &[(u32, Offset)],
     ends: &[Option<Offset>],
 ) -> anyhow::Result<Vec<Option<Offset>>> {
-    let starts = bus.starts(Topic::Events).await?;
+    let starts = logs.first(&Log::EVENTS).await?;
     let mut after = vec![None; ends.len()];
     for (partition, offset) in offsets {
         let place = *partition as usize;
@@ -157,9 +157,9 @@ async fn after(
     Ok(after)
 }
 
-fn tell(message: &Message) -> anyhow::Result<()> {
+fn tell(message: &LogMessage) -> anyhow::Result<()> {
     let offset = message.offset;
-    let read = read_event_record(&message.value);
+    let read = read_event_record(&message.record.value);
     let (number, event) = match read {
         Ok(read) => read,
         // Another program may have written the record.
@@ -170,8 +170,15 @@ fn tell(message: &Message) -> anyhow::Result<()> {
             return Ok(());
         }
     };
+    if let Some(state) = event.tree {
+        let line = json!({
+            "partition": message.record.partition, "offset": offset.to_string(), "number": number, "id": event.id,
+            "queue": event.queue, "tree_state": state.as_str(), "at": to_rfc_3339(event.at_unix_ms), "epoch": event.epoch,
+        });
+        return print_one(line).context("cannot print an event");
+    }
     let line = json!({
-        "partition": message.partition, "offset": offset.to_string(), "number": number, "id": event.id,
+        "partition": message.record.partition, "offset": offset.to_string(), "number": number, "id": event.id,
         "queue": event.queue, "key": String::from_utf8_lossy(&event.key), "status": event.status.as_str(),
         "at": to_rfc_3339(event.at_unix_ms), "epoch": event.epoch, "worker": event.worker, "attempt": event.attempt,
         "attempts": event.attempts, "reason": event.reason,

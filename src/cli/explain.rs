@@ -1,8 +1,9 @@
 //! `taskd explain`: says where a task is, what happens to it next, and why a worker does not get
-//! it.
+//! it; or what became of a record of a topic.
 
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::Args;
 use serde::Deserialize;
 use url::form_urlencoded;
@@ -22,12 +23,32 @@ Examples:
   taskd explain 0197a5c0-7d1e-7b3c-9a52-3f0c6f1b2a44    the task with this id
   taskd explain crawl https://example.org/ --worker w7  the task with this queue and key
   taskd explain crawl https://example.org/ --json | jq .place
+  taskd explain --record orders/0/1764000000123-0       what became of a record of a topic
 
 Exit code: 0 if there is such a task, 1 if there is none, 2 if the server cannot be reached or the \
 question is wrong.")]
 pub struct Explain {
-    #[command(flatten)]
-    task: Named,
+    /// Name of the queue; or the id of a task, without a key
+    #[arg(value_name = "QUEUE|ID", required_unless_present_any = ["queue_flag", "record"])]
+    first: Option<String>,
+
+    /// Key of the task
+    #[arg(value_name = "KEY")]
+    key: Option<String>,
+
+    #[arg(id = "queue_flag", long = "queue", value_name = "NAME", hide = true)]
+    queue: Option<String>,
+
+    #[arg(id = "key_flag", long = "key", value_name = "KEY", hide = true)]
+    key_of_flag: Option<String>,
+
+    /// A record of a topic, in place of a task
+    #[arg(
+        long,
+        value_name = "TOPIC/PARTITION/OFFSET",
+        conflicts_with_all = ["first", "key", "queue_flag", "key_flag", "worker"]
+    )]
+    record: Option<String>,
 
     /// Also say whether this worker may get it, and why not
     #[arg(long, value_name = "NAME")]
@@ -43,7 +64,11 @@ pub struct Explain {
 
 /// Asks taskd and prints its answer. Returns false if there is no such task.
 pub async fn run(args: Explain) -> anyhow::Result<bool> {
-    let path = path(&args.task.task("explain")?, args.worker.as_deref());
+    if let Some(record) = &args.record {
+        return explain_record(&args, record).await;
+    }
+    let named = Named::new(args.first, args.key, args.queue, args.key_of_flag);
+    let path = path(&named.task("explain")?, args.worker.as_deref());
     let Some((body, answer)) = ask::<Answer>(&args.server.port()?, &path).await? else {
         return Ok(false);
     };
@@ -55,6 +80,79 @@ pub async fn run(args: Explain) -> anyhow::Result<bool> {
             .try_for_each(|line| print(printable(line)))?,
     }
     Ok(true)
+}
+
+/// Asks what became of a record, and prints a line for each subscription.
+async fn explain_record(args: &Explain, record: &str) -> anyhow::Result<bool> {
+    let parts: Vec<&str> = record.split('/').collect();
+    let [topic, partition, offset] = parts[..] else {
+        bail!(
+            "{record:?} is no record: write TOPIC/PARTITION/OFFSET, for example orders/0/1764000000123-0"
+        );
+    };
+    let topic: String = form_urlencoded::byte_serialize(topic.as_bytes()).collect();
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    query.append_pair("partition", partition);
+    query.append_pair("offset", offset);
+    let path = format!("/v1/topics/{topic}/records:explain?{}", query.finish());
+    let server = args.server.port()?;
+    let Some((body, answer)) = ask::<RecordAnswer>(&server, &path).await? else {
+        return Ok(false);
+    };
+    if args.json {
+        print(String::from_utf8_lossy(&body))?;
+        return Ok(true);
+    }
+    for line in answer.lines() {
+        print(printable(&line))?;
+    }
+    Ok(true)
+}
+
+#[derive(Deserialize)]
+struct RecordAnswer {
+    published_at: Option<String>,
+    subscriptions: Vec<RecordOfSubscription>,
+}
+
+#[derive(Deserialize)]
+struct RecordOfSubscription {
+    subscription: String,
+    queue: String,
+    fate: String,
+    task: Option<String>,
+    status: Option<String>,
+    letter: Option<String>,
+    says: String,
+}
+
+impl RecordAnswer {
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![match &self.published_at {
+            Some(at) => format!("Published: {at}."),
+            None => "The topic does not have the record any more.".to_owned(),
+        }];
+        for of in &self.subscriptions {
+            let RecordOfSubscription {
+                subscription,
+                queue,
+                fate,
+                says,
+                ..
+            } = of;
+            let task = of.task.iter().zip(&of.status);
+            let task = task.map(|(id, status)| format!(" {id} of queue {queue} is {status}"));
+            let letter = of.letter.iter().map(|id| format!(", dead letter {id}"));
+            let more: String = task.chain(letter).collect();
+            lines.push(format!(
+                "Subscription {subscription}: {fate}{more}: {says}."
+            ));
+        }
+        if self.subscriptions.is_empty() {
+            lines.push("No subscription reads this topic.".to_owned());
+        }
+        lines
+    }
 }
 
 fn path(task: &Name, worker: Option<&str>) -> String {
@@ -231,6 +329,22 @@ mod tests {
             "Worker u does not get it: u has completed it.",
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn the_fates_of_a_record_are_told_in_sentences() {
+        let answer: RecordAnswer = serde_json::from_str(
+            r#"{"topic": "t", "published_at": "2030-01-31T12:00:00Z", "subscriptions": [
+                {"subscription": "a", "queue": "q", "fate": "TASK", "task": "i", "status": "QUEUED", "says": "it waits"},
+                {"subscription": "b", "queue": "q", "fate": "REFUSED", "letter": "l", "says": "too large"}]}"#,
+        )
+        .unwrap();
+        let expected = [
+            "Published: 2030-01-31T12:00:00Z.",
+            "Subscription a: TASK i of queue q is QUEUED: it waits.",
+            "Subscription b: REFUSED, dead letter l: too large.",
+        ];
+        assert_eq!(answer.lines(), expected);
     }
 
     #[test]

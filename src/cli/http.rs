@@ -1,11 +1,11 @@
-//! GET requests to the HTTP port of a taskd, over a new connection each time.
+//! Requests to the HTTP port of a taskd, over a new connection each time.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, Bytes, to_bytes};
 use backon::BackoffBuilder as _;
-use hyper::{HeaderMap, Request, StatusCode, client::conn::http1, header};
+use hyper::{HeaderMap, Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use serde::Deserialize;
@@ -35,6 +35,9 @@ impl Server {
         })
     }
 }
+
+/// The content type of a body, and the body.
+pub(super) type TypedBody = (&'static str, Bytes);
 
 /// An HTTP port.
 #[derive(Clone)]
@@ -79,18 +82,31 @@ impl HttpPort {
         )
     }
 
-    /// Returns the status and the body of the answer. If taskd cannot be reached or is not ready
-    /// yet, retries for as long as `--wait-for-server` allows.
     pub(super) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
+        self.send(Method::GET, path, None).await
+    }
+
+    /// Returns the status and the body of the answer. If taskd cannot be reached, is not ready yet or
+    /// cuts the connection on which it was asked, retries for as long as `--wait-for-server` allows.
+    pub(super) async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<TypedBody>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut waits = WAITS.build();
         loop {
-            let answer = match tokio::time::timeout(ANSWER_TIMEOUT, self.call(path)).await {
-                Ok(answer) => answer,
+            let call = self.answer(method.clone(), path, body.clone());
+            let answer = match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
+                Ok(answer) => answer.map(|(status, _, body)| (status, body)),
                 Err(_) => bail!("{}{path} does not answer", self.url),
             };
             let may_pass = match &answer {
                 Ok((status, _)) => *status == StatusCode::SERVICE_UNAVAILABLE,
-                Err(error) => error.is::<Unreachable>() || was_cut_off(error),
+                // Of anything but a question nobody knows whether it was carried out.
+                Err(error) => {
+                    error.is::<Unreachable>() || method == Method::GET && was_cut_off(error)
+                }
             };
             if !may_pass
                 || self
@@ -106,12 +122,13 @@ impl HttpPort {
     /// Returns the ports that taskd names in its answer to `GET /`, or `None` if the server does
     /// not speak HTTP/1. It may then be the gRPC port.
     pub(super) async fn ports(&self) -> anyhow::Result<Option<Ports>> {
-        let (_, headers, body) = match timeout(LOOK_TIMEOUT, self.answer("/")).await {
-            Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
-            Ok(answer) => answer?,
-            // A server that is only slow may answer later, and then name its ports.
-            Err(_) => return Err(Unreachable::at(&self.url, "no answer").into()),
-        };
+        let (_, headers, body) =
+            match timeout(LOOK_TIMEOUT, self.answer(Method::GET, "/", None)).await {
+                Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
+                Ok(answer) => answer?,
+                // A server that is only slow may answer later, and then name its ports.
+                Err(_) => return Err(Unreachable::at(&self.url, "no answer").into()),
+            };
         if let Some(ports) = Ports::of(&headers) {
             return Ok(Some(ports));
         }
@@ -129,12 +146,12 @@ impl HttpPort {
         }
     }
 
-    async fn call(&self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let (status, _, body) = self.answer(path).await?;
-        Ok((status, body))
-    }
-
-    async fn answer(&self, path: &str) -> anyhow::Result<(StatusCode, HeaderMap, Bytes)> {
+    async fn answer(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<TypedBody>,
+    ) -> anyhow::Result<(StatusCode, HeaderMap, Bytes)> {
         let not_http = || NotHttp(self.url.clone());
         let socket = TcpStream::connect(&self.host).await;
         let socket =
@@ -163,11 +180,19 @@ impl HttpPort {
             driver.spawn(connection);
             sender
         };
-        let mut request = Request::get(path).header(header::HOST, &self.host);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, &self.host);
         if let Some(bearer) = self.trust.token().header() {
             request = request.header(header::AUTHORIZATION, bearer);
         }
-        let request = request.body(Body::empty())?;
+        let request = match body {
+            Some((kind, body)) => request
+                .header(header::CONTENT_TYPE, kind)
+                .body(Body::from(body))?,
+            None => request.body(Body::empty())?,
+        };
         let answer = sender.send_request(request).await.with_context(not_http)?;
         let (head, body) = answer.into_parts();
         let body = to_bytes(Body::new(body), MOST_BYTES)

@@ -116,7 +116,7 @@ fn in_bounds(line: &str) -> Option<String> {
     })
 }
 
-/// `dead needs a command: list, show, retry or purge; taskd dead --help says more`
+/// `dead needs a command: list, reasons, show, retry or purge; taskd dead --help says more`
 fn command_needed(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(path)) = error.get(ContextKind::InvalidSubcommand) else {
         return None;
@@ -302,7 +302,7 @@ mod tests {
             ),
             (
                 &["dead"],
-                "dead needs a command: list, show, retry or purge; taskd dead --help says more",
+                "dead needs a command: list, reasons, show, retry or purge; taskd dead --help says more",
             ),
             (
                 &["bulk"],

@@ -26,10 +26,13 @@ mod probe;
 mod queues;
 mod run;
 mod stats;
+mod subscription;
 pub mod task;
 pub mod tasks;
 mod token;
 mod top;
+mod topic;
+mod tree;
 mod trust;
 mod values;
 pub mod wait;
@@ -65,6 +68,9 @@ Examples:
   taskd watch crawl                           show each change of a task or of a queue
   taskd wait crawl                            wait until nothing of a queue is unfinished
   taskd events --from now --follow            print the events of queues with events = true
+  taskd topic read orders --follow            print the records of a topic
+  taskd subscription list                     show what turns records into tasks, and what is left
+  taskd tree list                             show trees of tasks, and how they ended
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
   taskd tasks crawl --status dead             list tasks, the newest first
@@ -123,12 +129,15 @@ enum Subcommands {
 /// The commands that need no settings of a taskd.
 #[derive(Subcommand)]
 pub enum Client {
-    Insert(insert::Insert),
+    Insert(Box<insert::Insert>),
     Work(Box<work::Work>),
     Tasks(Box<tasks::Tasks>),
     Bulk(bulk::Bulk),
     Dead(dead::Dead),
     Task(task::Task),
+    Subscription(subscription::Subscription),
+    Topic(topic::Topic),
+    Tree(tree::Tree),
     Watch(watch::Watch),
     Wait(wait::Wait),
     Workers(workers::Workers),

@@ -94,6 +94,20 @@ pub(super) enum Name {
 }
 
 impl Named {
+    pub(super) fn new(
+        first: Option<String>,
+        key: Option<String>,
+        queue: Option<String>,
+        key_of_flag: Option<String>,
+    ) -> Self {
+        Self {
+            first,
+            key,
+            queue,
+            key_of_flag,
+        }
+    }
+
     pub(super) fn read(&self) -> anyhow::Result<Name> {
         let names: Vec<String> = self.first.iter().chain(&self.key).cloned().collect();
         let mut names = Names::read(names, self.queue.clone(), self.key_of_flag.as_slice())?;

@@ -1,7 +1,8 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: taskd failed; what it names (task, letter, bulk change, token, queue or shard) does
-//! not exist; `insert` had lines rejected, or `insert --wait` saw tasks that were not completed;
+//! 0: done. 1: taskd failed; what it names (task, tree, letter, bulk change, token, queue, topic,
+//! subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert` had
+//! lines rejected, `topic` had records rejected, or `insert --wait` saw tasks that were not completed;
 //! `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked; `watch` saw
 //! its task end without completion; the queue of `wait` was not drained in time; `dead`, `tasks`,
 //! `cancel`, `change` or `requeue` could not change something; the bulk change of `tasks` or `bulk`
@@ -26,7 +27,7 @@ use super::{
     bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, limits,
     load, parse,
     print::{NotThere, Unwritten, print, say},
-    stats, task, tasks, token, top, wait, watch, work, workers,
+    stats, subscription, task, tasks, token, top, topic, tree, wait, watch, work, workers,
 };
 use crate::{
     app::{self, NeverRan},
@@ -118,7 +119,7 @@ fn run_client(client: Client) -> ExitCode {
         Client::Books(args) => exit_as(block_on(books::run(args))),
         Client::Completions(completions) => exit(completions.print(command_line()), 1),
         Client::Man(man) => exit(man.write(command_line()), 1),
-        Client::Insert(args) => match block_on(insert::run(args)) {
+        Client::Insert(args) => match block_on(insert::run(*args)) {
             Ok(Ok(summary)) if summary.rejected > 0 || summary.not_completed.unwrap_or(0) > 0 => {
                 ExitCode::from(1)
             }
@@ -131,6 +132,9 @@ fn run_client(client: Client) -> ExitCode {
         Client::Bulk(args) => exit_as(block_on(bulk::run(args))),
         Client::Dead(args) => exit_as(block_on(dead::run(args))),
         Client::Task(args) => exit_as(block_on(task::run(args))),
+        Client::Subscription(args) => exit_as(block_on(subscription::run(args))),
+        Client::Topic(args) => exit_as(block_on(topic::run(args))),
+        Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),
         Client::Processes(args) => exit(block_on(workers::processes(args)).flatten(), USAGE),

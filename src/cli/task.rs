@@ -120,6 +120,8 @@ struct Answer {
     updated_at: String,
     not_before: Option<String>,
     deadline: Option<String>,
+    sequence: Option<String>,
+    tree: Option<String>,
     #[serde(default)]
     reason: String,
     payload: Option<Value>,
@@ -211,6 +213,16 @@ impl Answer {
             self.deadline
                 .iter()
                 .map(|at| ("deadline".to_owned(), at.clone())),
+        );
+        facts.extend(
+            self.sequence
+                .iter()
+                .map(|name| ("sequence".to_owned(), name.clone())),
+        );
+        facts.extend(
+            self.tree
+                .iter()
+                .map(|tree| ("tree".to_owned(), tree.clone())),
         );
         if !self.reason.is_empty() {
             facts.push(("reason".into(), self.reason.clone()));

@@ -48,6 +48,7 @@ pub(super) fn check(settings: &Settings, origins: &Origins, rules: Rules) -> Res
     checker.limits(settings)?;
     checker.traces(&settings.traces)?;
     checker.pipelines(settings)?;
+    checker.topics(settings)?;
     checker.queue("default", &settings.queues.default, settings)?;
     settings
         .queues
@@ -61,6 +62,23 @@ pub(super) struct Checker<'a> {
 }
 
 impl Checker<'_> {
+    fn topics(&self, settings: &Settings) -> Result<(), Error> {
+        for (name, topic) in &settings.topics {
+            let Some((setting, why)) = topic.mistake() else {
+                continue;
+            };
+            let key = format!("topics.{name}.{setting}");
+            let given = match setting {
+                "retention_age" => Time(topic.retention_age).to_string(),
+                "retention_records" => topic.retention_records.to_string(),
+                "retention_bytes" => ByteSize(topic.retention_bytes).to_string(),
+                _ => topic.partitions.to_string(),
+            };
+            return self.fail(&key, given, &why);
+        }
+        Ok(())
+    }
+
     fn process(&self, settings: &Settings) -> Result<(), Error> {
         if settings.data_dir.as_os_str().is_empty() {
             return self.fail("data_dir", "\"\"", "names no folder");
@@ -383,7 +401,7 @@ impl Checker<'_> {
         // As long as the bus may deliver a task again, SQL must still have its row. The fanout asks
         // SQL about records older than `grace`, which is also how long Redis keeps the final
         // record. The factor 2 allows for clocks that differ.
-        let least = 2 * (watchdog.grace + watchdog.republish_after);
+        let least = watchdog.shortest_retention();
         if !watchdog.retention.is_zero() && watchdog.retention < least {
             let [grace, republish_after] = [
                 ("grace", watchdog.grace),

@@ -57,12 +57,46 @@ impl Checker<'_> {
             .try_for_each(|wait| self.time(&key("backoff"), *wait, Duration::ZERO..=DAY))?;
         let window = Duration::from_secs(1)..=30 * DAY;
         self.time(&key("idempotency_window"), queue.idempotency_window, window)?;
+        self.queue_retention(name, &key("retention"), queue, settings)?;
         self.range(&key("high_water_tasks"), queue.high_water_tasks, 1..=MOST)?;
         self.range(&key("high_water_bytes"), queue.high_water_bytes, 1..=MOST)?;
         self.range(&key("max_unfinished"), queue.max_unfinished, 1..=MOST)?;
         self.range(&key("filter_keys"), queue.filter_keys, 1..=MOST)?;
         self.key_limits(key, queue)?;
         self.enrichment(key, queue)
+    }
+
+    fn queue_retention(
+        &self,
+        name: &str,
+        key: &str,
+        queue: &QueueSettings,
+        settings: &Settings,
+    ) -> Result<(), Error> {
+        let own = queue.retention;
+        if own.is_zero() {
+            return Ok(());
+        }
+        if name == "default" {
+            let why = "is for a queue with a name: set the retention of all queues instead";
+            return self.fail(key, Time(own), why);
+        }
+        let of_all = settings.watchdog.retention;
+        let longest = if of_all.is_zero() {
+            36_500 * DAY
+        } else {
+            of_all
+        };
+        let shortest = settings.watchdog.shortest_retention();
+        if !(shortest..=longest).contains(&own) {
+            let why = format!(
+                "must be 0s (as long as retention), or {}, twice grace and republish_after, to {}",
+                Time(shortest),
+                self.shown("retention", Time(of_all)),
+            );
+            return self.fail(key, Time(own), &why);
+        }
+        Ok(())
     }
 
     fn key_limits(&self, key: impl Fn(&str) -> String, queue: &QueueSettings) -> Result<(), Error> {

@@ -7,7 +7,7 @@ use toml::de::{DeTable, DeValue};
 use super::{
     check::check,
     error::Error,
-    options::{Options, QueueOptions},
+    options::{Options, QueueOptions, SubscriptionOptions, TopicOptions},
     origins::{Origin, Origins},
     otel,
     properties::Rules,
@@ -15,7 +15,9 @@ use super::{
     urls,
     wording::{in_backticks, in_field, nearest},
 };
-use crate::model::QueueName;
+use crate::model::{
+    Matching, QueueName, SubscriptionName, TopicPattern, TopicSettings, topic_of_users,
+};
 
 /// A checked configuration.
 #[derive(Debug)]
@@ -51,6 +53,9 @@ pub fn load(
             located_as(&path, &text, error.inner(), &message)
         })?;
         apply_queues(std::mem::take(&mut of_file.queues), &mut settings, &origins)?;
+        apply_topics(std::mem::take(&mut of_file.topics), &mut settings, &origins)?;
+        let subscriptions = std::mem::take(&mut of_file.subscriptions);
+        apply_subscriptions(subscriptions, &mut settings, &origins)?;
         options = options.over(of_file);
     }
     origins.extend(given);
@@ -80,6 +85,48 @@ fn apply_queues(
         let mut queue_settings = settings.queues.default.clone();
         options.apply(&mut queue_settings);
         settings.queues.named.insert(queue, queue_settings);
+    }
+    Ok(())
+}
+
+fn apply_topics(
+    topics: BTreeMap<String, TopicOptions>,
+    settings: &mut Settings,
+    origins: &Origins,
+) -> Result<(), Error> {
+    for (name, options) in topics {
+        let topic = topic_of_users(&name).map_err(|error| {
+            let key = format!("topics.{name}");
+            Error::Value(format!("{}{error}", origins.prefix(&key)))
+        })?;
+        let mut topic_settings = TopicSettings::default();
+        options.apply(&mut topic_settings);
+        settings.topics.insert(topic, topic_settings);
+    }
+    Ok(())
+}
+
+/// Whether topics exist, and where a place is, is checked when the subscription is made.
+fn apply_subscriptions(
+    subscriptions: BTreeMap<String, SubscriptionOptions>,
+    settings: &mut Settings,
+    origins: &Origins,
+) -> Result<(), Error> {
+    for (name, options) in subscriptions {
+        let put = options.read();
+        let key = format!("subscriptions.{name}");
+        let wrong = |error: String| Error::Value(format!("{}{error}", origins.prefix(&key)));
+        let name = SubscriptionName::new(&name).map_err(|error| wrong(error.to_string()))?;
+        if let Some(topic) = &put.topic {
+            TopicPattern::new(topic).map_err(wrong)?;
+        }
+        if let Some(queue) = &put.queue {
+            QueueName::new(queue).map_err(|error| wrong(error.to_string()))?;
+        }
+        if let Some(matching) = &put.matching {
+            Matching::read(matching).map_err(wrong)?;
+        }
+        settings.subscriptions.insert(name, put);
     }
     Ok(())
 }
@@ -323,6 +370,18 @@ mod tests {
             (
                 "log_format = \"xml\"",
                 "t.toml:1: log_format: unknown value \"xml\"; expected auto, pretty, json",
+            ),
+            (
+                "[topics.t]\npartitions = 257",
+                "topics.t.partitions = 257 (t.toml:2) must be 1 to 256",
+            ),
+            (
+                "[topics.events]\n",
+                "t.toml:1: topic \"events\" is one of taskd's own; choose another name",
+            ),
+            (
+                "[subscriptions.s]\ntopic = \"t\"\nmatch = {a = 1}",
+                "t.toml:1: match: \"a\" has a value that is no text",
             ),
             (
                 "[queues.\"a b\"]\n",

@@ -37,8 +37,8 @@ pub use self::{
     properties::{Properties, Rules},
     schema::NamedSchema,
     settings::{
-        Auth, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings, Queues,
-        RedisAccess, Settings, TlsFiles, Watchdog,
+        Auth, Dashboard, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings,
+        Queues, RedisAccess, Settings, TlsFiles, Watchdog,
     },
     show::to_toml,
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},

@@ -12,13 +12,15 @@ use super::{
     enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
-    settings::{Auth, Dedup, LogFormat, QueueSettings, Settings},
+    settings::{Auth, Dashboard, Dedup, LogFormat, QueueSettings, Settings},
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered},
     units::{Address, ByteSize, Hosts, Pipelines, PriorityName, Time},
     urls::without_query,
     written::{env_name, heading, set, text},
 };
-use crate::model::{AtATime, LimitBy, LimitFrom, MaybePace};
+use crate::model::{
+    AtATime, LimitBy, LimitFrom, MaybePace, OnDead, PutSubscription, SequenceBy, TopicSettings,
+};
 
 /// The options by their headings in `--help`. Each row has the name, the type of the written form,
 /// the placeholder of the value, and the field in [`Settings`].
@@ -51,17 +53,27 @@ macro_rules! options {
             #[arg(skip)]
             #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
             pub queues: BTreeMap<String, QueueOptions>,
+
+            /// `[topics.NAME]`, in the file only.
+            #[arg(skip)]
+            #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+            pub topics: BTreeMap<String, TopicOptions>,
+
+            /// `[subscriptions.NAME]`, in the file only.
+            #[arg(skip)]
+            #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+            pub subscriptions: BTreeMap<String, SubscriptionOptions>,
         }
 
         impl Options {
-            /// These options, and those of `below` where these have none. Without queues.
+            /// These options, and those of `below` where these have none. Without the sections in the file only.
             pub(super) fn over(self, below: Self) -> Self {
                 let mut kafka = below.kafka;
                 kafka.extend(self.kafka);
-                Self { $($($name: self.$name.or(below.$name),)*)* kafka, queues: BTreeMap::new() }
+                Self { $($($name: self.$name.or(below.$name),)*)* kafka, ..Self::default() }
             }
 
-            /// Overrides `settings` with these options, except for URLs and queues.
+            /// Overrides `settings` with these options, except for URLs and the sections in the file only.
             pub(super) fn apply(self, settings: &mut Settings) {
                 $($($(set(&mut settings.$($place).+, self.$name);)?)*)*
                 settings.kafka.extend(self.kafka);
@@ -82,6 +94,12 @@ macro_rules! options {
                 let default = ("default".to_owned(), QueueOptions::of(&queues.default));
                 let named = queues.named.iter().map(|(name, queue)| (name.to_string(), QueueOptions::of(queue)));
                 options.queues = std::iter::once(default).chain(named).collect();
+                let topics = settings.topics.iter();
+                options.topics = topics.map(|(name, topic)| (name.to_string(), TopicOptions::of(topic))).collect();
+                let subscriptions = settings.subscriptions.iter();
+                options.subscriptions = subscriptions
+                    .map(|(name, put)| (name.to_string(), SubscriptionOptions::of(put)))
+                    .collect();
                 options
             }
         }
@@ -161,6 +179,11 @@ options! {
         /// true: with auth = none, the ports may have other addresses than loopback [default:
         /// false]
         open_without_tokens: bool, "BOOL" => open_without_tokens;
+        /// Pages for people below /ui/ of the HTTP port: on, read-only or off [default: on]
+        #[arg(value_enum, hide_possible_values = true)]
+        dashboard: Dashboard, "HOW" => dashboard;
+        /// false: these pages show no payloads, headers and results [default: true]
+        dashboard_payloads: bool, "BOOL" => dashboard_payloads;
         /// Most connections of each listener; fewer if file descriptors are short [default: 10000]
         max_connections: usize, "N" => limits.max_connections;
     }
@@ -295,6 +318,80 @@ macro_rules! queue_options {
     };
 }
 
+/// `[topics.NAME]`. An absent setting is taskd's default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a section [topics.NAME]")]
+pub struct TopicOptions {
+    pub partitions: Option<u32>,
+    pub retention_age: Option<Time>,
+    pub retention_records: Option<u64>,
+    pub retention_bytes: Option<ByteSize>,
+    pub attached: Option<bool>,
+}
+
+impl TopicOptions {
+    /// Overrides `topic` with these options.
+    pub(super) fn apply(self, topic: &mut TopicSettings) {
+        set(&mut topic.partitions, self.partitions);
+        set(&mut topic.retention_age, self.retention_age);
+        set(&mut topic.retention_records, self.retention_records);
+        set(&mut topic.retention_bytes, self.retention_bytes);
+        set(&mut topic.is_attached, self.attached);
+    }
+
+    fn of(topic: &TopicSettings) -> Self {
+        Self {
+            partitions: text(&topic.partitions),
+            retention_age: text(&topic.retention_age),
+            retention_records: text(&topic.retention_records),
+            retention_bytes: text(&topic.retention_bytes),
+            attached: text(&topic.is_attached),
+        }
+    }
+}
+
+/// `[subscriptions.NAME]`. What is absent stays as it is, or is taskd's default.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(
+    default,
+    deny_unknown_fields,
+    expecting = "a section [subscriptions.NAME]"
+)]
+pub struct SubscriptionOptions {
+    pub topic: Option<String>,
+    pub queue: Option<String>,
+    pub start: Option<String>,
+    #[serde(rename = "match")]
+    pub matching: Option<serde_json::Value>,
+    pub sequence: Option<SequenceBy>,
+    pub on_dead: Option<OnDead>,
+}
+
+impl SubscriptionOptions {
+    pub(super) fn read(self) -> PutSubscription {
+        PutSubscription {
+            topic: self.topic,
+            queue: self.queue,
+            start: self.start,
+            matching: self.matching,
+            sequence: self.sequence,
+            on_dead: self.on_dead,
+        }
+    }
+
+    fn of(put: &PutSubscription) -> Self {
+        let put = put.clone();
+        Self {
+            topic: put.topic,
+            queue: put.queue,
+            start: put.start,
+            matching: put.matching,
+            sequence: put.sequence,
+            on_dead: put.on_dead,
+        }
+    }
+}
+
 queue_options! {
     replicas: u32,
     priority: PriorityName,
@@ -302,6 +399,7 @@ queue_options! {
     max_attempts: u32,
     backoff: Vec<Time>,
     idempotency_window: Time,
+    retention: Time,
     high_water_tasks: u64,
     high_water_bytes: ByteSize,
     max_unfinished: u64,

@@ -12,8 +12,8 @@ use super::{
     urls::{BusUrl, DatabaseUrl, RedisUrl},
 };
 use crate::model::{
-    AtATime, KeyLimits, LimitBy, LimitFrom, MaybePace, PayloadSchema, Priority, QueueName,
-    TaskRules,
+    AtATime, KeyLimits, LimitBy, LimitFrom, MaybePace, PayloadSchema, Priority, PutSubscription,
+    QueueName, SubscriptionName, TaskRules, TopicName, TopicSettings,
 };
 
 /// Defines a struct whose fields have defaults.
@@ -96,6 +96,27 @@ pub enum LogFormat {
     Json,
 }
 
+/// Whether this process serves the dashboard.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    clap::ValueEnum,
+    serde::Serialize,
+    serde::Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dashboard {
+    #[default]
+    On,
+    /// Nobody changes anything there.
+    ReadOnly,
+    Off,
+}
+
 /// The data structure of a queue's filter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -155,6 +176,9 @@ settings! {
         pub auth: Auth = Auth::None,
         /// Whether the ports may be open to the network without tokens.
         pub open_without_tokens: bool = false,
+        pub dashboard: Dashboard = Dashboard::On,
+        /// Whether the dashboard shows payloads, headers and results.
+        pub dashboard_payloads: bool = true,
         /// The prefix of every Redis key.
         pub redis_prefix: String = "taskd".into(),
         /// The prefix of every topic.
@@ -184,6 +208,10 @@ settings! {
         pub fanout: Fanout = Fanout::default(),
         pub watchdog: Watchdog = Watchdog::default(),
         pub queues: Queues = Queues::default(),
+        /// `[topics.NAME]`: topics that a start makes.
+        pub topics: BTreeMap<TopicName, TopicSettings> = BTreeMap::new(),
+        /// `[subscriptions.NAME]`: subscriptions that a start makes.
+        pub subscriptions: BTreeMap<SubscriptionName, PutSubscription> = BTreeMap::new(),
     }
 }
 
@@ -307,6 +335,14 @@ settings! {
     }
 }
 
+impl Watchdog {
+    /// The shortest time for which SQL keeps a finished task: as long as the bus may deliver it
+    /// again, twice, because clocks differ.
+    pub fn shortest_retention(&self) -> Duration {
+        2 * (self.grace + self.republish_after)
+    }
+}
+
 settings! {
     /// The settings of one queue.
     #[derive(Clone, Debug, PartialEq)]
@@ -320,6 +356,9 @@ settings! {
         pub backoff: Vec<Duration> = [1, 5, 15, 30, 60].map(Duration::from_secs).to_vec(),
         /// How long a repeated insert with the same idempotency key gets the original answer.
         pub idempotency_window: Duration = Duration::from_secs(24 * 3600),
+        /// How long SQL keeps a completed task of this queue. 0 means as long as the `retention` of
+        /// all queues, which it does not exceed. Only for queues with a name.
+        pub retention: Duration = Duration::ZERO,
         /// The number of tasks in Redis, per shard and ahead of the foremost worker, above which
         /// new tasks stay in SQL.
         pub high_water_tasks: u64 = 1_000_000,

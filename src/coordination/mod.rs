@@ -5,6 +5,7 @@
 //! safe: without the ownership key the process starts over, a lease only avoids double work, and an
 //! epoch that fell back is raised again.
 
+mod depth_history;
 mod presence;
 mod watch;
 

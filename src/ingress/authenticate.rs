@@ -19,6 +19,16 @@ pub(super) async fn authenticate(
     let authorization = headers
         .get(header::AUTHORIZATION)
         .and_then(|value| value.to_str().ok());
+    admit(api, authorization, extensions, role).await
+}
+
+/// Like [`authenticate`], by a text as the header `Authorization` has it.
+pub(super) async fn admit(
+    api: &Api,
+    authorization: Option<&str>,
+    extensions: &mut Extensions,
+    role: Role,
+) -> Result<(), Error> {
     let access = api.authenticate(authorization, role).await?;
     let client: &Client = extensions
         .get()

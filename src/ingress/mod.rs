@@ -22,6 +22,7 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 pub use http::Waiting;
+pub use http::ui::{UiRoute, table as ui_routes};
 pub use net::budget::Budget;
 pub use net::descriptors::raise_limit;
 pub use net::listener::{CannotListen, bind};

@@ -144,20 +144,20 @@ impl Operation {
         self.at(Method::POST, path, Some(routing::post(handler)))
     }
 
-    pub(super) fn put<T: 'static>(
-        self,
-        path: &'static str,
-        handler: impl Handler<T, State>,
-    ) -> Self {
-        self.at(Method::PUT, path, Some(routing::put(handler)))
-    }
-
     pub(super) fn delete<T: 'static>(
         self,
         path: &'static str,
         handler: impl Handler<T, State>,
     ) -> Self {
         self.at(Method::DELETE, path, Some(routing::delete(handler)))
+    }
+
+    pub(super) fn put<T: 'static>(
+        self,
+        path: &'static str,
+        handler: impl Handler<T, State>,
+    ) -> Self {
+        self.at(Method::PUT, path, Some(routing::put(handler)))
     }
 
     /// Sets a path that a separate route serves.

@@ -5,23 +5,34 @@ use uuid::Uuid;
 
 use super::{
     http::{
-        Readiness, bulk, changes, events, letters, limits, reading, sessions,
+        Readiness, bulk, changes, events, letters, limits, reading, sessions, subscriptions,
         tasks::{complete_tasks, extend_tasks, get_tasks, insert_tasks, reject_tasks},
+        topics, trees,
     },
     json,
     operation::Operation,
 };
 use crate::model::{
-    Act, BulkChange, Explanation, FsckPage, InsertAnswer, ItemAnswer, LetterKind, LettersChanged,
-    LimitKeyPage, LimitKeyView, LimitsCleared, OneQueue, Pending, QueueView,
+    Act, BulkChange, Explanation, FsckPage, History, InsertAnswer, ItemAnswer, LetterKind,
+    LetterReasons, LettersChanged, LimitKeyPage, LimitKeyView, LimitsCleared, OneQueue, Pending,
+    Published, QueueView, RecordExplanation,
     Role::{Admin, Insert, Read, Work},
-    SeenProcess, SeenWorkers, SessionClosed, SessionOpened, TaskId, TaskList, TasksReported,
+    SeenProcess, SeenWorkers, SessionClosed, SessionOpened, SubscriptionView, TaskId, TaskList,
+    TasksReported, TopicView, TreeFile, TreeList, TreeView,
 };
 
 /// The groups of operations, and what they are for.
-pub(super) const GROUPS: [(&str, &str); 4] = [
+pub(super) const GROUPS: [(&str, &str); 6] = [
     ("tasks", "Insert tasks, and see what became of them"),
     ("workers", "Get tasks, and report them"),
+    (
+        "topics",
+        "Publish records, read them, and turn them into tasks",
+    ),
+    (
+        "trees",
+        "Trees of tasks: when all that came out of a task is over",
+    ),
     ("operators", "Queues, dead letters and acts"),
     ("process", "This process: probes, metrics, this document"),
 ];
@@ -31,6 +42,9 @@ const CURSOR: &str = "The cursor of the answer before";
 const LAST_EVENT: &str = "As the header Last-Event-ID: the last event that the caller has seen";
 const CHANGES_TASKS: &str = "Tasks of ids are changed at once, those of a filter by a bulk change.";
 const SESSION_IS_OVER: &str = "The session is over";
+const NO_TOPIC: &str = "There is no such topic";
+const NO_SUBSCRIPTION: &str = "There is no such subscription";
+const NO_TREE: &str = "There is no such tree, or not any more";
 
 /// The operations, in the order of the index.
 #[allow(
@@ -41,6 +55,15 @@ pub fn all() -> Vec<Operation> {
     let of_tasks = |name, role, summary| Operation::new("tasks", name, Some(role), summary);
     let of_workers = |name, summary| Operation::new("workers", name, Some(Work), summary);
     let of_session = |name, summary| of_workers(name, summary).or_problem(404, SESSION_IS_OVER);
+    let of_topics = |name, role, summary| {
+        Operation::new("topics", name, Some(role), summary).or_problem(404, NO_TOPIC)
+    };
+    let of_subscriptions = |name, role, summary| {
+        Operation::new("topics", name, Some(role), summary).or_problem(404, NO_SUBSCRIPTION)
+    };
+    let of_trees = |name, role, summary| {
+        Operation::new("trees", name, Some(role), summary).or_problem(404, NO_TREE)
+    };
     let of_operators = |name, role, summary| Operation::new("operators", name, Some(role), summary);
     let without_token = |name, summary| Operation::new("process", name, None, summary);
     vec![
@@ -57,15 +80,18 @@ pub fn all() -> Vec<Operation> {
         of_tasks("listTasks", Read, "List tasks, the newest first")
             .get("/v1/tasks", reading::list_tasks)
             .grpc("taskd.v1.Discovery/ListTasks")
-            .says("`header.NAME=VALUE` chooses tasks with this header. Status, key and header need a queue.")
+            .says("`header.NAME=VALUE` chooses tasks with this header. Status, `key_prefix` and header need a queue.")
             .query::<String>("queue", "Only of this queue")
             .query::<String>("status", "Only with one of these statuses, separated by commas")
-            .query::<String>("key", "Only with this key")
+            .query::<String>("key", "Only with this key; without a queue, in all queues that the caller reaches")
             .query::<String>("key_prefix", "Only with a key that begins so")
             .query_of_task_headers()
             .query::<String>("worker", "Only with a result of this worker")
             .query::<json::Instant>("since", "Only inserted from this time on")
             .query::<json::Instant>("until", "Only inserted before this time")
+            .query::<String>("reason", "Only dead with a reason that begins so; it needs `queue`")
+            .query::<json::Instant>("as_of", "Only inserted at this time or before, and not changed since")
+            .query::<TaskId>("tree", "Only of this tree; then status, headers and reason need no queue")
             .limit(0, LIMIT)
             .query::<String>("cursor", CURSOR)
             .answers::<TaskList>(),
@@ -105,6 +131,11 @@ pub fn all() -> Vec<Operation> {
             .query::<String>("timeout", "How long to wait: `30s`, and without it 30s; at most `max_wait`")
             .answers::<OneQueue>()
             .or_problem(404, "The queue never had a task"),
+        of_operators("getHistory", Read, "Show how many tasks there were in the last hour and in the last day")
+            .get("/v1/history", reading::get_history)
+            .says("A queue beyond the 200 that have a place has no points. Without a queue, `inserted` and the other totals count what happened in queues that have a place, from any number on; `partial` says that some had none.")
+            .query::<String>("queue", "Only this queue; without it, the sum of those that the caller reaches")
+            .answers::<History>(),
         of_operators("listWorkers", Read, "List the workers that taskd has heard of lately")
             .get("/v1/workers", reading::get_workers)
             .grpc("taskd.v1.Operator/ListWorkers")
@@ -196,6 +227,109 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Tasks/CloseSession")
             .takes::<json::sessions::SessionCall>()
             .answers::<SessionClosed>(),
+        Operation::new("topics", "listTopics", Some(Read), "List the topics")
+            .get("/v1/topics", topics::list_topics)
+            .grpc("taskd.v1.Topics/ListTopics")
+            .lists::<TopicView>("topics"),
+        of_topics("getTopic", Read, "Get a topic, with the extents of its partitions")
+            .get("/v1/topics/{topic}", topics::get_topic)
+            .grpc("taskd.v1.Topics/GetTopic")
+            .answers::<TopicView>(),
+        Operation::new("topics", "putTopic", Some(Admin), "Make a topic, or change its settings")
+            .put("/v1/topics/{topic}", topics::put_topic)
+            .grpc("taskd.v1.Topics/PutTopic")
+            .says("Settings that are left out stay, or are the defaults. Partitions only grow.")
+            .takes::<json::topics::Settings>()
+            .answers::<TopicView>(),
+        of_topics("deleteTopic", Admin, "Delete a topic with its records")
+            .delete("/v1/topics/{topic}", topics::delete_topic)
+            .grpc("taskd.v1.Topics/DeleteTopic")
+            .or_nothing(204, "The topic is deleted"),
+        of_topics("publishRecords", Insert, "Publish one record, an array of records, or lines")
+            .post("/v1/topics/{topic}/records", topics::publish)
+            .grpc("taskd.v1.Topics/Publish")
+            .says("A token's queues are those of its topics, too.")
+            .takes::<json::topics::OneOrMoreRecords<'_>>()
+            .or_lines()
+            .lists::<Published>("results")
+            .or_list::<Published>(422, "The only record of the request is rejected", "results"),
+        of_topics("readTopic", Read, "Read the records of a topic, page by page")
+            .get("/v1/topics/{topic}/records", topics::read_topic)
+            .grpc("taskd.v1.Topics/ReadTopic")
+            .query::<String>("from", "`0`, the first record; `$`, the next; after an offset, or `next` of an answer; from a time, or `-1h`")
+            .query::<u32>("partition", "Only this partition")
+            .limit(0, LIMIT)
+            .query::<String>("wait", "How long to wait for a record if there is none: `30s`; at most `max_wait`")
+            .answers::<json::topics::Page<'_>>(),
+        of_topics("followTopic", Read, "Follow a topic: its records, and those that come later")
+            .get("/v1/topics/{topic}/events", topics::follow_topic)
+            .grpc("taskd.v1.Topics/FollowTopic")
+            .says("Events are named `record`; the id of each is a `from`, which the header Last-Event-ID replaces. An event `end` says why the stream ends.")
+            .query::<String>("from", "As for a page of records")
+            .query::<u32>("partition", "Only this partition")
+            .answers_events::<json::topics::Shows<'_>>(),
+        of_topics("explainRecord", Read, "Say what became of a record in each subscription")
+            .get("/v1/topics/{topic}/records:explain", topics::explain_record)
+            .grpc("taskd.v1.Topics/ExplainRecord")
+            .query::<u32>("partition", "The partition of the record; without it 0")
+            .query::<String>("offset", "Its offset")
+            .answers::<RecordExplanation>(),
+        Operation::new("topics", "listSubscriptions", Some(Read), "List the subscriptions")
+            .get("/v1/subscriptions", subscriptions::list_subscriptions)
+            .grpc("taskd.v1.Topics/ListSubscriptions")
+            .lists::<SubscriptionView>("subscriptions"),
+        of_subscriptions("getSubscription", Read, "Get a subscription with its positions")
+            .get("/v1/subscriptions/{subscription}", subscriptions::get_subscription)
+            .grpc("taskd.v1.Topics/GetSubscription")
+            .says("`waiting`, `leased`, `done` and `dead` are those of its queue.")
+            .answers::<SubscriptionView>(),
+        of_topics("putSubscription", Admin, "Make a subscription, or change it")
+            .put("/v1/subscriptions/{subscription}", subscriptions::put_subscription)
+            .grpc("taskd.v1.Topics/PutSubscription")
+            .says("It turns each record of its topic that matches into a task of its queue. A token must reach both.")
+            .takes::<json::subscriptions::Settings>()
+            .answers::<SubscriptionView>(),
+        of_subscriptions("deleteSubscription", Admin, "Delete a subscription; its tasks stay")
+            .delete("/v1/subscriptions/{subscription}", subscriptions::delete_subscription)
+            .grpc("taskd.v1.Topics/DeleteSubscription")
+            .or_nothing(204, "The subscription is deleted"),
+        of_subscriptions("seekSubscription", Admin, "Send a subscription to another place")
+            .post("/v1/subscriptions/{subscription}:seek", subscriptions::seek)
+            .grpc("taskd.v1.Topics/Seek")
+            .says("The records from there on become new tasks. Those of before stay; with `cancel`, a bulk change cancels the unfinished ones.")
+            .takes::<json::subscriptions::Seek>()
+            .answers::<SubscriptionView>(),
+        Operation::new("trees", "listTrees", Some(Read), "List trees, the newest first")
+            .get("/v1/trees", trees::list_trees)
+            .grpc("taskd.v1.Trees/ListTrees")
+            .query::<String>("queue", "Only with roots in this queue")
+            .query::<String>("state", "Only `OPEN`, `DONE` or `FAILED` ones")
+            .query::<json::Instant>("since", "Only opened from this time on")
+            .limit(0, LIMIT)
+            .query::<String>("cursor", CURSOR)
+            .answers::<TreeList>(),
+        of_trees("getTree", Read, "Get a tree with what it waits for, at once or when it has ended")
+            .get("/v1/trees/{id}", trees::get_tree)
+            .grpc("taskd.v1.Trees/GetTree")
+            .query::<String>("wait", "How long to wait for its end: `30s`; at most `max_wait`")
+            .answers::<TreeFile>(),
+        of_trees("watchTree", Read, "Watch a tree: as it is now, then each change, to its end")
+            .get("/v1/trees/{id}/events", trees::watch_tree)
+            .grpc("taskd.v1.Trees/WatchTree")
+            .says("Events are named `tree`; changes within a quarter of a second are one. An event `end` says why the stream ends early.")
+            .answers_events::<TreeView>()
+            .or_nothing(204, "The header Last-Event-ID says that the caller has seen the end"),
+        of_trees("cancelTree", Admin, "Cancel a tree: its tasks, by a bulk change")
+            .post("/v1/trees/{id}:cancel", trees::cancel_or_retry)
+            .grpc("taskd.v1.Trees/CancelTree")
+            .says("Nothing is added to it any more: what its tasks discover is dropped.")
+            .answers::<BulkChange>()
+            .or_problem(409, "The tree has ended"),
+        of_trees("retryTree", Admin, "Send the dead tasks of a tree again, by a bulk change")
+            .post("/v1/trees/{id}:retry", trees::cancel_or_retry)
+            .grpc("taskd.v1.Trees/RetryTree")
+            .says("A tree that had ended is open again, in its next epoch.")
+            .answers::<BulkChange>(),
         of_operators("retryTasks", Admin, "Send dead and cancelled tasks again")
             .post("/v1/tasks:retry", changes::retry_tasks)
             .grpc("taskd.v1.Operator/RetryTasks")
@@ -229,7 +363,7 @@ pub fn all() -> Vec<Operation> {
             .says(CHANGES_TASKS)
             .takes::<json::changes::UpdateTasks>()
             .answers::<json::bulk::Changed<'_>>(),
-        of_operators("requeueTasks", Admin, "Offer tasks anew: leases and backoffs end")
+        of_operators("requeueTasks", Admin, "End leases and backoffs, so that tasks can be claimed at once")
             .post("/v1/tasks:requeue", changes::requeue_tasks)
             .grpc("taskd.v1.Operator/RequeueTasks")
             .says("At most one of `to` and `away_from`; `reserved_for` needs `to`. A bulk change requeues those of a filter.")
@@ -284,6 +418,16 @@ pub fn all() -> Vec<Operation> {
             .limit(0, LIMIT)
             .query::<String>("cursor", CURSOR)
             .answers::<json::letters::Page<'_>>(),
+        of_operators("countDeadLetters", Read, "Count the newest 10,000 dead letters by their reasons")
+            .get("/v1/dead-letters:reasons", letters::count_letters)
+            .grpc("taskd.v1.Operator/CountDeadLetters")
+            .says("Runs of digits count as the same: `took longer than # s`.")
+            .query::<String>("queue", "Only of this queue")
+            .query::<LetterKind>("kind", "Only of this kind")
+            .query::<json::Instant>("since", "Only from this time on")
+            .query::<json::Instant>("until", "Only before this time")
+            .query::<String>("reason", "Only with a reason that begins so; it needs `queue`")
+            .answers::<LetterReasons>(),
         of_operators("getDeadLetter", Read, "Get a dead letter with all that it has")
             .get("/v1/dead-letters/{id}", letters::get_letter)
             .grpc("taskd.v1.Operator/GetDeadLetter")
@@ -306,7 +450,7 @@ pub fn all() -> Vec<Operation> {
             .served_at("/")
             .answers_text(),
         without_token("getOpenApi", "Get this document").served_at("/openapi.json"),
-        without_token("getHealth", "Say that the process lives")
+        without_token("getHealth", "Say that the process is alive")
             .served_at("/healthz")
             .answers_text(),
         without_token("getReadiness", "Say whether the process does its work")

@@ -114,6 +114,14 @@ impl Scope {
         self.0.is_empty() || self.0.iter().any(|part| part == "*")
     }
 
+    /// The names, and the prefixes with their stars. A scope that includes every queue has a star.
+    pub fn parts(&self) -> Vec<&str> {
+        if self.is_everything() {
+            return vec!["*"];
+        }
+        self.0.iter().map(String::as_str).collect()
+    }
+
     pub fn includes(&self, queue: &str) -> bool {
         let is_in = |part: &String| match part.strip_suffix('*') {
             Some(beginning) => queue.starts_with(beginning),

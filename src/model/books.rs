@@ -66,6 +66,8 @@ pub struct UnfinishedTasks {
     pub parked: u64,
     /// Enough tasks of their limit keys are in Redis.
     pub crowded: u64,
+    /// Behind others of their sequences.
+    pub behind: u64,
     pub scheduled: u64,
     pub missing: u64,
     /// Live in Redis: with a replica to claim, with all remaining replicas leased, or with no
@@ -102,6 +104,6 @@ impl UnfinishedTasks {
     }
 
     pub fn off_bus(&self) -> u64 {
-        self.fresh + self.parked + self.crowded + self.scheduled + self.missing
+        self.fresh + self.parked + self.crowded + self.behind + self.scheduled + self.missing
     }
 }

@@ -82,8 +82,8 @@ impl BulkAction {
     pub fn filter(&self, filter: TaskFilter) -> Result<TaskFilter, String> {
         filter.check()?;
         let verb = self.verb();
-        if filter.queue.is_none() {
-            return Err(format!("the filter of {verb} needs a queue"));
+        if filter.queue.is_none() && filter.tree.is_none() {
+            return Err(format!("the filter of {verb} needs a queue or a tree"));
         }
         if filter.statuses.is_empty() {
             return Ok(TaskFilter {
@@ -350,6 +350,9 @@ pub struct TaskCount {
     pub looked_at: u64,
     /// There may be more tasks, because the count stopped at its limit.
     pub at_least: bool,
+    /// When the count began. A filter with this `as_of` matches the same tasks later, except those
+    /// that have changed meanwhile.
+    pub as_of_unix_ms: i64,
 }
 
 #[cfg(test)]
@@ -434,7 +437,7 @@ mod tests {
         );
         assert_eq!(
             BulkAction::Retry.filter(TaskFilter::default()).unwrap_err(),
-            "the filter of retry needs a queue"
+            "the filter of retry needs a queue or a tree"
         );
     }
 

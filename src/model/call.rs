@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Access, Encoding, LeaseToken, LimitReport, NewBackoff, Priority, QueueName, Rfc3339, TaskId,
-    TaskRow, WorkerName, rfc_3339, some_rfc_3339,
+    Access, Encoding, LeaseToken, LimitReport, NewBackoff, OnDead, Priority, QueueName, Rfc3339,
+    TaskId, TaskRow, TaskTree, WorkerName, rfc_3339, some_rfc_3339,
 };
 
 /// The client of a connection.
@@ -48,8 +48,12 @@ impl fmt::Display for Protocol {
 /// A task to insert, not validated yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTask {
+    /// A task with an id takes no key: its id follows from where it comes from, so a second insert
+    /// with it changes nothing. `key` then only chooses the shard and the limit key. Set inside of
+    /// the process only, never by a caller.
+    pub id: Option<TaskId>,
     pub queue: String,
-    /// If empty, the hash of the payload becomes the key.
+    /// If empty, the hash of the payload becomes the key, or the shard follows from the id.
     pub key: Bytes,
     pub payload: Bytes,
     pub payload_encoding: Encoding,
@@ -73,12 +77,19 @@ pub struct NewTask {
     pub idempotency_key: String,
     /// What the task shares its limits with. Empty: as the queue's `limit_by` says.
     pub limit_key: String,
+    /// The sequence of the queue in which it goes one after the other. Empty: none.
+    pub sequence: String,
+    /// What the death of the task means for the next ones of its sequence.
+    pub on_dead: OnDead,
+    /// The tree that it begins or joins; `None`: none.
+    pub tree: Option<Box<TaskTree>>,
 }
 
 /// Converts a stored task to the form that an insert takes, with all defaults filled in.
 impl From<&TaskRow> for NewTask {
     fn from(row: &TaskRow) -> Self {
         Self {
+            id: row.key_hash.task_without_key(),
             queue: row.queue.as_str().to_owned(),
             key: row.key.clone(),
             payload: row.payload.clone(),
@@ -98,6 +109,18 @@ impl From<&TaskRow> for NewTask {
             // of the key.
             idempotency_key: String::new(),
             limit_key: row.limit_key.clone(),
+            sequence: row
+                .sequence
+                .as_ref()
+                .map(|sequence| sequence.name.clone())
+                .unwrap_or_default(),
+            on_dead: row
+                .sequence
+                .as_ref()
+                .map(|sequence| sequence.on_dead)
+                .unwrap_or_default(),
+            // SQL knows the tree of a stored task.
+            tree: None,
         }
     }
 }
@@ -127,6 +150,10 @@ pub struct InsertAnswer {
     /// Of a duplicate: the status of the task that has the key, if that has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub task_status: Option<TaskStatus>,
+    /// The tree that the task is in, if the insert named a tree. That of a duplicate is the one that
+    /// had it first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<TaskId>,
 }
 
 impl InsertAnswer {
@@ -136,6 +163,7 @@ impl InsertAnswer {
             id: None,
             error,
             task_status: None,
+            tree: None,
         }
     }
 
@@ -145,6 +173,7 @@ impl InsertAnswer {
             id: None,
             error,
             task_status: None,
+            tree: None,
         }
     }
 }
@@ -162,6 +191,9 @@ pub struct GetTasks {
     pub lease_duration: Option<Duration>,
     /// Approximate maximum size of the tasks, in bytes. 0 means the default.
     pub max_bytes: u64,
+    /// How the queues share the tasks, by name; a queue that is not named has 1. Empty: priorities
+    /// decide across queues.
+    pub weights: HashMap<String, u32>,
 }
 
 /// The parts of a task that only its worker needs.
@@ -443,6 +475,12 @@ pub struct TaskView {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub deadline_unix_ms: Option<i64>,
+    // The tasks of its queue with which it goes one after the other. Empty: none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub sequence: String,
+    // The tree that it is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<TaskId>,
     // Why the task died.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,

@@ -7,7 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    InsertAnswer, QueueName, Rfc3339, StoredStatus, TaskId, TaskResult, TaskStatus, rfc_3339,
+    InsertAnswer, QueueName, Rfc3339, StoredStatus, TaskId, TaskResult, TaskStatus, TreeState,
+    rfc_3339,
 };
 
 /// A task took on a status.
@@ -54,6 +55,9 @@ pub struct EventRecord {
     /// Failures that SQL knows of.
     pub attempts: u32,
     pub reason: String,
+    /// The task is the root of a tree that has ended, and this is how. Then nothing has become of
+    /// the task, and the epoch is that of the tree.
+    pub tree: Option<TreeState>,
 }
 
 impl EventRecord {
@@ -74,6 +78,7 @@ impl EventRecord {
             attempt,
             attempts,
             reason: Default::default(),
+            tree: None,
         }
     }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Failure, Rfc3339, TaskView, rfc_3339, some_rfc_3339};
+use super::{Failure, LetterId, Rfc3339, TaskId, TaskStatus, TaskView, rfc_3339, some_rfc_3339};
 
 /// A question about one task, which is identified by `id`, or by `queue` and `key`. Empty fields
 /// were not given.
@@ -29,6 +29,8 @@ pub enum TaskPlace {
     Parked,
     /// In SQL until shortly before it is due.
     Scheduled,
+    /// In SQL, until those before it in its sequence have ended.
+    Behind,
     /// On the bus, before the fanout.
     Bus,
     /// In a lane of the queue: a worker may claim it.
@@ -41,6 +43,60 @@ pub enum TaskPlace {
     Reported,
     /// Redis or the bus lost it, and taskd restores it.
     Lost,
+}
+
+/// What became of a record of a topic.
+#[derive(Clone, Debug, JsonSchema, Serialize)]
+pub struct RecordExplanation {
+    pub topic: String,
+    pub partition: u32,
+    pub offset: String,
+    // Absent if the topic does not have the record any more.
+    #[serde(
+        rename = "published_at",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
+    pub published_unix_ms: Option<i64>,
+    // The subscriptions of the topic, by name.
+    pub subscriptions: Vec<RecordOfSubscription>,
+}
+
+/// What became of a record in a subscription.
+#[derive(Clone, Debug, JsonSchema, Serialize)]
+pub struct RecordOfSubscription {
+    pub subscription: String,
+    pub queue: String,
+    pub fate: RecordFate,
+    // Its task since the subscription was last sent to another place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<TaskId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<TaskStatus>,
+    // The dead letter of a record that was refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub letter: Option<LetterId>,
+    // The same in words; of a task, where it is.
+    pub says: String,
+}
+
+/// What a subscription has made of a record.
+#[derive(Clone, Copy, Debug, JsonSchema, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+pub enum RecordFate {
+    /// It became a task, or has the id of an earlier record that did.
+    Task,
+    /// `match` left it out.
+    Filtered,
+    /// The queue refused it.
+    Refused,
+    /// It is not read yet.
+    Behind,
+    /// Retention deleted it before it was read.
+    Skipped,
+    /// The subscription began after it, or its task was removed.
+    NoTask,
 }
 
 /// Where a task is, what happens to it next, and why a worker may not get it.

@@ -58,17 +58,23 @@ kinds! {
     PointerOutOfRange = "pointer_out_of_range": "removes the pointer, which is only a cursor",
     /// A limit key counts a lease that is not there.
     LimitWithoutLease = "limit_without_lease": "counts it no more",
+    /// A limit key counts an offered task of which no replica can be claimed.
+    LimitWithoutOffer = "limit_without_offer": "counts it no more",
     /// Tasks wait behind a limit key that may start them, and nothing wakes it.
     LimitAsleep = "limit_asleep": "releases what may start",
     /// A shard has a wrong counter.
     WrongCounter = "wrong_counter": "writes the right number",
-    /// The task is final in SQL, but Redis still offers it.
+    /// The task is final in SQL, or waits there behind others of its sequence, but Redis offers it.
     EndedAndLive = "ended_and_live": "removes the task from Redis",
     /// SQL has the task as published and its offset has been read, but Redis has neither its record
     /// nor its body.
     LostTask = "lost_task": "publishes it again",
     /// An unfinished task that is neither on the bus nor in the outbox.
     StrandedTask = "stranded_task": "publishes it",
+    /// A sequence whose first task is finished or gone, although others wait.
+    BrokenSequence = "broken_sequence": "lets the first task that waits go on, and counts the others",
+    /// The row of a tree differs from its tasks, or the tree waits for nothing and is open.
+    WrongTree = "wrong_tree": "counts its tasks again, and ends it if it waits for nothing",
     /// SQL has a wrong count of unfinished tasks.
     WrongQueueCount = "wrong_queue_count": "writes the right number",
 }

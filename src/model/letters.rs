@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Failure, NewTask, QueueName, RecordedValues, TaskId};
+use super::{Failure, NewTask, QueueName, RecordedValues, Rfc3339, TaskId, rfc_3339};
 
 /// A record or a task that taskd gave up on, kept for people.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,6 +33,8 @@ pub struct DeadLetter {
     pub history: Vec<Failure>,
     /// The parent of a discovered task that was not stored.
     pub parent_id: Option<TaskId>,
+    /// The tree in which the task was discovered. SQL finds it when it stores the letter.
+    pub tree: Option<TaskId>,
     /// Parts of `task` were left out, so it differs from the task that was sent.
     pub incomplete: bool,
 }
@@ -117,6 +119,9 @@ impl DeadLetter {
         if let Some(task) = &self.task {
             add(&task.key);
             add(&task.payload);
+            if let Some(id) = &task.id {
+                add(id.as_bytes());
+            }
         }
         let hash: [u8; 32] = hash.finalize().into();
         let mut id = [0; 16];
@@ -199,6 +204,93 @@ pub struct LetterPages {
 pub struct LetterPage {
     pub letters: Vec<StoredLetter>,
     pub next: Option<LetterCursor>,
+}
+
+/// The reasons of letters, with runs of digits folded.
+#[derive(Clone, Debug, Default, JsonSchema, PartialEq, Serialize)]
+pub struct LetterReasons {
+    /// The most frequent first.
+    pub reasons: Vec<LetterReason>,
+    /// The number of letters that were counted: the newest ones.
+    pub looked_at: u64,
+    /// There are older letters, which were not counted.
+    pub at_least: bool,
+}
+
+/// A reason that letters have in common.
+#[derive(Clone, Debug, JsonSchema, PartialEq, Serialize)]
+pub struct LetterReason {
+    /// Each run of digits is `#`, and a long reason is cut.
+    pub reason: String,
+    /// The beginning that all these reasons share, for a filter.
+    pub prefix: String,
+    pub count: u64,
+    #[serde(rename = "first_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
+    pub first_unix_ms: i64,
+    #[serde(rename = "last_at", serialize_with = "rfc_3339")]
+    #[schemars(with = "Rfc3339")]
+    pub last_unix_ms: i64,
+}
+
+impl LetterReasons {
+    /// The most characters of a reason that are compared.
+    const COMPARED: usize = 200;
+    /// The most reasons of an answer.
+    pub const MOST: usize = 100;
+
+    /// Counts letters, which come newest first.
+    pub fn count(&mut self, letters: &[StoredLetter]) {
+        for StoredLetter { letter, .. } in letters {
+            self.looked_at += 1;
+            let (reason, prefix) = folded(&letter.reason);
+            let has_room = self.reasons.len() < 10 * Self::MOST;
+            match self.reasons.iter_mut().find(|known| known.reason == reason) {
+                Some(known) => {
+                    known.count += 1;
+                    known.first_unix_ms = known.first_unix_ms.min(letter.at_unix_ms);
+                    known.last_unix_ms = known.last_unix_ms.max(letter.at_unix_ms);
+                }
+                // Further reasons are rare, or all letters have different ones.
+                None if !has_room => {}
+                None => self.reasons.push(LetterReason {
+                    reason,
+                    prefix,
+                    count: 1,
+                    first_unix_ms: letter.at_unix_ms,
+                    last_unix_ms: letter.at_unix_ms,
+                }),
+            }
+        }
+    }
+
+    /// Sorts the reasons, and keeps the most frequent ones.
+    pub fn finish(&mut self) {
+        self.reasons
+            .sort_by(|a, b| (b.count, &a.reason).cmp(&(a.count, &b.reason)));
+        self.reasons.truncate(Self::MOST);
+    }
+}
+
+/// A reason whose runs of digits are `#`, and what stands before the first of them.
+fn folded(reason: &str) -> (String, String) {
+    let mut text = String::new();
+    let mut prefix = String::new();
+    let mut has_digit = false;
+    for c in reason.chars().take(LetterReasons::COMPARED) {
+        if !c.is_ascii_digit() {
+            text.push(c);
+            if !has_digit {
+                prefix.push(c);
+            }
+            continue;
+        }
+        if !text.ends_with('#') {
+            text.push('#');
+        }
+        has_digit = true;
+    }
+    (text, prefix)
 }
 
 /// The letters that a call is to change.
@@ -317,6 +409,38 @@ mod tests {
             .id(),
             ids[0]
         );
+    }
+
+    #[test]
+    fn reasons_are_counted_with_their_digits_folded() {
+        let letter = |reason: &str, at_unix_ms| StoredLetter {
+            id: TaskId::new(),
+            kind: LetterKind::Task,
+            letter: DeadLetter {
+                reason: reason.into(),
+                at_unix_ms,
+                ..Default::default()
+            },
+        };
+        let mut reasons = LetterReasons::default();
+        reasons.count(&[
+            letter("gone", 9),
+            letter("took longer than 12 s", 8),
+            letter("took longer than 5 s", 3),
+        ]);
+        reasons.finish();
+        let first = LetterReason {
+            reason: "took longer than # s".into(),
+            prefix: "took longer than ".into(),
+            count: 2,
+            first_unix_ms: 3,
+            last_unix_ms: 8,
+        };
+        assert_eq!((&reasons.reasons[0], reasons.looked_at), (&first, 3));
+        assert_eq!(reasons.reasons[1].prefix, "gone");
+        let long = "é".repeat(500);
+        assert_eq!(folded(&long).0.chars().count(), 200);
+        assert_eq!(folded(""), (String::new(), String::new()));
     }
 
     #[test]

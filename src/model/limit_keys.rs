@@ -12,7 +12,7 @@ use super::{
 
 /// The longest hold that an operator may set.
 const MAX_OWN_HOLD: Duration = Duration::from_secs(366 * 24 * 3600);
-const MOST_AT_A_TIME: u32 = 1000;
+pub const MOST_AT_A_TIME: u32 = 1000;
 const MOST_BURST: u32 = 1000;
 const LONGEST_PACE: Duration = Duration::from_secs(24 * 3600);
 
@@ -172,7 +172,7 @@ pub struct LimitKeyView {
     pub running: u64,
     /// Tasks that wait for a worker or behind the limit key.
     pub waiting: u64,
-    /// How many may run; 0: nothing starts. Absent: any number.
+    /// How many may run; 0: nothing starts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at_a_time: Option<u64>,
     /// The time between two starts, or 0.

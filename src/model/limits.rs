@@ -31,6 +31,31 @@ pub fn limit_partition(hash: &LimitHash, partitions: u32) -> u32 {
     whole.partition(partitions)
 }
 
+/// A limit key of which nothing starts for a while, because a worker said so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitHold {
+    pub hash: LimitHash,
+    /// 0: an operator has ended the hold.
+    pub until_unix_ms: i64,
+}
+
+impl LimitHold {
+    /// Reads a text of limit keys, each with the end of its hold in eight bytes, big-endian.
+    pub fn read_all(text: &[u8]) -> Option<Vec<Self>> {
+        let (items, []) = text.as_chunks::<{ LIMIT_HASH_BYTES + 8 }>() else {
+            return None;
+        };
+        let read = |item: &[u8; LIMIT_HASH_BYTES + 8]| {
+            let (hash, until) = item.split_at(LIMIT_HASH_BYTES);
+            Some(Self {
+                hash: hash.try_into().ok()?,
+                until_unix_ms: i64::from_be_bytes(until.try_into().ok()?),
+            })
+        };
+        items.iter().map(read).collect()
+    }
+}
+
 /// Where the limit key of a task comes from, as `limit_by` says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LimitBy {

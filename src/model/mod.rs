@@ -7,6 +7,7 @@ mod bulk;
 mod call;
 mod causes;
 mod changes;
+mod depth_history;
 mod events;
 mod explain;
 mod fsck;
@@ -17,19 +18,26 @@ mod letters;
 mod limit_keys;
 mod limit_report;
 mod limits;
+mod matching;
 mod names;
 mod presence;
 mod records;
 mod schema;
 mod search;
+mod sequences;
 mod session;
 mod shared;
 mod shares;
 mod status;
+mod subscriptions;
+mod task_tree;
 mod text;
 mod times;
 mod token;
+mod topics;
 mod trace;
+mod tree_settings;
+mod trees;
 mod unix_time;
 pub mod validate;
 
@@ -51,44 +59,65 @@ pub use changes::{
     Change, ChangeKind, Changed, ChangingTask, OwnedTask, PausedQueue, Requeue, RequeueTasks,
     TaskAct, Update,
 };
+pub use depth_history::{DepthEntries, DepthEntry, DepthSpan, History, HistoryPoint, QueueDepths};
 pub use events::{
     AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WatchEnd, Watched,
 };
-pub use explain::{ExplainTask, Explanation, LeaseView, TaskPlace, WorkerReason, WorkerView};
+pub use explain::{
+    ExplainTask, Explanation, LeaseView, RecordExplanation, RecordFate, RecordOfSubscription,
+    TaskPlace, WorkerReason, WorkerView,
+};
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
-    LetterPage, LetterPages, LettersChanged, StoredLetter,
+    LetterPage, LetterPages, LetterReason, LetterReasons, LettersChanged, StoredLetter,
 };
 pub use limit_keys::{
-    LimitKeyPage, LimitKeyPages, LimitKeyState, LimitKeyView, LimitsCleared, OwnLimitsView,
-    SetLimits, check_limit_key,
+    LimitKeyPage, LimitKeyPages, LimitKeyState, LimitKeyView, LimitsCleared, MOST_AT_A_TIME,
+    OwnLimitsView, SetLimits, check_limit_key,
 };
 pub use limit_report::{LimitReport, MAX_LIMIT_REPORT};
 pub use limits::{
     ALL_LIMIT_KEYS, AtATime, ChangedLimits, KeyLimits, LIMIT_HASH_BYTES, LimitBy, LimitFrom,
-    LimitHash, MAX_LIMIT_KEY_BYTES, MaybePace, OwnLimits, OwnValues, Pace, limit_hash,
+    LimitHash, LimitHold, MAX_LIMIT_KEY_BYTES, MaybePace, OwnLimits, OwnValues, Pace, limit_hash,
     limit_partition,
 };
-pub use names::{InvalidName, QueueName, ShardId, WorkerName};
+pub use matching::{MOST_MATCH_TERMS, Matching};
+pub use names::{InvalidName, QueueName, ShardId, SubscriptionName, TopicName, WorkerName};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
 pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What,
 };
 pub use schema::{Misfit, PayloadCheck, PayloadSchema};
 pub use search::{TaskCursor, TaskFilter, TaskList, TaskPages};
+pub use sequences::{
+    MAX_SEQUENCE_BYTES, OnDead, SEQUENCE_HASH_BYTES, Sequence, SequenceHash, sequence_of_key,
+};
 pub use session::{
     FrameAnswer, Items, OpenSession, SessionClosing, SessionOpened, TaskdFrame, WorkerFrame,
 };
 pub use shared::{Pending, ReportTasks, SessionCall, SessionClosed, TasksReported, WantTasks};
 pub use shares::{NoShare, Share, Shares};
 pub use status::StoredStatus;
+pub use subscriptions::{
+    MOST_SUBSCRIPTIONS, Position, PositionKey, PositionMove, PositionView, PutSubscription,
+    ReadCounts, ReadUpTo, SUBSCRIPTION_HEADERS, SeekTo, SequenceBy, Subscription, SubscriptionView,
+    TopicPattern, record_task_id,
+};
+pub use task_tree::TaskTree;
 pub use text::{ECHO, escape_hidden, is_hidden, printable, shorten};
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
+pub use topics::{
+    MAX_ATTRIBUTES, MAX_ATTRIBUTES_BYTES, MOST_PUBLISHED, MOST_TOPIC_PARTITIONS, MOST_TOPICS,
+    NewRecord, PartitionOffsets, PublishStatus, Published, PutTopic, ReadFrom, ReadTopic,
+    TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
+};
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
+pub use tree_settings::{NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};
+pub use trees::{TreeEnd, TreeFile, TreeList, TreePages, TreeQueue, TreeView};
 pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;
@@ -154,6 +183,23 @@ impl TaskId {
             .chain_update(index.to_be_bytes())
             .chain_update(worker.as_bytes())
             .finalize();
+        Self::of_hash(&hash.into(), at_unix_ms)
+    }
+
+    /// The id of a task that follows from `parts`: the same parts and time always yield it. It has
+    /// the form of [`Self::derived`].
+    pub fn derived_from(parts: &[&[u8]], at_unix_ms: i64) -> Self {
+        let mut hash = Sha256::new();
+        for part in parts {
+            // The length keeps apart parts that are equal when they are joined.
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part);
+        }
+        Self::of_hash(&hash.finalize().into(), at_unix_ms)
+    }
+
+    /// An id with this timestamp, and bits of a hash instead of random ones.
+    fn of_hash(hash: &[u8; 32], at_unix_ms: i64) -> Self {
         let mut random = [0; 10];
         random.copy_from_slice(&hash[..10]);
         Self(
@@ -261,6 +307,36 @@ impl Encoding {
     }
 }
 
+/// The hash of a sequence of a queue.
+pub fn sequence_hash(queue: &QueueName, name: &str) -> SequenceHash {
+    let mut first = [0; SEQUENCE_HASH_BYTES];
+    first.copy_from_slice(&KeyHash::new(queue, name.as_bytes()).0[..SEQUENCE_HASH_BYTES]);
+    first
+}
+
+/// What a task to store has to do with trees.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowTree {
+    /// It is the root of this tree.
+    Root(TreeSettings),
+    /// It joins a tree.
+    Joins(TaskId),
+    /// A task of this tree discovered it.
+    Discovered(TaskId),
+    /// It was discovered in this tree, became a letter, and is sent again.
+    Returns(TaskId),
+}
+
+impl RowTree {
+    /// The tree of a task with this id.
+    pub fn id(&self, task: TaskId) -> TaskId {
+        match self {
+            Self::Root(_) => task,
+            Self::Joins(tree) | Self::Discovered(tree) | Self::Returns(tree) => *tree,
+        }
+    }
+}
+
 /// A task as SQL stores it: validated, with every default filled in.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskRow {
@@ -268,8 +344,9 @@ pub struct TaskRow {
     pub queue: QueueName,
     /// The partition of topic `pipeline`, which is also the number of the queue's shard.
     pub partition: u32,
+    /// Empty if the task takes no key.
     pub key: Bytes,
-    /// SHA-256 of queue and key. SQL keeps it unique.
+    /// SHA-256 of queue and key, or [`KeyHash::without_key`]. SQL keeps it unique.
     pub key_hash: KeyHash,
     pub payload: Bytes,
     pub payload_encoding: Encoding,
@@ -289,8 +366,12 @@ pub struct TaskRow {
     pub deadline_unix_ms: i64,
     /// What it shares its limits with; empty: it has no limits.
     pub limit_key: String,
+    /// The tasks of its queue that it goes one after the other with.
+    pub sequence: Option<Sequence>,
     /// Set only on a task that comes from an insert.
     pub idempotency: Option<Box<Idempotency>>,
+    /// What it has to do with trees; `None`: nothing. Set only on a task that is about to be stored.
+    pub tree: Option<Box<RowTree>>,
 }
 
 impl TaskRow {
@@ -300,6 +381,12 @@ impl TaskRow {
             "" => TraceContext::of_id(self.id.as_bytes()).to_string().into(),
             given => given.into(),
         }
+    }
+
+    /// Whether the task has a key. One without a key is known by its id alone: no filter and no
+    /// table of keys has it.
+    pub fn has_key(&self) -> bool {
+        self.key_hash.task_without_key().is_none()
     }
 
     /// The approximate size of the row in a buffer, in bytes.
@@ -318,21 +405,41 @@ fn weight(key: usize, payload: usize, headers: usize) -> usize {
     key + payload + headers + 256
 }
 
-/// SHA-256 of a queue and a key.
+/// SHA-256 of a queue and a key. What stands for it if a task takes no key: its id and zeros.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyHash(pub [u8; 32]);
 
 impl KeyHash {
-    /// Hashes queue and key, separated by a NUL byte, which no queue name contains.
+    /// Hashes queue and key.
     pub fn new(queue: &QueueName, key: &[u8]) -> Self {
+        Self::of(queue.as_str(), key)
+    }
+
+    /// Hashes the name of a queue or of a topic and a key, separated by a NUL byte, which no name
+    /// contains.
+    fn of(name: &str, key: &[u8]) -> Self {
         Self(
             Sha256::new()
-                .chain_update(queue.as_str())
+                .chain_update(name)
                 .chain_update([0])
                 .chain_update(key)
                 .finalize()
                 .into(),
         )
+    }
+
+    /// The hash of a task that takes no key: its id and 16 zero bytes. Later ones sort later.
+    pub fn without_key(id: TaskId) -> Self {
+        let mut hash = [0; 32];
+        hash[..16].copy_from_slice(id.as_bytes());
+        Self(hash)
+    }
+
+    /// The task of a hash from [`Self::without_key`]. No SHA-256 ends in 16 zero bytes.
+    pub fn task_without_key(&self) -> Option<TaskId> {
+        let (id, rest) = self.0.split_at(16);
+        let has_no_key = rest.iter().all(|byte| *byte == 0);
+        has_no_key.then(|| TaskId::from_slice(id)).flatten()
     }
 
     /// The partition of the key. Equal keys always go to the same one.
@@ -388,5 +495,24 @@ mod tests {
             ids[0].0.get_timestamp().unwrap().to_unix(),
             (1_700_000_000, 123_000_000)
         );
+    }
+
+    #[test]
+    fn an_id_follows_from_its_parts_and_its_time() {
+        let at = 1_700_000_000_123;
+        let id = TaskId::derived_from(&[b"a", b"bc"], at);
+        assert_eq!(id, TaskId::derived_from(&[b"a", b"bc"], at));
+        assert_eq!(id.created_unix_ms(), at);
+        for other in [
+            TaskId::derived_from(&[b"ab", b"c"], at),
+            TaskId::derived_from(&[b"abc"], at),
+            TaskId::derived_from(&[b"a", b"bc"], at + 1),
+        ] {
+            assert_ne!(id, other);
+        }
+        let hash = KeyHash::without_key(id);
+        assert_eq!(hash.task_without_key(), Some(id));
+        let queue = QueueName::new("q").unwrap();
+        assert_eq!(KeyHash::new(&queue, b"k").task_without_key(), None);
     }
 }

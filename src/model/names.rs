@@ -9,6 +9,14 @@ use super::{is_hidden, printable};
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
+/// A topic's name, of the same form.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TopicName(Arc<str>);
+
+/// A subscription's name, of the same form.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SubscriptionName(Arc<str>);
+
 /// A worker's name: 1 to 128 bytes without control characters or invisible characters. It is shown
 /// in tables, logs and acts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,30 +29,55 @@ pub struct InvalidName(String);
 
 impl QueueName {
     pub fn new(name: &str) -> Result<Self, InvalidName> {
-        if name.is_empty() {
-            return Err(InvalidName("queue is missing".into()));
-        }
-        // Check the length first: an error must not show a name of several megabytes.
-        let length = name.chars().count();
-        if length > 64 {
-            return Err(InvalidName(format!(
-                "queue name has {length} characters; at most 64"
-            )));
-        }
-        let odd = name
-            .chars()
-            .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
-        if let Some(odd) = odd {
-            return Err(InvalidName(format!(
-                "queue {name:?} contains {odd:?}; use A-Z a-z 0-9 . _ -"
-            )));
-        }
-        Ok(Self(name.into()))
+        checked("queue", name).map(Self)
     }
 
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+impl TopicName {
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
+        checked("topic", name).map(Self)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl SubscriptionName {
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
+        checked("subscription", name).map(Self)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Checks the name of a queue, of a topic or of a subscription.
+fn checked(kind: &str, name: &str) -> Result<Arc<str>, InvalidName> {
+    if name.is_empty() {
+        return Err(InvalidName(format!("{kind} is missing")));
+    }
+    // Check the length first: an error must not show a name of several megabytes.
+    let length = name.chars().count();
+    if length > 64 {
+        return Err(InvalidName(format!(
+            "{kind} name has {length} characters; at most 64"
+        )));
+    }
+    let odd = name
+        .chars()
+        .find(|c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')));
+    if let Some(odd) = odd {
+        return Err(InvalidName(format!(
+            "{kind} {name:?} contains {odd:?}; use A-Z a-z 0-9 . _ -"
+        )));
+    }
+    Ok(name.into())
 }
 
 /// Allows lookups by `&str` in maps with queue names as keys.
@@ -102,6 +135,8 @@ macro_rules! text {
     };
 }
 text!(QueueName);
+text!(TopicName);
+text!(SubscriptionName);
 text!(WorkerName);
 
 /// A part of a queue, whose Redis keys share one cluster slot. Its number is that of the `pipeline`

@@ -43,6 +43,13 @@ pub struct TaskFilter {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub worker: Option<WorkerName>,
+    // The prefix of the reason why a task died.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    // The tree that the task is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub tree: Option<TaskId>,
     // Inserted at this time or later.
     #[serde(
         rename = "since",
@@ -59,6 +66,14 @@ pub struct TaskFilter {
     )]
     #[schemars(with = "Option<Rfc3339>")]
     pub until_unix_ms: Option<i64>,
+    // Inserted at this time or before, and not changed since. A dry run answers such a time.
+    #[serde(
+        rename = "as_of",
+        serialize_with = "some_rfc_3339",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<Rfc3339>")]
+    pub as_of_unix_ms: Option<i64>,
 }
 
 fn comma_list<S: Serializer>(list: &[TaskStatus], serializer: S) -> Result<S::Ok, S::Error> {
@@ -92,22 +107,30 @@ impl TaskFilter {
     pub fn check(&self) -> Result<(), String> {
         let of_queue = [
             (!self.statuses.is_empty(), "status"),
-            (self.key.is_some(), "key"),
             (!self.key_prefix.is_empty(), "key_prefix"),
             (!self.headers.is_empty(), "header"),
+            (!self.reason.is_empty(), "reason"),
         ];
         if self.queue.is_none()
+            && self.tree.is_none()
             && let Some((_, name)) = of_queue.into_iter().find(|(is_given, _)| *is_given)
         {
             return Err(format!(
-                "a filter by {name} needs a queue: nothing else has an index for it"
+                "a filter by {name} needs a queue or a tree: nothing else has an index for it"
             ));
+        }
+        let is_alone = self.worker.is_none() && self.as_of_unix_ms.is_none() && self.tree.is_none();
+        if self.is_key_alone() && !is_alone {
+            return Err("a key without a queue takes no worker, no tree and no as_of".into());
         }
         if self.key.is_some() && !self.key_prefix.is_empty() {
             return Err("key and key_prefix are both given; use one".into());
         }
         if self.key.is_some() && self.worker.is_some() {
             return Err("key and worker are both given; use one".into());
+        }
+        if self.tree.is_some() && self.worker.is_some() {
+            return Err("tree and worker are both given; use one".into());
         }
         if self.headers.len() > Self::MOST_HEADERS {
             return Err(format!(
@@ -120,6 +143,11 @@ impl TaskFilter {
             ..=LONGEST_KEY => Ok(()),
             length => Err(format!("the key has {length} bytes; at most {LONGEST_KEY}")),
         }
+    }
+
+    /// True if the filter is a key without a queue, which is looked up in all queues.
+    pub fn is_key_alone(&self) -> bool {
+        self.queue.is_none() && self.key.is_some()
     }
 
     /// The corresponding statuses in SQL, without repetition. Empty means all.
@@ -148,13 +176,25 @@ impl TaskFilter {
     /// few.
     pub fn is_residual(&self) -> bool {
         let by_worker = self.worker.is_some() && self.queue.is_some();
-        self.asks_redis() || !self.key_prefix.is_empty() || !self.headers.is_empty() || by_worker
+        // The list of a tree has neither queues nor statuses.
+        let by_tree = self.tree.is_some() && (self.queue.is_some() || !self.statuses.is_empty());
+        self.asks_redis()
+            || !self.key_prefix.is_empty()
+            || !self.headers.is_empty()
+            || !self.reason.is_empty()
+            || self.as_of_unix_ms.is_some()
+            || by_worker
+            || by_tree
     }
 
     /// The range of ids for the time range: from the first id inclusive to the second id exclusive.
     pub fn ids(&self) -> (TaskId, TaskId) {
         let since = self.since_unix_ms;
-        let until = self.until_unix_ms;
+        let as_of = self.as_of_unix_ms.map(|as_of| as_of.saturating_add(1));
+        let until = match (self.until_unix_ms, as_of) {
+            (Some(until), Some(as_of)) => Some(until.min(as_of)),
+            (until, as_of) => until.or(as_of),
+        };
         (
             since.map_or(TaskId::FIRST, TaskId::first_of),
             until.map_or(TaskId::LAST, TaskId::first_of),
@@ -286,6 +326,10 @@ pub struct TaskList {
     #[serde(rename = "cursor", skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub next: Option<TaskCursor>,
+    /// True if the filter is a key without a queue, and the caller reaches more than 10,000 queues:
+    /// then taskd looked only in those that are open.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub partial: bool,
 }
 
 #[cfg(test)]
@@ -343,6 +387,12 @@ mod tests {
             let id = TaskId::at(at, 0);
             assert_eq!(from <= id && id < below, is_in, "{at}");
         }
+        let as_of = TaskFilter {
+            as_of_unix_ms: Some(5_500),
+            ..filter
+        };
+        let (_, below) = as_of.ids();
+        assert!(TaskId::at(5_500, 0) < below && TaskId::at(5_501, 0) >= below);
         let (from, below) = TaskFilter::default().ids();
         assert!(from < TaskId::new() && TaskId::new() < below);
     }
@@ -361,13 +411,6 @@ mod tests {
             ),
             (
                 TaskFilter {
-                    key: Some("k".into()),
-                    ..Default::default()
-                },
-                "key",
-            ),
-            (
-                TaskFilter {
                     key_prefix: "k".into(),
                     ..Default::default()
                 },
@@ -379,6 +422,13 @@ mod tests {
                     ..Default::default()
                 },
                 "header",
+            ),
+            (
+                TaskFilter {
+                    reason: "r".into(),
+                    ..Default::default()
+                },
+                "reason",
             ),
         ] {
             let why = filter.check().unwrap_err();
@@ -395,6 +445,21 @@ mod tests {
                 Ok(())
             );
         }
+        let key = TaskFilter {
+            key: Some("k".into()),
+            ..Default::default()
+        };
+        assert_eq!((key.check(), key.is_key_alone()), (Ok(()), true));
+        let with_more = TaskFilter {
+            worker: WorkerName::new("w").ok(),
+            ..key.clone()
+        };
+        assert!(with_more.check().unwrap_err().contains("takes no worker"));
+        let with_more = TaskFilter {
+            statuses: vec![TaskStatus::Dead],
+            ..key
+        };
+        assert!(with_more.check().unwrap_err().contains("by status needs"));
         let both = TaskFilter {
             queue,
             key: Some("k".into()),

@@ -1,6 +1,6 @@
 //! The frames of a session, which a worker and taskd send each other on a stream.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
@@ -30,6 +30,8 @@ pub struct OpenSession {
     pub lease_duration: Option<Duration>,
     /// Approximate maximum size of the tasks in a frame, in bytes. 0 means the default.
     pub max_bytes: u64,
+    /// As in [`super::GetTasks`].
+    pub weights: HashMap<String, u32>,
 }
 
 /// The items of a report, as in [`super::Batch`].

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Priority,
-    QueueName, TaskId, TaskRow, idempotency, is_traceparent,
+    QueueName, Sequence, TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
     limit_hash, limit_partition,
     times::Times,
@@ -85,6 +85,7 @@ pub struct Checked {
     backoff: Option<Backoff>,
     idempotency_window: Duration,
     limit_key: String,
+    sequence: Option<Sequence>,
 }
 
 /// Validates `task` and turns it into a row with id `id`.
@@ -108,14 +109,24 @@ impl Checked {
         let partitions = partitions.into();
         // Key and payload may be slices of a request body of several megabytes. The row outlives
         // the request, so it must not keep the body alive.
-        let key = if task.key.is_empty() {
-            payload_key(&task.payload)
-        } else {
-            Bytes::copy_from_slice(&task.key)
+        let key = match (task.id, task.key.is_empty()) {
+            (Some(_), _) => Bytes::new(),
+            (None, true) => payload_key(&task.payload),
+            (None, false) => Bytes::copy_from_slice(&task.key),
+        };
+        let key_hash = match task.id {
+            Some(id) => KeyHash::without_key(id),
+            None => KeyHash::new(&self.queue, &key),
+        };
+        // The hash from which the shard follows. The first bytes of an id are a time, which would
+        // send all tasks of a day to one shard.
+        let shard_hash = match (task.id, task.key.is_empty()) {
+            (None, _) => key_hash,
+            (Some(id), true) => KeyHash::new(&self.queue, id.as_bytes()),
+            (Some(_), false) => KeyHash::new(&self.queue, &task.key),
         };
         let mut headers: Vec<_> = task.headers.into_iter().collect();
         headers.sort();
-        let key_hash = KeyHash::new(&self.queue, &key);
         let now = self.created_unix_ms;
         let window = self.idempotency_window;
         let idempotency = Idempotency::new(
@@ -130,7 +141,7 @@ impl Checked {
             id,
             // All tasks of a limit key are in one shard, so that one script sees all of it.
             partition: match self.limit_key.as_str() {
-                "" => key_hash.partition(partitions.all),
+                "" => shard_hash.partition(partitions.all),
                 key => limit_partition(&limit_hash(&self.queue, key), partitions.limited),
             },
             queue: self.queue,
@@ -149,7 +160,9 @@ impl Checked {
             backoff: self.backoff,
             deadline_unix_ms: self.times.deadline_unix_ms,
             limit_key: self.limit_key,
+            sequence: self.sequence,
             idempotency,
+            tree: None,
         }
     }
 }
@@ -170,7 +183,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
             rules.max_payload_bytes
         ));
     }
-    if task.key.is_empty() && task.payload.is_empty() {
+    if task.id.is_none() && task.key.is_empty() && task.payload.is_empty() {
         return Err("key and payload are both empty: nothing says what the task is".into());
     }
     let payload_encoding = encoding("payload", task.payload_encoding, &task.payload)?;
@@ -193,6 +206,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
     idempotency::check(&task.idempotency_key)?;
     let backoff = task.backoff.as_ref().map_or(Ok(None), Backoff::new)?;
     let limit_key = rules.limit_by.key_of(task)?;
+    let sequence = Sequence::new(&task.sequence, task.on_dead)?;
     let weight = weight(task);
     if weight > MAX_RECORD_BYTES {
         return Err(format!(
@@ -211,6 +225,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         backoff,
         idempotency_window: rules.idempotency_window,
         limit_key,
+        sequence,
     })
 }
 
@@ -357,6 +372,35 @@ mod tests {
 
     fn row(task: NewTask) -> Result<TaskRow, String> {
         task_row(task, TaskId::new(), &rules(), 4, 1_000_000)
+    }
+
+    #[test]
+    fn a_task_with_an_id_takes_no_key() {
+        let without_key = |id, key: &'static str| {
+            let task = NewTask {
+                id: Some(id),
+                key: key.into(),
+                payload: Bytes::new(),
+                ..task()
+            };
+            task_row(task, id, &rules(), 64, 1_000_000).unwrap()
+        };
+        let ids: Vec<TaskId> = (0..64).map(|place| TaskId::at(1_000_000, place)).collect();
+        let stored = without_key(ids[0], "k");
+        assert!(!stored.has_key() && stored.key.is_empty());
+        assert_eq!(stored.key_hash, KeyHash::without_key(ids[0]));
+        // The key that was given chooses the shard, as if the task took it.
+        let with_key = task_row(task(), ids[0], &rules(), 64, 1_000_000).unwrap();
+        assert!(with_key.has_key());
+        for id in &ids {
+            assert_eq!(without_key(*id, "k").partition, with_key.partition);
+        }
+        // Without one the ids of a moment are spread over the shards.
+        let shards: std::collections::HashSet<u32> = ids
+            .iter()
+            .map(|id| without_key(*id, "").partition)
+            .collect();
+        assert!(shards.len() > 16, "{shards:?}");
     }
 
     fn task() -> NewTask {

@@ -22,6 +22,13 @@ use crate::{
 const CLOSE_AT_PERCENT: u64 = 80;
 /// … and open when no server has used more than this.
 const OPEN_AT_PERCENT: u64 = 75;
+/// From this share on, topics of users lose what all their subscriptions have read …
+const TRIM_LOGS_PERCENT: u64 = 70;
+/// … and from this one on they take no records, so that they leave room for tasks.
+const LOGS_PERCENT: u64 = 75;
+/// Between two checks the topics take this share of what is left up to there, because other
+/// processes have publishers, too.
+const LOGS_SHARE: u64 = 4;
 
 /// The servers that the guard checks, and the gates that it moves.
 #[derive(Clone)]
@@ -145,6 +152,15 @@ impl Guard {
     }
 
     fn judge(&self, servers: &[Memory], is_full: bool) {
+        let fullest = fullest(servers);
+        self.gates
+            .set_logs_large(fullest.is_some_and(|(_, percent)| percent >= TRIM_LOGS_PERCENT));
+        let logs = fullest.filter(|(_, percent)| *percent >= LOGS_PERCENT);
+        self.gates.set_logs_shortage(logs.map(|(server, percent)| {
+            let server = &server.server;
+            format!("redis {server} has used {percent} % of its memory limit; below {LOGS_PERCENT} % topics take records again")
+        }));
+        self.gates.set_logs_room(logs_room(servers));
         let before = self.gates.shortage();
         let now = shortage(servers, before.is_some(), is_full);
         match (&before, &now) {
@@ -232,12 +248,7 @@ fn lower(a: u64, b: u64) -> u64 {
 /// Returns the shortage of the server that has used the largest part of its limit, if it is short
 /// of memory.
 fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shortage> {
-    let percent =
-        |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
-    let limited = servers.iter().filter(|memory| memory.limit > 0);
-    let (most, percent) = limited
-        .map(|memory| (memory, percent(memory)))
-        .max_by_key(|(_, percent)| *percent)?;
+    let (most, percent) = fullest(servers)?;
     // At exactly [`OPEN_AT_PERCENT`] the gates open.
     let is_short = percent >= CLOSE_AT_PERCENT || (is_closed && percent > OPEN_AT_PERCENT);
     is_short.then(|| Shortage {
@@ -249,6 +260,27 @@ fn shortage(servers: &[Memory], is_closed: bool, is_full: bool) -> Option<Shorta
         ),
         is_full,
     })
+}
+
+/// The bytes that topics of users may take until the next check; `None`: no server has a limit.
+fn logs_room(servers: &[Memory]) -> Option<u64> {
+    let limited = servers.iter().filter(|memory| memory.limit > 0);
+    let rooms = limited.map(|memory| {
+        let most = u128::from(memory.limit) * u128::from(LOGS_PERCENT) / 100;
+        let most = u64::try_from(most).unwrap_or(u64::MAX);
+        most.saturating_sub(memory.used) / LOGS_SHARE
+    });
+    rooms.min()
+}
+
+/// The server that has used the largest part of its limit, in percent.
+fn fullest(servers: &[Memory]) -> Option<(&Memory, u64)> {
+    let percent =
+        |memory: &Memory| (u128::from(memory.used) * 100 / u128::from(memory.limit)) as u64;
+    let limited = servers.iter().filter(|memory| memory.limit > 0);
+    limited
+        .map(|memory| (memory, percent(memory)))
+        .max_by_key(|(_, percent)| *percent)
 }
 
 #[cfg(test)]

@@ -221,7 +221,8 @@ impl Claiming {
             Some(priorities) => cache.note_priorities(offers, priorities),
             None => cache.forget_priorities(),
         }
-        if let Some(at) = claimed.next_start_unix_ms {
+        if let Some(wait_ms) = claimed.next_start_ms {
+            let at = reach.clock.now_unix_ms() + wait_ms;
             reach.limits.note_start(&cache.id, at);
         }
         let is_drained = claimed.left == Some(0);
@@ -352,8 +353,9 @@ pub(super) async fn complete(
     if let (Some(cache), true) = (&cache, is_limited) {
         // What waits for its time stands behind a space.
         let text = std::str::from_utf8(rest).unwrap_or_default();
-        let next_start = text.split_once(' ').and_then(|(_, at)| at.parse().ok());
-        if let Some(at) = next_start {
+        let wait_ms: Option<i64> = text.split_once(' ').and_then(|(_, ms)| ms.parse().ok());
+        if let Some(wait_ms) = wait_ms {
+            let at = reach.clock.now_unix_ms() + wait_ms;
             reach.limits.note_start(&cache.id, at);
         }
     }

@@ -103,7 +103,7 @@ impl Changer {
                 }
             })
             .await?;
-        self.note_due(shard);
+        self.note_ended(shard);
         let numbers = numbers(value, tasks.len() + 1)?;
         let answers = numbers[1..]
             .iter()
@@ -135,7 +135,7 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
-        self.note_due(shard);
+        self.note_ended(shard);
         let numbers = numbers(value, 2 * tasks.len() + 1)?;
         let answer = |pair: &[i64]| arbitrated(pair[0], u32::try_from(pair[1]).unwrap_or(u32::MAX));
         let answers = numbers[1..]
@@ -177,7 +177,7 @@ impl Changer {
             })
             .await?;
         self.offered(shard);
-        self.note_due(shard);
+        self.note_ended(shard);
         let announcer = self.announcer();
         announcer.announce(
             &shard.queue,

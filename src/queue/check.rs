@@ -95,7 +95,7 @@ pub struct Confirmed {
 /// Why a task is checked again, by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Suspicion {
-    /// SQL shows it final.
+    /// SQL shows it final, or behind others of its sequence.
     Ended,
     /// The list of final records had it.
     Listed,

@@ -39,7 +39,7 @@ pub(super) struct Claimed {
     /// is over.
     pub(super) again_soon: bool,
     /// When time alone lets a limit key of the call go on.
-    pub(super) next_start_unix_ms: Option<i64>,
+    pub(super) next_start_ms: Option<i64>,
     /// The call found all lanes empty, and wrote nothing.
     pub(super) wrote_nothing: bool,
 }
@@ -82,8 +82,8 @@ impl Claimed {
         let again_soon = left & RESTS != 0;
         let left = Some(left & !RESTS);
         // Only a shard with limit keys answers it.
-        let next_start_unix_ms = match parts.next() {
-            Some(at) => Some(number(Some(at))?).filter(|at| *at >= 0),
+        let next_start_ms = match parts.next() {
+            Some(wait) => Some(number(Some(wait))?).filter(|wait| *wait >= 0),
             None => None,
         };
         let attempts = attempts
@@ -101,7 +101,7 @@ impl Claimed {
             attempts,
             left,
             again_soon,
-            next_start_unix_ms,
+            next_start_ms,
             ..Self::default()
         })
     }

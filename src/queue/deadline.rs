@@ -31,7 +31,7 @@ impl Changer {
                 }
             })
             .await?;
-        self.note_due(shard);
+        self.note_ended(shard);
         let numbers = numbers(value, tasks.len() + 1)?;
         let answer = |number: &i64| match number {
             0 => Ok(Arbitrated::OutboxFull),

@@ -13,7 +13,7 @@ use super::{
     wire::{items, number, packed_strings, text},
 };
 use crate::{
-    model::{Offset, ShardId, TaskStatus},
+    model::{LimitHold, Offset, ShardId, TaskStatus},
     redis_pool::{Call, scripts},
     wire::{is_limited, without_deadline},
 };
@@ -41,9 +41,9 @@ impl Enqueuer {
         topic_generation: &str,
     ) -> Result<()> {
         for shards in shards.chunks(AT_ONCE) {
-            let opening = shards
-                .iter()
-                .map(|(shard, generation)| self.open(shard, *generation, topic_generation, None));
+            let opening = shards.iter().map(|(shard, generation)| {
+                self.open(shard, *generation, topic_generation, None, &[])
+            });
             futures::future::try_join_all(opening).await?;
         }
         Ok(())
@@ -61,7 +61,8 @@ impl Enqueuer {
         let noting = is_limited.then(|| (self.0.clone(), shard.clone()));
         let read = move |answer| {
             let (enqueued, next_start) = Enqueued::read(answer)?;
-            if let (Some((shards, shard)), Some(at)) = (noting, next_start) {
+            if let (Some((shards, shard)), Some(wait_ms)) = (noting, next_start) {
+                let at = shards.clock().now_unix_ms() + wait_ms;
                 shards.limits().note_start(&shard, at);
             }
             Ok(enqueued)
@@ -180,7 +181,7 @@ impl Enqueuer {
 impl Enqueued {
     /// Reads the answer of `lua/enqueue.lua`.
     ///
-    /// Also answers when time alone lets a limit key of the tasks go on.
+    /// Also answers in how many ms time alone lets a limit key of the tasks go on.
     fn read(answer: Value) -> Result<(Self, Option<i64>)> {
         let mut answer = items(answer)?.into_iter();
         let mut next_start = None;
@@ -189,8 +190,8 @@ impl Enqueued {
                 let dealt_with = number(answer.next())?;
                 let added = number(answer.next())?;
                 let _known: u64 = number(answer.next())?;
-                if let Some(at) = answer.next() {
-                    next_start = Some(number(Some(at))?).filter(|at: &i64| *at >= 0);
+                if let Some(wait) = answer.next() {
+                    next_start = Some(number(Some(wait))?).filter(|wait: &i64| *wait >= 0);
                 }
                 let mut crowded = Vec::new();
                 if let Some(places) = answer.next() {
@@ -269,13 +270,14 @@ impl Shards {
         generation: u64,
         topic_generation: &str,
         offset: Option<Offset>,
+        holds: &[LimitHold],
     ) -> Result<()> {
         let stored = offset
             .map(|offset| format!("{topic_generation}/{offset}"))
             .unwrap_or_default();
         self.call(&scripts::OPEN, shard, 1, |call| {
             call.arg(generation).arg(stored);
-            self.argue_own_limits(shard, call);
+            self.argue_own_limits(shard, holds, call);
         })
         .await?;
         Ok(())

@@ -31,6 +31,8 @@ pub enum Error {
     WakesClosed,
     #[error("no answer on the wake channel")]
     WakesSilent,
+    #[error("Redis did not answer in time")]
+    Silent,
     /// Redis has made the change, but not yet copied it as the settings require. Repeating the call
     /// waits again.
     #[error(transparent)]

@@ -69,7 +69,7 @@ pub struct ExplainedRecord {
 pub struct BehindLimit {
     /// Leases of the limit key.
     pub leased: u64,
-    /// How many there may be; 0: any number, -1: an operator lets nothing start.
+    /// How many there may be; -1: an operator lets nothing start.
     pub at_a_time: i64,
     /// When time alone lets the next one start. May be over.
     pub next_start_unix_ms: i64,

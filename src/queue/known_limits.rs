@@ -1,6 +1,9 @@
 //! The own limits of limit keys, as this process has read them from SQL.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
 
 use crate::model::{
     ALL_LIMIT_KEYS, ChangedLimits, QueueName, ShardId, limit_hash, limit_partition,
@@ -17,6 +20,14 @@ pub(super) struct KnownLimits {
     /// The partitions among which limit keys are distributed.
     pub(super) partitions: u32,
     of_queues: BTreeMap<QueueName, BTreeMap<String, ChangedLimits>>,
+    /// The shards that said that they know no later version.
+    asked: HashSet<ShardId>,
+    /// The shards that know a later version than this process, with that version.
+    ahead: HashMap<ShardId, u64>,
+    /// The version that each shard knew last.
+    told: HashMap<ShardId, u64>,
+    /// The shards that may not know all that they must.
+    unsure: HashSet<ShardId>,
 }
 
 impl KnownLimits {
@@ -36,6 +47,64 @@ impl KnownLimits {
             });
         }
         self.of_queues.retain(|_, known| !known.is_empty());
+    }
+
+    /// Forgets all of it, because SQL was set back.
+    pub(super) fn forget(&mut self) {
+        self.version = 0;
+        self.of_queues.clear();
+        self.ahead.clear();
+        self.told.clear();
+    }
+
+    /// Notes the version that a shard knows from now on.
+    pub(super) fn note_told(&mut self, shard: &ShardId, version: u64) {
+        match self.told.get_mut(shard) {
+            Some(told) => *told = version,
+            None => drop(self.told.insert(shard.clone(), version)),
+        }
+    }
+
+    /// Returns whether a shard that shows this version has forgotten a later one, because Redis
+    /// lost its last writes. The shard then has to be told everything.
+    pub(super) fn has_forgotten(&mut self, shard: &ShardId, version: u64) -> bool {
+        if self.told.get(shard).is_none_or(|told| *told <= version) {
+            return false;
+        }
+        self.told.remove(shard);
+        self.unsure.insert(shard.clone());
+        true
+    }
+
+    pub(super) fn note_unsure(&mut self, shards: impl IntoIterator<Item = ShardId>) {
+        self.unsure.extend(shards);
+    }
+
+    pub(super) fn take_unsure(&mut self) -> HashSet<ShardId> {
+        std::mem::take(&mut self.unsure)
+    }
+
+    pub(super) fn is_any_unsure(&self) -> bool {
+        !self.unsure.is_empty()
+    }
+
+    /// Notes the version that a shard knows, and the one that it was told.
+    pub(super) fn note(&mut self, shard: &ShardId, version: u64, told: u64) {
+        if version > told {
+            self.asked.remove(shard);
+            self.ahead.insert(shard.clone(), version);
+        } else if !self.asked.contains(shard) {
+            self.asked.insert(shard.clone());
+        }
+    }
+
+    pub(super) fn has_asked(&self, shard: &ShardId) -> bool {
+        self.asked.contains(shard)
+    }
+
+    /// Takes the shards that know a later version than they were told.
+    pub(super) fn take_ahead(&mut self) -> HashMap<ShardId, u64> {
+        std::mem::take(&mut self.ahead)
     }
 
     pub(super) fn is_in(&self, change: &ChangedLimits, shard: &ShardId) -> bool {
@@ -104,6 +173,21 @@ mod tests {
             assert_eq!(changes.last().map(|change| change.version), Some(7));
         }
         assert_eq!(known.version, 9);
+    }
+
+    #[test]
+    fn a_shard_that_shows_an_earlier_version_than_it_was_told_is_told_again() {
+        let mut known = KnownLimits::default();
+        let queue = QueueName::new("q").unwrap();
+        let shard = ShardId { queue, number: 1 };
+        assert!(!known.has_forgotten(&shard, 0));
+        known.note_told(&shard, 4);
+        assert!(!known.has_forgotten(&shard, 4) && !known.is_any_unsure());
+        assert!(known.has_forgotten(&shard, 3) && known.is_any_unsure());
+        // Once is enough.
+        assert!(!known.has_forgotten(&shard, 3));
+        assert_eq!(known.take_unsure(), HashSet::from([shard]));
+        assert!(!known.is_any_unsure());
     }
 
     #[test]

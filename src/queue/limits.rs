@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::{known_limits::KnownLimits, wire::packed};
 use crate::model::{KeyLimits, LimitFrom, QueueName, ShardId};
@@ -30,12 +30,23 @@ pub(super) struct Limits {
     starts: Mutex<HashMap<ShardId, i64>>,
     pub(super) sooner: Notify,
     pub(super) own: RwLock<KnownLimits>,
+    /// Asks the reader of own limits to read them at once.
+    pub(super) ask_own: Notify,
+    /// The version of own limits that all open shards know.
+    pub(super) told_own: watch::Sender<u64>,
 }
 
 impl Limits {
     pub(super) fn set(&self, limits: QueueLimits) {
         // The limits of a process stay as its settings have them.
         drop(self.of_queues.set(limits));
+    }
+
+    /// Whether the settings of this process have limits per key.
+    pub(super) fn is_any(&self) -> bool {
+        self.of_queues.get().is_some_and(|limits| {
+            limits.default.is_some() || limits.named.values().any(Option::is_some)
+        })
     }
 
     /// The limits of a queue as `lua/lib/limits.lua` reads them. Empty if the settings of this

@@ -8,7 +8,7 @@
 //! service a [`WorkerQueue`], the watchdog and the forwarder an [`Upkeep`]. All of them share the
 //! [`Shards`] of the process. `shard_cache.rs` is what a process remembers of a shard, `wakes.rs`
 //! wakes callers that wait for tasks, `announce` tells watchers what happens to tasks, and
-//! `session_notices.rs` carries messages about sessions.
+//! `session_notices.rs` carries messages about sessions, `published.rs` those about topics.
 
 mod allotments;
 mod announce;
@@ -33,6 +33,7 @@ mod limits;
 mod own_limits;
 mod pauses;
 mod pausing;
+mod published;
 mod riding;
 mod session;
 mod session_notices;
@@ -69,6 +70,7 @@ pub use self::{
     holders::LeaseHolders,
     limits::QueueLimits,
     own_limits::{LimitKey, LimitKeys},
+    published::{Heard, PublishedTopics, Told},
     session::{EndedLease, LeaseEnd, Started},
     session_notices::SessionNotice,
     shard::Shard,
@@ -142,6 +144,9 @@ impl Queue {
         });
         supervisor.spawn_loop("limits", self.upkeep.clone(), |of, cx| async move {
             of.promote_in_time(&cx).await
+        });
+        supervisor.spawn_loop("topics/told", self.shards.clone(), |of, cx| async move {
+            of.tell_published(&cx).await
         });
         let of = || self.announcer().clone();
         supervisor.spawn_loop("announcements", of(), |of, cx| async move {

@@ -5,8 +5,15 @@
 //! that are open. Every process does both, so that none depends on the process that an operator
 //! called.
 
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
 use futures::future::join_all;
 use redis::Value;
+use serde::Serialize;
+use tokio::time::timeout;
 
 use super::{
     error::{Error, Result},
@@ -15,21 +22,21 @@ use super::{
 };
 use crate::{
     model::{
-        ALL_LIMIT_KEYS, ChangedLimits, LIMIT_HASH_BYTES, LimitKeyState, OwnValues, QueueName,
-        ShardId, limit_hash, limit_partition,
+        ALL_LIMIT_KEYS, ChangedLimits, LIMIT_HASH_BYTES, LimitHold, LimitKeyState, OwnValues,
+        QueueName, ShardId, limit_hash, limit_partition,
     },
     redis_pool::{Call, scripts},
 };
 
 /// The changes of one script call.
 const CHANGES_AT_ONCE: usize = 1000;
-/// How many shards are told at once.
-const SHARDS_AT_ONCE: usize = 16;
-
-fn failures(shards: &[ShardId], told: Vec<Result<()>>) -> impl Iterator<Item = (ShardId, Error)> {
-    let failed = shards.iter().zip(told);
-    failed.filter_map(|(shard, told)| told.err().map(|error| (shard.clone(), error)))
-}
+/// How many shards are told at once. Many, because one that does not answer keeps the others
+/// waiting for [`TOLD_WITHIN`], and changes that come meanwhile.
+const SHARDS_AT_ONCE: usize = 1000;
+/// How long a shard may keep the others waiting. Then it is told in the next round.
+const TOLD_WITHIN: Duration = Duration::from_secs(1);
+/// How long a change waits for the shards to know it. By then the processes that live know it, too.
+const AWAITED: Duration = Duration::from_secs(1);
 
 /// A limit key as its shard has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +51,7 @@ pub struct LimitKey {
     pub next_start_unix_ms: i64,
     /// Until when nothing starts. May be over.
     pub hold_until_unix_ms: i64,
-    /// -1: nothing starts; 0: any number.
+    /// -1: nothing starts.
     pub at_a_time: i64,
     /// The time between two starts; 0: none.
     pub pace_ms: u64,
@@ -80,11 +87,34 @@ fn stored(values: &OwnValues) -> (i64, i64, u32, i64) {
     )
 }
 
-/// How long own limits keep a key from starting, at most (ms).
-fn longest(values: &OwnValues, now_unix_ms: i64) -> i64 {
-    let (_, pace, burst, hold) = stored(values);
-    let pace = pace.max(0).saturating_mul(i64::from(burst.max(1)));
-    pace.max(hold - now_unix_ms)
+/// The entry of an idle limit key that a worker holds, as `lua/lib/limits.lua` stores it. Its next
+/// start, -1, is for the script to say.
+fn held_entry(hold: &LimitHold) -> impl Serialize {
+    let leased = "";
+    let offered = "";
+    let next = -1;
+    let waiting = 0;
+    let turn = 0;
+    let asked = 0;
+    let asked_until = 0;
+    // An empty line ends before it begins.
+    let (first, last) = (0, -1);
+    (
+        leased,
+        offered,
+        next,
+        hold.until_unix_ms,
+        waiting,
+        turn,
+        first,
+        last,
+        first,
+        last,
+        first,
+        last,
+        asked,
+        asked_until,
+    )
 }
 
 impl Shards {
@@ -104,24 +134,130 @@ impl Shards {
         self.limits().own.write().learn(changes, version, now);
     }
 
+    /// Forgets all own limits, because SQL was set back.
+    pub fn forget_limits(&self) {
+        self.limits().own.write().forget();
+    }
+
+    /// Waits until somebody asks for own limits to be read at once.
+    pub async fn limits_asked(&self) {
+        self.limits().ask_own.notified().await;
+    }
+
+    /// Has own limits read at once, and waits until all open shards know this version, but not
+    /// long: one that does not answer is told later.
+    pub async fn await_limits(&self, version: u64) {
+        let limits = self.limits();
+        let mut told = limits.told_own.subscribe();
+        limits.ask_own.notify_one();
+        timeout(AWAITED, told.wait_for(|told| *told >= version))
+            .await
+            .map(drop)
+            .ok();
+    }
+
+    /// Notes shards that may not know all own limits: a process that did not know them may have
+    /// opened them, or Redis may have lost them.
+    pub fn note_unsure_of_limits(&self, shards: impl IntoIterator<Item = ShardId>) {
+        let limits = self.limits();
+        // Nobody would tell them.
+        if !limits.is_any() {
+            return;
+        }
+        let is_any = {
+            let mut own = limits.own.write();
+            own.note_unsure(shards);
+            own.is_any_unsure()
+        };
+        if is_any {
+            limits.ask_own.notify_one();
+        }
+    }
+
+    /// Notes the version that a shard shows.
+    pub(super) fn note_shown_limits(&self, shard: &ShardId, version: u64) {
+        let limits = self.limits();
+        if limits.own.write().has_forgotten(shard, version) {
+            limits.ask_own.notify_one();
+        }
+    }
+
+    /// Takes the shards that know a later version than this process did when it told them, each
+    /// with that version. SQL has reached it, or was set back.
+    pub fn shards_ahead(&self) -> HashMap<ShardId, u64> {
+        self.limits().own.write().take_ahead()
+    }
+
+    /// Lets a shard that knows this version forget the own limits that this process does not know,
+    /// and all versions. It has to be told all of them after that.
+    pub async fn keep_only_known_limits(&self, shard: &ShardId, version: u64) -> Result<()> {
+        let mut known = self.limits().own.read().of_shard(shard);
+        known.retain(|change| !change.is_cleared);
+        let asked = self.call(&scripts::OWN_LIMITS, shard, 1 + known.len(), |call| {
+            call.arg("only").arg(version).arg("");
+            for change in &known {
+                call.arg(hash_of(change));
+            }
+        });
+        match asked.await {
+            Err(Error::NoGeneration) => Ok(()),
+            answer => {
+                answer?;
+                self.limits().own.write().note_told(shard, 0);
+                self.offered(shard);
+                self.limits().note_start(shard, self.clock().now_unix_ms());
+                Ok(())
+            }
+        }
+    }
+
     /// Tells all open shards these changes, which must be all after the version `from` up to
-    /// `upto`. A shard that has missed some gets all that this process knows; one that has no
-    /// generation gets them when it opens.
-    /// Returns the shards that were not told.
+    /// `upto`. A shard that has missed some, or may have, gets all that this process knows. One
+    /// that cannot be told now is told in the next call. Returns why that is, of one such shard.
     pub async fn push_limits(
         &self,
         changes: &[ChangedLimits],
         from: u64,
         upto: u64,
-    ) -> Vec<(ShardId, Error)> {
-        let mut failed = Vec::new();
-        for shards in self.shards().chunks(SHARDS_AT_ONCE) {
-            let told = shards
-                .iter()
-                .map(|shard| self.push_changes(shard, changes, from, upto));
-            failed.extend(failures(shards, join_all(told).await));
+    ) -> Option<Error> {
+        let unsure = self.limits().own.write().take_unsure();
+        let (of_all, of_changes): (Vec<_>, Vec<_>) = self
+            .shards()
+            .into_iter()
+            .partition(|shard| unsure.contains(shard));
+        let mut failed = HashSet::new();
+        let mut failure = None;
+        let mut tell = async |shards: &[ShardId], is_sure: bool| {
+            for shards in shards.chunks(SHARDS_AT_ONCE) {
+                let told = shards.iter().map(|shard| async move {
+                    let tell = async {
+                        match is_sure {
+                            true => self.push_changes(shard, changes, from, upto).await,
+                            false => self.push_all(shard).await,
+                        }
+                    };
+                    match timeout(TOLD_WITHIN, tell).await {
+                        Ok(told) => told,
+                        Err(_) => Err(Error::Silent),
+                    }
+                });
+                for (shard, told) in shards.iter().zip(join_all(told).await) {
+                    if let Err(error) = told {
+                        failed.insert(shard.clone());
+                        failure = Some(error);
+                    }
+                }
+            }
+        };
+        // What did not answer before keeps no other from its limits.
+        tell(&of_changes, true).await;
+        tell(&of_all, false).await;
+        let limits = self.limits();
+        match failed.is_empty() {
+            true => drop(limits.told_own.send_replace(upto)),
+            false => limits.own.write().note_unsure(failed),
         }
-        failed
+        failure
     }
 
     async fn push_changes(
@@ -142,17 +278,6 @@ impl Shards {
         Ok(())
     }
 
-    /// Tells shards all that this process knows, because a process that did not know it may have
-    /// opened them, or Redis may have lost it. Returns the shards that were not told.
-    pub async fn push_all_limits(&self, shards: &[ShardId]) -> Vec<(ShardId, Error)> {
-        let mut failed = Vec::new();
-        for shards in shards.chunks(SHARDS_AT_ONCE) {
-            let told = shards.iter().map(|shard| self.push_all(shard));
-            failed.extend(failures(shards, join_all(told).await));
-        }
-        failed
-    }
-
     async fn push_all(&self, shard: &ShardId) -> Result<()> {
         let (changes, version) = {
             let known = self.limits().own.read();
@@ -161,7 +286,9 @@ impl Shards {
         self.push_to(shard, &changes, 0, version).await.map(drop)
     }
 
-    /// Returns false if the shard has missed changes up to `from`.
+    /// Returns false if the shard has missed changes up to `from`. One without a generation is an
+    /// error: it gets own limits when it opens, but perhaps from a process that does not know them
+    /// all.
     async fn push_to(
         &self,
         shard: &ShardId,
@@ -169,29 +296,42 @@ impl Shards {
         mut from: u64,
         version: u64,
     ) -> Result<bool> {
-        let mut chunks = changes.chunks(CHANGES_AT_ONCE).peekable();
+        let limits = self.reach(shard).limits_of(&shard.queue);
+        let mut chunks: Vec<&[ChangedLimits]> = changes.chunks(CHANGES_AT_ONCE).collect();
+        // Ask each shard once, because SQL may have been set back and have none any more.
+        if chunks.is_empty() && !limits.is_empty() && !self.limits().own.read().has_asked(shard) {
+            chunks.push(&[]);
+        }
+        let mut chunks = chunks.into_iter().peekable();
         while let Some(chunk) = chunks.next() {
             let upto = match chunks.peek() {
                 Some(_) => chunk.last().map_or(0, |change| change.version),
                 None => version,
             };
-            let limits = self.reach(shard).limits_of(&shard.queue);
             let asked = self.call(&scripts::OWN_LIMITS, shard, chunk.len(), |call| {
-                call.arg(from).arg(upto).arg(limits);
+                call.arg(from).arg(upto).arg(&limits[..]);
                 for change in chunk {
                     argue(call, change);
                 }
             });
-            let answer = match asked.await {
-                Err(Error::NoGeneration) => return Ok(true),
-                answer => items(answer?)?,
-            };
-            let mut answer = answer.into_iter();
+            let mut answer = items(asked.await?)?.into_iter();
             let done: i64 = number(answer.next())?;
             let next: i64 = number(answer.next())?;
+            let known: u64 = number(answer.next())?;
+            let mut own = self.limits().own.write();
+            own.note(shard, known, version);
             if done < 0 {
                 return Ok(false);
             }
+            own.note_told(
+                shard,
+                if chunk.is_empty() {
+                    known
+                } else {
+                    known.max(upto)
+                },
+            );
+            drop(own);
             from = upto;
             if done == 0 {
                 continue;
@@ -205,36 +345,39 @@ impl Shards {
                 // Promote tells all keys.
                 self.limits().note_start(shard, self.clock().now_unix_ms());
             } else if next >= 0 {
-                self.limits().note_start(shard, next);
+                let at = self.clock().now_unix_ms() + next;
+                self.limits().note_start(shard, at);
             }
         }
         Ok(true)
     }
 
-    /// Adds the own limits of a shard to the call that opens it.
-    pub(super) fn argue_own_limits(&self, shard: &ShardId, call: &mut Call) {
+    /// Adds the own limits of a shard, and those of these holds that are of its limit keys, to the
+    /// call that opens it.
+    pub(super) fn argue_own_limits(&self, shard: &ShardId, holds: &[LimitHold], call: &mut Call) {
         let known = self.limits().own.read();
         let mut changes = known.of_shard(shard);
         changes.retain(|change| !change.is_cleared);
-        if changes.is_empty() {
-            return;
-        }
+        let partitions = known.partitions.max(1);
         let now = self.clock().now_unix_ms();
-        let longest = changes
-            .iter()
-            .map(|change| longest(&change.limits.values, now))
-            .max();
-        call.arg(longest.unwrap_or(0).max(0));
-        let of_keys = changes
-            .iter()
-            .filter(|change| change.limits.limit_key != ALL_LIMIT_KEYS);
-        call.arg("o").arg(packed(&(known.version, of_keys.count())));
+        let holds = holds.iter().filter(|hold| {
+            hold.until_unix_ms > now && limit_partition(&hold.hash, partitions) == shard.number
+        });
+        if !changes.is_empty() {
+            let of_keys = changes
+                .iter()
+                .filter(|change| change.limits.limit_key != ALL_LIMIT_KEYS);
+            call.arg("o").arg(packed(&(known.version, of_keys.count())));
+        }
         for change in &changes {
             let field = match hash_of(change) {
                 hash if hash.is_empty() => b"o*".to_vec(),
                 hash => [&hash[..], b"o"].concat(),
             };
             call.arg(field).arg(packed(&stored(&change.limits.values)));
+        }
+        for hold in holds {
+            call.arg(&hold.hash[..]).arg(packed(&held_entry(hold)));
         }
     }
 

@@ -79,7 +79,7 @@ impl WorkerQueue {
             });
             let answer = answer.await.and_then(|value| pairs(value, leases.len()));
             self.offered(shard);
-            self.note_due(shard);
+            self.note_ended(shard);
             // A shard that Redis lost has no leases.
             let lost = || vec![(Code::LeaseLost, 0); leases.len()];
             let answers = lost_without_generation(answer, lost)?;

@@ -403,6 +403,8 @@ mod tests {
         outbox: 0,
         settles: false,
         open: 0,
+        own_limits: None,
+        long_holds: 0,
     };
 
     /// Stores a snapshot during which something happens.

@@ -19,6 +19,7 @@ use super::{
     keys,
     limits::Limits,
     pauses::Pauses,
+    published::PublishedTopics,
     session_notices::SessionNotice,
     shard::{Process, Shard},
     shard_cache::ShardCache,
@@ -60,6 +61,7 @@ pub(super) struct Inner {
     shards: RwLock<BTreeMap<QueueName, Vec<Arc<Shard>>>>,
     released: Mutex<Option<mpsc::UnboundedReceiver<Undelivered>>>,
     pub(super) notices: broadcast::Sender<SessionNotice>,
+    published: PublishedTopics,
 }
 
 /// How many shards a server is asked about at once: other callers wait for the exchange.
@@ -99,6 +101,7 @@ impl Shards {
             shards: Default::default(),
             released,
             notices,
+            published: PublishedTopics::default(),
         };
         Self(Arc::new(inner))
     }
@@ -143,8 +146,25 @@ impl Shards {
         let told = |notice| drop(self.0.notices.send(notice));
         self.0
             .wakes
-            .listen(&self.0.process.redis, &self.0.name, cx, woken, told)
+            .listen(
+                &self.0.process.redis,
+                &self.0.name,
+                cx,
+                woken,
+                told,
+                &self.0.published,
+            )
             .await
+    }
+
+    /// The topics with new records.
+    pub fn published_topics(&self) -> &PublishedTopics {
+        &self.0.published
+    }
+
+    pub(super) async fn tell_published(&self, cx: &Loop) -> Result<()> {
+        let redis = &self.0.process.redis;
+        self.0.published.tell(redis, &self.0.name, cx).await
     }
 
     /// Returns a receiver for the notices from now on.
@@ -248,6 +268,18 @@ impl Shards {
     pub(super) fn note_due(&self, id: &ShardId) {
         if let Some(shard) = self.shard(id) {
             shard.note_due();
+        }
+    }
+
+    /// Records that leases may have ended. Those of limit keys may have left a time at which the next
+    /// task may start, which promoting the shard tells.
+    pub(super) fn note_ended(&self, id: &ShardId) {
+        let Some(shard) = self.shard(id) else {
+            return;
+        };
+        shard.note_due();
+        if shard.cache.is_limited() {
+            self.limits().note_start(id, self.clock().now_unix_ms());
         }
     }
 

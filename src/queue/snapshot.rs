@@ -26,6 +26,10 @@ pub struct ShardSnapshot {
     pub settles: bool,
     /// The number of tasks with a replica left to hand out.
     pub open: u64,
+    /// The version of own limits that the shard knows, if it has tasks with limit keys.
+    pub own_limits: Option<u64>,
+    /// Calls that reported long holds of limit keys, which SQL does not have yet.
+    pub long_holds: u64,
 }
 
 impl ShardSnapshot {
@@ -36,7 +40,7 @@ impl ShardSnapshot {
                 ..Self::default()
             });
         }
-        let n = numbers(value, 8)?;
+        let n = numbers(value, 10)?;
         let next = u64::try_from(n[2]).ok().map(Duration::from_millis);
         Ok(Self {
             is_idle: false,
@@ -48,6 +52,8 @@ impl ShardSnapshot {
             outbox: unsigned(n[5]),
             settles: n[6] != 0,
             open: unsigned(n[7]),
+            own_limits: u64::try_from(n[8]).ok(),
+            long_holds: unsigned(n[9]),
         })
     }
 }

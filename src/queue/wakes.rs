@@ -24,6 +24,7 @@ use tokio::sync::{Notify, futures::Notified};
 use super::{
     error::{Error, Result},
     keys,
+    published::PublishedTopics,
     session_notices::SessionNotice,
     wake_message::WakeMessage,
 };
@@ -145,7 +146,8 @@ impl Wakes {
 
     /// Listens until the process stops. Returns an error if the connection ends; the caller then
     /// calls this again. Before waiting callers are woken, `woken` gets the wake, or `None` if some
-    /// may have been missed. `told` gets the notices about sessions.
+    /// may have been missed. `told` gets the notices about sessions, `published`
+    /// those about topics.
     pub(super) async fn listen(
         &self,
         redis: &Redis,
@@ -153,10 +155,12 @@ impl Wakes {
         cx: &Loop,
         woken: impl Fn(Option<&WakeMessage>),
         told: impl Fn(SessionNotice),
+        published: &PublishedTopics,
     ) -> Result<()> {
         let (mut sink, mut messages) = redis.pubsub().await?.split();
         in_time(sink.subscribe(keys::wake_channel(redis.prefix()))).await?;
         woken(None);
+        published.missed_some();
         self.wake_all();
         let mut ping = tokio::time::interval(PING_EVERY);
         loop {
@@ -173,6 +177,9 @@ impl Wakes {
             let Some(message) = message else {
                 return Err(Error::WakesClosed);
             };
+            if published.read(message.get_payload_bytes(), process) {
+                continue;
+            }
             if let Some(notice) = SessionNotice::read(message.get_payload_bytes()) {
                 told(notice);
                 continue;

@@ -183,7 +183,7 @@ impl WorkerQueue {
                 answers.iter().filter(is_open).count()
             })
             .await;
-        self.note_due(shard);
+        self.note_ended(shard);
         let answers = lost_without_generation(answer, || vec![(Code::LeaseLost, 0); count])?;
         let rejected = rejections
             .iter()

@@ -108,7 +108,7 @@ macro_rules! table {
 
 table! {
     of shards {
-        OPEN = "open" [] at_full_memory
+        OPEN = "open" [clock] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         CLOSE = "close" [clock shard] at_full_memory
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS OFFSET UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
@@ -152,10 +152,11 @@ table! {
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS LINES STARTS CROWDED] lanes;
         PROMOTE = "promote" [clock shard many body record lanes held head limits ending] at_full_memory
             [RECORDS BODIES DELAYED COUNTERS LIMITS LINES STARTS CROWDED] lanes;
-        OWN_LIMITS = "own_limits" [clock shard limits] at_full_memory
+        OWN_LIMITS = "own_limits" [clock shard body limits] at_full_memory
             [RECORDS BODIES COUNTERS LIMITS LINES STARTS CROWDED] lanes;
         LIMIT_KEYS = "limit_keys" [clock shard body head limits] with_room
             [RECORDS BODIES COUNTERS LIMITS LINES STARTS CROWDED] lanes;
+        HOLDS = "holds" [shard] at_full_memory [COUNTERS LINES] no_lanes;
         SWEEP = "sweep" [shard many record lanes] at_full_memory [RECORDS BODIES COUNTERS] lanes;
         LOOK = "look" [clock shard record lanes] with_room
             [RECORDS BODIES LEASES DELAYED COUNTERS OUTBOX FINALS UNDELIVERED LIMITS STARTS] lanes;

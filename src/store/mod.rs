@@ -10,9 +10,13 @@ mod error;
 pub mod mysql;
 mod operators;
 mod outbox;
+mod sequences;
 pub mod sql;
 pub mod sqlite;
+mod subscriptions;
 mod tasks;
+mod topics;
+mod trees;
 mod types;
 
 use async_trait::async_trait;
@@ -23,24 +27,34 @@ pub use self::{
     operators::{
         AddedBulk, Attempts, BULK_CHANGES_STAY, CLEARED_LIMITS_STAY, ChangeEnd, Decided,
         EndedChange, FAILURES_STAY, KeptChange, KeptChanges, KeptEvents, KeptPages, LimitSetting,
-        MOST_BULK_CHANGES, MOST_OWN_LIMITS, MOST_PAUSED, OffBusCounts, Operators, Pausing,
-        TurnedAway, TurnedAwayCounts, Wanted, WrongCount,
+        MOST_BULK_CHANGES, MOST_HOLDS, MOST_OWN_LIMITS, MOST_PAUSED, OffBusCounts, Operators,
+        Pausing, TurnedAway, TurnedAwayCounts, Wanted, WrongCount,
     },
     outbox::{
-        BroughtForward, DUE_LOOKED_AT, Opening, Outbox, OutboxRow, PAGE_BYTES, Published,
-        RebuildPage, Rebuilding, Rebuilt, StoredShard, Stretch, Walked, WalkedPage,
+        BroughtForward, DUE_LOOKED_AT, Opening, Outbox, PAGE_BYTES, Published, RebuildPage,
+        Rebuilding, Rebuilt, StoredShard, Stretch, Walked, WalkedPage,
     },
-    tasks::{DueDeadlines, ListedTask, Overdue, TaskPage, TaskSearch, Tasks},
+    sequences::{
+        BEFORE_COUNTED, BrokenSequence, SequenceCursor, SequencePage, SequencePlace, Sequences,
+    },
+    subscriptions::{KeptSubscription, Sought, Subscriptions},
+    tasks::{
+        CompletedPage, DueDeadlines, ListedTask, Overdue, RemovedPage, TaskPage, TaskSearch, Tasks,
+    },
+    topics::{KeptTopic, Topics},
+    trees::{ComparedTrees, TREE_LOOKED_AT, TreeCount, Trees, WrongTree},
     types::{
-        Inserted, NewRow, Place, PublishedTask, QueueCount, Retried, Settled, SettledTask,
-        Settlement, StateFor, Stored, TaskDetail, TaskState, Turn, Unpublished,
+        Inserted, NewRow, OutboxRow, Place, PublishedTask, QueueCount, Retried, Settled,
+        SettledTask, Settlement, StateFor, Stored, TaskDetail, TaskState, Turn, Unpublished,
     },
 };
 
 /// The store. Its backends are `sqlite` and `mysql`; `tests/support/store_contract.rs` runs on
 /// both.
 #[async_trait]
-pub trait Store: Tasks + Outbox + Operators + Access {
+pub trait Store:
+    Tasks + Outbox + Operators + Access + Topics + Subscriptions + Sequences + Trees
+{
     /// The random name that the database got when it was created. Redis stores it to remember whose
     /// tasks it holds.
     async fn store_id(&self) -> Result<String>;

@@ -12,8 +12,9 @@ use crate::{
     config::EventQueues,
     model::{
         Act, Attempt, BulkChange, Change, ChangeKind, ChangedLimits, ChangingTask, DeadLetter,
-        FailedAttempt, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, OwnLimits,
-        PausedQueue, Priority, QueueName, StoredLetter, StoredStatus, TaskAct, TaskCursor, TaskId,
+        FailedAttempt, KeyHash, LetterId, LetterKind, LetterPage, LetterPages, LimitHold,
+        OwnLimits, PausedQueue, Priority, QueueName, StoredLetter, StoredStatus, TaskAct,
+        TaskCursor, TaskId,
     },
 };
 
@@ -176,6 +177,9 @@ pub const MOST_OWN_LIMITS: u32 = 100_000;
 /// How long a row of own limits stays after it was cleared, so that all processes learn of it.
 pub const CLEARED_LIMITS_STAY: Duration = Duration::from_secs(24 * 3600);
 
+/// The maximum number of holds of limit keys that are kept.
+pub const MOST_HOLDS: u32 = 100_000;
+
 /// The outcome of setting or clearing own limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitSetting {
@@ -193,6 +197,8 @@ pub struct WrongCount {
     pub kept: i64,
     /// The number of unfinished tasks that are on the bus or in the outbox.
     pub counted: i64,
+    /// Both numbers are of those tasks only that wait behind others of their sequences.
+    pub are_behind: bool,
 }
 
 /// What operators see and do, and what taskd stores for them.
@@ -381,6 +387,19 @@ pub trait Operators: Send + Sync {
         at_unix_ms: i64,
         act: &Act,
     ) -> Result<LimitSetting>;
+
+    /// Keeps holds of limit keys of a queue, each in place of an earlier one, and removes those of
+    /// all queues that are over. There are at most about [`MOST_HOLDS`]; what comes then is left
+    /// out.
+    async fn keep_holds(
+        &self,
+        queue: &QueueName,
+        holds: &[LimitHold],
+        now_unix_ms: i64,
+    ) -> Result<()>;
+
+    /// The holds of limit keys of a queue that are not over.
+    async fn holds(&self, queue: &QueueName, now_unix_ms: i64) -> Result<Vec<LimitHold>>;
 
     /// Counts all unfinished tasks again, at one point in time. Reads all of them.
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>>;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use async_trait::async_trait;
 
-use super::{PublishedTask, Result, Turn, Unpublished};
+use super::{OutboxRow, PublishedTask, Result, Turn, Unpublished};
 use crate::model::{LimitHash, Offset, QueueName, ShardId, TaskId, TaskRow};
 
 /// The total size of tasks at which a page of the outbox ends, because a thousand rows may have a
@@ -13,17 +13,6 @@ pub const PAGE_BYTES: usize = 16 << 20;
 
 /// How many due rows [`Outbox::oldest_waiting`] reads.
 pub const DUE_LOOKED_AT: u64 = 1000;
-
-/// A row of the outbox, or a task of an unpublished batch.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutboxRow {
-    pub task: TaskRow,
-    /// No worker has completed the task, and nobody has sent it again, so for the queue it is like
-    /// a new one.
-    pub is_as_new: bool,
-    pub unpublished: Unpublished,
-    pub turn: Turn,
-}
 
 /// Tasks that are now on the bus, at or before `offset` of their partition.
 #[derive(Clone, Debug)]

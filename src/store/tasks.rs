@@ -51,9 +51,12 @@ pub struct ListedTask {
     pub not_before_unix_ms: i64,
     /// 0 if there is no deadline.
     pub deadline_unix_ms: i64,
+    /// Empty if it is in no sequence.
+    pub sequence: String,
     pub reason: String,
     /// How often it was sent again.
     pub epoch: u32,
+    pub tree: Option<TaskId>,
 }
 
 impl From<TaskDetail> for ListedTask {
@@ -74,10 +77,36 @@ impl From<TaskDetail> for ListedTask {
             updated_unix_ms: detail.updated_unix_ms,
             not_before_unix_ms: task.not_before_unix_ms,
             deadline_unix_ms: task.deadline_unix_ms,
+            sequence: task
+                .sequence
+                .map(|sequence| sequence.name)
+                .unwrap_or_default(),
             reason: detail.reason,
             epoch: detail.epoch,
+            tree: detail.tree,
         }
     }
+}
+
+/// A page of the completed tasks of a queue, of which those are removed that were completed at least
+/// `age` ago by the database's clock.
+#[derive(Clone, Debug)]
+pub struct CompletedPage {
+    pub queue: QueueName,
+    pub age: Duration,
+    /// The last task of the page before, or [`TaskId::FIRST`].
+    pub after: TaskId,
+    /// The page ends here: later tasks are too young to have been completed long ago.
+    pub below: TaskId,
+    pub limit: u32,
+}
+
+/// What became of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemovedPage {
+    pub removed: u64,
+    /// The last task of the page. `None` if it was the last page.
+    pub last: Option<TaskId>,
 }
 
 /// An unfinished task whose deadline has passed.
@@ -105,7 +134,8 @@ pub trait Tasks: Send + Sync {
     ///
     /// The fresh rows of a call form a batch; the others get rows in the outbox. If two rows have
     /// the same key, the first one is new. A row whose id is already stored is `New` again and
-    /// stays unchanged. The first row with an idempotency key takes the key until its window ends.
+    /// stays unchanged; one without a key is `Repeated`, and so are later rows of the call with its
+    /// id. The first row with an idempotency key takes the key until its window ends.
     /// Later rows with it are `Repeated`, or `KeyReused` if they are a different task.
     async fn insert(&self, rows: &[NewRow]) -> Result<Stored<Inserted>>;
 
@@ -114,16 +144,22 @@ pub trait Tasks: Send + Sync {
     ///
     /// A report that was already settled, even in the same call, is `repeated`. A task with NUM
     /// credited workers becomes Completed. The first final status is kept. A task that dies gets a
-    /// letter. A death of an earlier epoch is `unknown`.
+    /// letter. A death of an earlier epoch is `unknown`. The discovered tasks of a task of a tree are
+    /// in the tree, unless the report is `surplus`.
     async fn settle(&self, reports: &[Settlement]) -> Result<Stored<Settled>>;
 
     /// Removes at most `limit` tasks that finished at least `age` ago by the database's clock,
     /// earliest first. Returns how many.
     ///
     /// Their results, letters and histories are removed, too. The keys remain duplicates with the
-    /// last status of their tasks, except that the keys of dead tasks become free. `counts` does
-    /// not change.
+    /// last status of their tasks, except that the keys of dead tasks become free. Nothing remains
+    /// of a task without a key, which stays an hour at least, and until its record was passed.
+    /// `counts` does not change.
     async fn remove_finished(&self, age: Duration, limit: u32) -> Result<u64>;
+
+    /// Removes the completed tasks among the next `page.limit` of a queue, in the order of their
+    /// ids, as [`Self::remove_finished`] does.
+    async fn remove_completed(&self, page: &CompletedPage) -> Result<RemovedPage>;
 
     /// The states of those of `ids` that are stored, in any order. An id that is given twice yields
     /// one state.
@@ -160,6 +196,10 @@ pub trait Tasks: Send + Sync {
     /// zeros. A wrong, negative count is returned as zero.
     async fn counts(&self, queues: Option<&[QueueName]>) -> Result<Vec<QueueCount>>;
 
+    /// The names that begin so, of every queue that ever existed: the first `limit` of them, in
+    /// order.
+    async fn queue_names(&self, beginning: &str, limit: u32) -> Result<Vec<QueueName>>;
+
     /// The number of unfinished tasks of each queue that has some, or zero if the count is wrong
     /// and negative. Queues without unfinished tasks cost nothing.
     async fn unfinished(&self) -> Result<Vec<(QueueName, u64)>>;
@@ -170,6 +210,11 @@ pub trait Tasks: Send + Sync {
     /// after looking at `look_at` tasks, because a filter without a suitable index may exclude most
     /// of them.
     async fn search(&self, search: &TaskSearch) -> Result<TaskPage>;
+
+    /// Begins an era: a search with the answer as `as_of_unix_ms` matches the same tasks later,
+    /// except those that were changed in the meantime. The answer is `now_unix_ms`, or later than
+    /// each earlier answer.
+    async fn begin_era(&self, now_unix_ms: i64) -> Result<i64>;
 
     /// Those of `ids` that are stored, without payloads, in any order.
     async fn listed(&self, ids: &[TaskId]) -> Result<Vec<ListedTask>>;

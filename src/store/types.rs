@@ -1,5 +1,7 @@
 //! Arguments and results of the store.
 
+use std::collections::HashSet;
+
 use bytes::Bytes;
 
 use crate::model::{
@@ -16,12 +18,15 @@ pub enum Inserted {
         id: TaskId,
         status: StoredStatus,
     },
-    /// An earlier insert with the same idempotency key stored this task.
+    /// An earlier insert stored this task: one with the same idempotency key, or one of the same
+    /// task without a key.
     Repeated {
         id: TaskId,
     },
     /// The idempotency key belongs to a different task.
     KeyReused,
+    /// The tree that the task joins has ended, or is being cancelled. Nothing was stored.
+    TreeClosed,
 }
 
 /// Why a task is not on the bus. SQL stores the discriminants.
@@ -39,6 +44,8 @@ pub enum Unpublished {
     Missing = 3,
     /// Enough tasks of its limit key are in Redis, and the row waits until few are left there.
     Crowded = 4,
+    /// The task waits until those before it in its sequence have ended.
+    Behind = 5,
 }
 
 /// A task to insert, and when it is to be published.
@@ -49,6 +56,24 @@ pub struct NewRow {
     /// When the watchdog may publish it (not used for `Parked` and `Crowded`). A batch is due when the last of
     /// its tasks is.
     pub due_unix_ms: i64,
+}
+
+/// How far the time of a task's id may be from the time of its insert, in a batch.
+const BATCHED_WITHIN_MS: i64 = 60_000;
+
+impl NewRow {
+    /// Whether it is published with the batch of its insert.
+    ///
+    /// The tasks of a batch are found by the range of their ids. The id of a record's task has the
+    /// time of the record, which may be long ago; in a batch, such a task would make the range cover
+    /// all tasks that were inserted since.
+    pub fn is_batched(&self) -> bool {
+        let age_ms = self.task.created_unix_ms - self.task.id.created_unix_ms();
+        let is_old = age_ms > BATCHED_WITHIN_MS;
+        // Only a record of Kafka may have a time in the future.
+        let is_ahead = age_ms < -BATCHED_WITHIN_MS && !self.task.has_key();
+        self.unpublished == Unpublished::Fresh && !is_old && !is_ahead
+    }
 }
 
 /// Identifies a task's stay off the bus: the number of its batch, or of its row in the outbox.
@@ -68,6 +93,17 @@ impl Turn {
     }
 }
 
+/// A row of the outbox, or a task of an unpublished batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutboxRow {
+    pub task: TaskRow,
+    /// No worker has completed the task, and nobody has sent it again, so for the queue it is like
+    /// a new one.
+    pub is_as_new: bool,
+    pub unpublished: Unpublished,
+    pub turn: Turn,
+}
+
 /// The result of a call that may store new tasks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stored<T> {
@@ -75,15 +111,24 @@ pub struct Stored<T> {
     pub answers: Vec<T>,
     /// The batch of those new tasks that were `Fresh`.
     pub batch: Turn,
+    /// The new tasks that the caller must not publish: they wait behind others of their sequences.
+    /// If an earlier attempt stored them, they may also have ended since.
+    pub behind: HashSet<TaskId>,
+    /// The tasks whose turn in their sequences has come, because the call ended those before them,
+    /// and the tasks of the ends of trees. Leaves out those that are not as new, and those beyond
+    /// [`PAGE_BYTES`](super::PAGE_BYTES): the outbox has them all.
+    pub released: Vec<OutboxRow>,
 }
 
 impl<T> Stored<T> {
-    /// The turn of a row that was stored as new.
-    pub fn turn_of(&self, row: &NewRow) -> Turn {
-        if row.unpublished == Unpublished::Fresh {
-            self.batch
+    /// The turn of a row that was stored as new, or `None` if it must not be published.
+    pub fn turn_of(&self, row: &NewRow) -> Option<Turn> {
+        if self.behind.contains(&row.task.id) {
+            None
+        } else if row.is_batched() {
+            Some(self.batch)
         } else {
-            Turn::FIRST
+            Some(Turn::FIRST)
         }
     }
 }
@@ -130,10 +175,14 @@ pub struct Settled {
     pub status: Option<StoredStatus>,
     /// The key to remove from the filter, because the task is dead or cancelled.
     pub key: Option<(QueueName, KeyHash)>,
-    /// One answer per discovered row, in order. Empty if `repeated` or `unknown`.
+    /// One answer per discovered row, in order. Empty if `repeated` or `unknown`, or if the task's
+    /// tree is being cancelled, which drops what is discovered.
     pub discovered: Vec<Inserted>,
     /// The task, unless it is unknown.
     pub task: Option<SettledTask>,
+    /// The deadline of the tree that the discovered tasks are in: they have none that is later. 0 if
+    /// there is none.
+    pub tree_deadline_unix_ms: i64,
 }
 
 /// A task that a report was about.
@@ -152,6 +201,8 @@ pub struct TaskState {
     pub workers: Vec<String>,
     /// How often the task was sent again.
     pub epoch: u32,
+    /// It waits behind others of its sequence, so it is not to be in the queue.
+    pub is_behind: bool,
     /// Operators may have changed `replicas` and `priority` since the task was published.
     pub replicas: u32,
     pub priority: Priority,
@@ -215,6 +266,7 @@ pub struct TaskDetail {
     pub updated_unix_ms: i64,
     /// The task is in the outbox, or in an unpublished batch.
     pub unpublished: bool,
+    pub tree: Option<TaskId>,
 }
 
 /// The number of tasks of a queue that have this status.

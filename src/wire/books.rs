@@ -38,6 +38,7 @@ impl From<QueueBooks> for pb::QueueBooks {
             fresh: held.fresh,
             parked: held.parked,
             crowded: held.crowded,
+            behind: held.behind,
             scheduled: held.scheduled,
             missing: held.missing,
             between: held.between,

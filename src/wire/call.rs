@@ -8,11 +8,12 @@ use bytes::Bytes;
 use super::{
     backoff, pb,
     time::{duration, read_duration, timestamp, unix_ms},
+    trees::read_tree,
 };
 use crate::model::{
     Batch, Completion, DiscoveredTask, Encoding, Extension, GetTasks, InsertAnswer, InsertStatus,
-    Item, ItemAnswer, ItemStatus, LeasedTask, LimitReport, NewBackoff, NewTask, Priority,
-    RecordedDuration, RecordedValues, Rejection, TaskStatus, TaskView, UnreadableTask,
+    Item, ItemAnswer, ItemStatus, LeasedTask, LimitReport, NewBackoff, NewTask, OnDead, Priority,
+    RecordedDuration, RecordedValues, Rejection, TaskStatus, TaskTree, TaskView, UnreadableTask,
 };
 
 impl From<Priority> for pb::Priority {
@@ -67,6 +68,8 @@ struct Values {
     delay: Option<Duration>,
     finish_within: Option<Duration>,
     backoff: Option<NewBackoff>,
+    tree: Option<Box<TaskTree>>,
+    on_dead: OnDead,
 }
 
 impl Values {
@@ -87,11 +90,14 @@ impl Values {
                 .map(|within| read_duration("finish_within", within))
                 .transpose()?,
             backoff: task.backoff.map(backoff::read).transpose()?,
+            tree: task.tree.clone().map(read_tree).transpose()?,
+            on_dead: read_on_dead(task.on_dead)?,
         })
     }
 
     fn of(self, task: pb::NewTask) -> NewTask {
         NewTask {
+            id: None,
             payload_encoding: self.payload_encoding,
             priority: self.priority,
             delay: self.delay,
@@ -109,7 +115,20 @@ impl Values {
             traceparent: task.traceparent,
             idempotency_key: task.idempotency_key,
             limit_key: task.limit_key,
+            sequence: task.sequence,
+            on_dead: self.on_dead,
+            tree: self.tree,
         }
+    }
+}
+
+fn read_on_dead(number: i32) -> Result<OnDead, String> {
+    match pb::OnDead::try_from(number) {
+        Ok(pb::OnDead::Unspecified | pb::OnDead::Next) => Ok(OnDead::Next),
+        Ok(pb::OnDead::Hold) => Ok(OnDead::Hold),
+        Err(_) => Err(format!(
+            "on_dead {number} is unknown; expected next or hold"
+        )),
     }
 }
 
@@ -167,7 +186,13 @@ impl From<NewTask> for pb::NewTask {
             traceparent: task.traceparent,
             idempotency_key: task.idempotency_key,
             limit_key: task.limit_key,
+            sequence: task.sequence,
+            on_dead: match task.on_dead {
+                OnDead::Next => pb::OnDead::Unspecified.into(),
+                OnDead::Hold => pb::OnDead::Hold.into(),
+            },
             backoff: task.backoff.map(Into::into),
+            tree: task.tree.map(|tree| (*tree).into()),
         }
     }
 }
@@ -219,6 +244,7 @@ impl From<InsertAnswer> for pb::InsertResult {
             task_status: answer
                 .task_status
                 .map_or(0, |status| pb::TaskStatus::from(status).into()),
+            tree: answer.tree.map(|tree| tree.to_string()).unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -242,6 +268,7 @@ impl TryFrom<pb::GetTasksRequest> for GetTasks {
             queues: request.queues,
             max_tasks: request.max_tasks,
             max_bytes: request.max_bytes,
+            weights: request.weights,
         })
     }
 }
@@ -457,6 +484,8 @@ impl From<TaskView> for pb::Task {
             not_before: task.not_before_unix_ms.map(timestamp),
             deadline: task.deadline_unix_ms.map(timestamp),
             reason: task.reason,
+            sequence: task.sequence,
+            tree: task.tree.map(|tree| tree.to_string()).unwrap_or_default(),
             ..Default::default()
         }
     }
@@ -482,6 +511,8 @@ mod tests {
             delay: duration(Duration::from_secs(9)),
             idempotency_key: "i".into(),
             limit_key: "l".into(),
+            sequence: "s".into(),
+            on_dead: pb::OnDead::Hold.into(),
             deadline: Some(timestamp(2_500)),
             finish_within: duration(Duration::from_secs(8)),
             backoff: Some(pb::Backoff {
@@ -490,12 +521,22 @@ mod tests {
                 jitter: Some(0.5),
                 ..Default::default()
             }),
+            tree: None,
         }
     }
 
     #[test]
     fn a_task_survives_the_way_there_and_back() {
-        for task in [task(), pb::NewTask::default()] {
+        let root = pb::NewTask {
+            tree: Some(pb::TaskTree {
+                then: "reports".into(),
+                timeout: duration(Duration::from_secs(7)),
+                on_dead: pb::TreeOnDead::Hold.into(),
+                ..Default::default()
+            }),
+            ..task()
+        };
+        for task in [task(), root, pb::NewTask::default()] {
             assert_eq!(
                 pb::NewTask::from(NewTask::try_from(task.clone()).unwrap()),
                 task

@@ -116,11 +116,13 @@ impl From<TasksChanged> for pb::RetryTasksResponse {
                 matched,
                 looked_at,
                 at_least,
+                as_of_unix_ms,
             }) => {
                 response.count = Some(pb::TaskCount {
                     matched,
                     looked_at,
                     at_least,
+                    as_of: Some(timestamp(as_of_unix_ms)),
                 });
             }
             TasksChanged::Started(bulk) => response.bulk = Some((*bulk).into()),
@@ -162,6 +164,9 @@ impl From<TaskFilter> for pb::TaskFilter {
                 .unwrap_or_default(),
             since: filter.since_unix_ms.map(timestamp),
             until: filter.until_unix_ms.map(timestamp),
+            reason: filter.reason,
+            as_of: filter.as_of_unix_ms.map(timestamp),
+            tree: filter.tree.map(|tree| tree.to_string()).unwrap_or_default(),
         }
     }
 }
@@ -202,7 +207,7 @@ impl From<BulkChange> for pb::BulkChange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{QueueName, TaskStatus, WorkerName};
+    use crate::model::{QueueName, TaskId, TaskStatus, WorkerName};
 
     #[test]
     fn a_filter_survives_the_way_there_and_back() {
@@ -215,6 +220,9 @@ mod tests {
             worker: WorkerName::new("w").ok(),
             since_unix_ms: Some(1),
             until_unix_ms: Some(2),
+            reason: "timeout".into(),
+            as_of_unix_ms: Some(3),
+            tree: Some(TaskId::new()),
         };
         assert_eq!(
             TaskFilter::try_from(pb::TaskFilter::from(filter.clone())),

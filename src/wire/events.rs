@@ -6,6 +6,7 @@ use prost::Message as _;
 use super::{
     pb, task_status,
     time::{read_duration, timestamp},
+    trees::read_state,
 };
 use crate::model::{
     AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus,
@@ -55,13 +56,21 @@ pub fn event_record(event: &EventRecord) -> Bytes {
         id: Bytes::copy_from_slice(event.id.as_bytes()),
         queue: event.queue.as_str().to_owned(),
         key: event.key.clone(),
-        status: pb::TaskStatus::from(event.status).into(),
+        // The end of a tree is no status of its root.
+        status: match event.tree {
+            Some(_) => pb::TaskStatus::Unspecified.into(),
+            None => pb::TaskStatus::from(event.status).into(),
+        },
         at_unix_ms: event.at_unix_ms,
         epoch: event.epoch,
         worker: event.worker.clone(),
         attempt: event.attempt,
         attempts: event.attempts,
         reason: event.reason.clone(),
+        tree_state: event
+            .tree
+            .map_or(pb::TreeState::Unspecified, pb::TreeState::from)
+            .into(),
     };
     record.encode_to_vec().into()
 }
@@ -108,17 +117,20 @@ pub fn short_event(record: &Bytes) -> Result<Bytes, String> {
 /// Reads a record of topic `events`, with its number.
 pub fn read_event_record(record: &Bytes) -> Result<(u64, EventRecord), String> {
     let event = pb::EventRecord::decode(record.clone()).map_err(|error| error.to_string())?;
+    let tree = read_state(event.tree_state)?;
+    let status = task_status(event.status).or(tree.map(|_| TaskStatus::Pending));
     let read = EventRecord {
         id: TaskId::from_slice(&event.id).ok_or("the id has not 16 bytes")?,
         queue: QueueName::new(&event.queue).map_err(|error| error.to_string())?,
         key: event.key,
-        status: task_status(event.status).ok_or_else(|| format!("the status {}", event.status))?,
+        status: status.ok_or_else(|| format!("the status {}", event.status))?,
         at_unix_ms: event.at_unix_ms,
         epoch: event.epoch,
         worker: event.worker,
         attempt: event.attempt,
         attempts: event.attempts,
         reason: event.reason,
+        tree,
     };
     Ok((event.number, read))
 }
@@ -180,6 +192,7 @@ pub fn insert_wait(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::TreeState;
 
     #[test]
     fn status_changes_are_read_as_they_are_written() {
@@ -229,6 +242,13 @@ mod tests {
                 }
             ))
         );
+        let end = EventRecord {
+            tree: Some(TreeState::Failed),
+            epoch: 2,
+            ..EventRecord::new(TaskId::new(), event.queue.clone())
+        };
+        let (_, numbered) = numbered_event(&event_record(&end), 10).unwrap();
+        assert_eq!(read_event_record(&numbered), Ok((10, end)));
         // A field of a later version is kept.
         let later = Bytes::from([&kept[0][..], &[0xf8, 0x07, 0x01]].concat());
         assert!(

@@ -48,6 +48,7 @@ impl From<TaskPlace> for pb::TaskPlace {
             TaskPlace::Outbox => Self::Outbox,
             TaskPlace::Parked => Self::Parked,
             TaskPlace::Scheduled => Self::Scheduled,
+            TaskPlace::Behind => Self::Behind,
             TaskPlace::Bus => Self::Bus,
             TaskPlace::Waiting => Self::Waiting,
             TaskPlace::Leased => Self::Leased,

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::model::{
     ChangeLetters, ChosenLetters, LetterCursor, LetterFilter, LetterId, LetterKind, LetterPage,
-    LetterPages, LettersChanged, QueueName, StoredLetter,
+    LetterPages, LetterReason, LetterReasons, LettersChanged, QueueName, StoredLetter,
 };
 
 fn filter(filter: pb::LetterFilter) -> Result<LetterFilter, String> {
@@ -52,6 +52,34 @@ impl TryFrom<pb::ListDeadLettersRequest> for LetterPages {
             limit: request.limit,
             after: cursor(&request.cursor)?,
         })
+    }
+}
+
+impl TryFrom<pb::CountDeadLettersRequest> for LetterPages {
+    type Error = String;
+
+    fn try_from(request: pb::CountDeadLettersRequest) -> Result<Self, String> {
+        Ok(Self {
+            filter: filter(request.filter.unwrap_or_default())?,
+            ..Self::default()
+        })
+    }
+}
+
+impl From<LetterReasons> for pb::CountDeadLettersResponse {
+    fn from(reasons: LetterReasons) -> Self {
+        let reason = |reason: LetterReason| pb::LetterReason {
+            reason: reason.reason,
+            prefix: reason.prefix,
+            count: reason.count,
+            first_at: Some(timestamp(reason.first_unix_ms)),
+            last_at: Some(timestamp(reason.last_unix_ms)),
+        };
+        Self {
+            reasons: reasons.reasons.into_iter().map(reason).collect(),
+            looked_at: reasons.looked_at,
+            at_least: reasons.at_least,
+        }
     }
 }
 

@@ -16,7 +16,10 @@ mod queues;
 mod records;
 mod search;
 mod session;
+mod subscriptions;
 pub mod time;
+pub mod topics;
+mod trees;
 
 pub use taskd_proto::pb;
 
@@ -35,3 +38,4 @@ pub use records::{
     one_report, pipeline_record, read_dead_letter, read_pipeline_record, read_reports,
     report_batch, with_time,
 };
+pub use trees::tree_wait;

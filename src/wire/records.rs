@@ -267,6 +267,7 @@ pub fn one_report(value: &Bytes, index: usize) -> Bytes {
 /// Encodes a record of topic `dead-letters`.
 pub fn dead_letter(letter: &DeadLetter) -> Bytes {
     let letter = letter.clone();
+    let without_key = letter.task.as_ref().and_then(|task| task.id);
     let task = letter.task.map(|task| match letter.values {
         Some(values) => with_values(task, values),
         None => task.into(),
@@ -284,7 +285,9 @@ pub fn dead_letter(letter: &DeadLetter) -> Bytes {
         task,
         history: letter.history.into_iter().map(Into::into).collect(),
         parent_id: letter.parent_id.map(id_bytes).unwrap_or_default(),
+        tree: letter.tree.map(id_bytes).unwrap_or_default(),
         incomplete: letter.incomplete,
+        without_key: without_key.map(id_bytes).unwrap_or_default(),
     };
     record.encode_to_vec().into()
 }
@@ -296,7 +299,10 @@ pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError>
         Ok(task) => (task, None),
         Err(unreadable) => (unreadable.task, Some(unreadable.values)),
     });
-    let (task, values) = task.map_or((None, None), |(task, values)| (Some(task), values));
+    let (mut task, values) = task.map_or((None, None), |(task, values)| (Some(task), values));
+    if let Some(task) = &mut task {
+        task.id = TaskId::from_slice(&record.without_key);
+    }
     Ok(DeadLetter {
         reason: record.reason,
         at_unix_ms: record.at_unix_ms,
@@ -311,6 +317,7 @@ pub fn read_dead_letter(value: &Bytes) -> Result<DeadLetter, prost::DecodeError>
         values,
         history: record.history.into_iter().map(Into::into).collect(),
         parent_id: TaskId::from_slice(&record.parent_id),
+        tree: TaskId::from_slice(&record.tree),
         incomplete: record.incomplete,
     })
 }

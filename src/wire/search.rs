@@ -16,6 +16,9 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
             worker,
             since,
             until,
+            reason,
+            as_of,
+            tree,
         } = filter;
         let queue = (!queue.is_empty())
             .then(|| QueueName::new(&queue))
@@ -23,6 +26,10 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
         let worker = (!worker.is_empty())
             .then(|| WorkerName::new(&worker))
             .transpose();
+        let tree = (!tree.is_empty())
+            .then(|| tree.parse())
+            .transpose()
+            .map_err(|_| "tree is not the id of a tree".to_owned())?;
         let mut distinct = Vec::new();
         for number in statuses {
             let status =
@@ -38,6 +45,9 @@ impl TryFrom<pb::TaskFilter> for TaskFilter {
             worker: worker.map_err(|error| error.to_string())?,
             since_unix_ms: since.map(unix_ms),
             until_unix_ms: until.map(unix_ms),
+            reason,
+            as_of_unix_ms: as_of.map(unix_ms),
+            tree,
         })
     }
 }
@@ -70,6 +80,7 @@ impl From<TaskList> for pb::ListTasksResponse {
             tasks: list.tasks.into_iter().map(Into::into).collect(),
             cursor: list.next.map(|next| next.to_string()).unwrap_or_default(),
             looked_at: list.looked_at,
+            partial: list.partial,
         }
     }
 }

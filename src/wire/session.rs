@@ -35,6 +35,7 @@ macro_rules! open_session {
                     tells_started: $open.tells_started,
                     keep_leases: $keep_leases,
                     max_bytes: $open.max_bytes,
+                    weights: $open.weights,
                 })
             }
         }

@@ -14,7 +14,7 @@ pub fn timestamp(unix_ms: i64) -> Timestamp {
 }
 
 /// Converts a timestamp to milliseconds since 1970; 0 for earlier times.
-pub(super) fn unix_ms(at: Timestamp) -> i64 {
+pub fn unix_ms(at: Timestamp) -> i64 {
     at.seconds
         .saturating_mul(1000)
         .saturating_add(i64::from(at.nanos) / 1_000_000)

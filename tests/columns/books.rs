@@ -148,7 +148,7 @@ async fn each_task_is_where_the_books_say() {
     );
     assert_eq!(
         at_rest["held"]["sql"],
-        json!({"fresh": 0, "parked": 0, "crowded": 0, "scheduled": 1, "missing": 0})
+        json!({"fresh": 0, "parked": 0, "crowded": 0, "scheduled": 1, "missing": 0, "behind": 0})
     );
     let redis = &at_rest["held"]["redis"];
     assert_eq!(
@@ -228,7 +228,10 @@ async fn each_task_is_where_the_books_say() {
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
     assert_eq!(
         (code, row.join(" ")),
-        (0, "q 13 3 1 3 1 0 0 0 0 1 0 0 5 1 2 0 BALANCED".to_owned()),
+        (
+            0,
+            "q 13 3 1 3 1 0 0 0 0 0 1 0 0 5 1 2 0 BALANCED".to_owned()
+        ),
         "{table}"
     );
     let (code, text) = taskd(&daemon, &["--json"]);

@@ -82,6 +82,51 @@ fn dead(daemon: &Daemon, args: &[&str]) -> (i32, String, String) {
     )
 }
 
+/// Twelve failures of one kind are one reason, by HTTP and by the command.
+#[tokio::test]
+async fn letters_are_counted_by_their_reasons() {
+    let daemon = column::start(ONE_ATTEMPT, &[]).await;
+    let tasks: Vec<_> = (0..5)
+        .map(|n| json!({"queue": "q", "key": n.to_string()}))
+        .collect();
+    daemon.insert(&tasks).await;
+    for reason in [
+        "took longer than 5 s",
+        "took longer than 12 s",
+        "gone",
+        "took longer than 7 s",
+    ] {
+        reject_all(&daemon, "w", "q", 1, reason).await;
+    }
+    letters(&daemon, "queue=q", 4).await;
+    let (status, found) = daemon.get("/v1/dead-letters:reasons?queue=q").await;
+    assert_eq!(status, 200, "{found}");
+    let reasons = found["reasons"].as_array().unwrap();
+    assert_eq!(reasons.len(), 2, "{found}");
+    assert_eq!(
+        (&reasons[0]["reason"], &reasons[0]["count"]),
+        (&json!("took longer than # s"), &json!(3))
+    );
+    assert_eq!(reasons[0]["prefix"], "took longer than ");
+    assert_eq!(
+        (&found["looked_at"], &found["at_least"]),
+        (&json!(4), &json!(false))
+    );
+    let found = daemon
+        .get("/v1/dead-letters:reasons?queue=q&reason=gone")
+        .await
+        .1;
+    assert_eq!(found["reasons"][0]["count"], 1, "{found}");
+    assert_eq!(
+        daemon.get("/v1/dead-letters:reasons?reason=gone").await.0,
+        400
+    );
+    let (code, stdout, stderr) = dead(&daemon, &["reasons", "q", "--json"]);
+    assert_eq!(code, 0, "{stderr}");
+    let said: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(said["reasons"][0]["count"], 3, "{said}");
+}
+
 #[tokio::test]
 async fn a_dead_task_is_shown_and_sent_again_and_done_by_the_worker_that_failed() {
     let mut daemon = column::start(ONE_ATTEMPT, &[]).await;

@@ -104,6 +104,9 @@ async fn tasks_are_listed_with_the_status_that_they_have_now() {
         ("queue=q&header.site=a&header.depth=2", &["waiting"]),
         ("queue=q&key_prefix=l", &["later", "leased"]),
         ("queue=q&key=dead", &["dead"]),
+        ("key=dead", &["dead"]),
+        ("key=dead&until=2020-01-01T00:00:00Z", &[]),
+        ("key=nowhere", &[]),
         ("worker=w1", &["done"]),
         ("worker=w2", &[]),
         ("until=2020-01-01T00:00:00Z", &[]),
@@ -245,7 +248,8 @@ async fn a_filter_without_an_index_is_one_line() {
     let mut daemon = column::start("", &[]).await;
     for (query, why) in [
         ("status=dead", "a filter by status needs a queue"),
-        ("key=k", "a filter by key needs a queue"),
+        ("key=k&status=dead", "a filter by status needs a queue"),
+        ("key=k&worker=w", "takes no worker"),
         ("key_prefix=k", "a filter by key_prefix needs a queue"),
         ("header.h=v", "a filter by header needs a queue"),
         ("queue=q&limit=1001", "limit is 1001; must be 1 to 1000"),

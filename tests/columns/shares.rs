@@ -6,7 +6,9 @@ use futures::{
 };
 use reqwest::Method;
 use serde_json::{Value, json};
-use taskd::wire::pb::{self, discovery_client::DiscoveryClient, tasks_client::TasksClient};
+use taskd::wire::pb::{
+    self, discovery_client::DiscoveryClient, tasks_client::TasksClient, trees_client::TreesClient,
+};
 use tokio::io::AsyncWriteExt as _;
 use tonic::{Code, Request, Status};
 
@@ -175,6 +177,34 @@ fn calls<'a>(
         };
         last(&mut events).await
     };
+    let trees = async move || TreesClient::new(channel(daemon.grpc_port()).await);
+    let wait_for_tree = async move {
+        let wait = pb::GetTreeRequest {
+            id: task.into(),
+            wait: long(),
+        };
+        code(trees().await.get_tree(with(token, wait)).await.map(drop))
+    };
+    let watch_tree = async move {
+        let watch = pb::WatchTreeRequest { id: task.into() };
+        let mut states = match trees().await.watch_tree(with(token, watch)).await {
+            Ok(states) => states.into_inner(),
+            Err(status) => return code(Err(status)),
+        };
+        loop {
+            match states.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => return "Ok".to_owned(),
+                Err(status) => return code(Err(status)),
+            }
+        }
+    };
+    let http_tree = async move {
+        let request = http_client()
+            .get(format!("{}/v1/trees/{task}?wait={LONG}s", daemon.http()))
+            .bearer_auth(token);
+        request.send().await.unwrap().status().as_u16().to_string()
+    };
     let watch_queue = async move {
         let watch = pb::WatchQueueRequest {
             queue: "a.q".into(),
@@ -208,24 +238,31 @@ fn calls<'a>(
             "HTTP events of a queue",
             events(daemon, token, "/v1/events?queue=a.q".to_owned()).boxed(),
         ),
+        ("HTTP wait for a tree", http_tree.boxed()),
+        (
+            "HTTP events of a tree",
+            events(daemon, token, format!("/v1/trees/{task}/events")).boxed(),
+        ),
         ("gRPC get", grpc_get.boxed()),
         ("gRPC want", grpc_want.boxed()),
         ("gRPC insert", grpc_insert.boxed()),
         ("gRPC events of a task", watch_task.boxed()),
         ("gRPC events of a queue", watch_queue.boxed()),
+        ("gRPC wait for a tree", wait_for_tree.boxed()),
+        ("gRPC events of a tree", watch_tree.boxed()),
     ]
 }
 
 const CONFIG: &str = "auth = \"tokens\"\nmax_wait = \"1h\"\n";
 const ALL_ROLES: &str = "insert,work,read";
 
-/// A task that nobody does.
+/// A task that nobody does, the root of a tree.
 async fn task(daemon: &Daemon, admin: &str) -> String {
     let (_, answer) = post(
         daemon,
         "/v1/tasks",
         admin,
-        json!({"queue": "a.q", "key": "watched"}),
+        json!({"queue": "a.q", "key": "watched", "tree": "new"}),
     )
     .await;
     answer["results"][0]["id"].as_str().unwrap().to_owned()
@@ -266,7 +303,7 @@ async fn what_waits_ends_when_its_token_is_revoked_or_expires() {
             "HTTP insert" => "200",
             "gRPC insert" => "Ok",
             "HTTP lines" => "TRY_LATER",
-            "HTTP events of a task" | "HTTP events of a queue" => "UNAUTHENTICATED",
+            of_events if of_events.starts_with("HTTP events of") => "UNAUTHENTICATED",
             of_grpc if of_grpc.starts_with("gRPC") => "Unauthenticated",
             _ => "401",
         };

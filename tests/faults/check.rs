@@ -18,6 +18,7 @@ use taskd::model::StoredStatus;
 use crate::{
     crowd::{DOOMED, QUEUES},
     ledger::{Book, Key, Seen},
+    records,
     world::{Bus, PARTITIONS, World},
 };
 
@@ -139,6 +140,23 @@ fn all_is_committed(brokers: &str, prefix: &str, topic: &str) -> Result<(), Stri
     }
 }
 
+/// Fails while a subscription has not read all records.
+pub(crate) async fn is_read(url: &str) -> Result<(), String> {
+    for one in subscriptions(url).await?["subscriptions"]
+        .as_array()
+        .ok_or("no subscriptions")?
+    {
+        if one["behind"] != 0 {
+            return Err(one.to_string());
+        }
+    }
+    Ok(())
+}
+
+async fn subscriptions(url: &str) -> Result<serde_json::Value, String> {
+    answer(reqwest::get(format!("{url}/v1/subscriptions")).await).await
+}
+
 /// Checks that, according to every process, the books of all queues balance and fsck finds nothing.
 pub(crate) async fn books_and_fsck(urls: &[String]) -> Result<(), String> {
     for url in urls {
@@ -204,8 +222,12 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
     if tag.starts_with("bus") {
         return undone(node, key).await;
     }
-    // What living processes say of themselves expires.
-    if tag == "processes" {
+    // What living processes say of themselves expires, and so do the depths of the last day.
+    if tag == "processes" || tag == "depths" {
+        return None;
+    }
+    // Topics keep their records.
+    if tag.starts_with("topic:") {
         return None;
     }
     match name.strip_prefix(':')? {
@@ -215,7 +237,7 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
         "counters" => {
             let counters: HashMap<String, String> = node.hgetall(key).await.unwrap();
             let is_zero = |name: &str| counters.get(name).is_none_or(|count| count == "0");
-            let wrong = ["open", "live", "open_bytes", "outbox_bytes"]
+            let wrong = ["open", "live", "open_bytes", "outbox_bytes", "behind"]
                 .into_iter()
                 .filter(|name| !is_zero(name));
             let wrong: Vec<_> = wrong
@@ -225,7 +247,13 @@ async fn leftover(node: &mut Node, key: &str) -> Option<String> {
         }
         "outbox" => length(node, "XLEN", key).await,
         "records" | "bodies" | "lines" => length(node, "HLEN", key).await,
-        "leases" | "delayed" => length(node, "ZCARD", key).await,
+        "leases" | "delayed" | "starts" => length(node, "ZCARD", key).await,
+        // The limits of the queue stay; each key leaves when its times are over.
+        "limits" => {
+            let keys: Vec<Vec<u8>> = node.hkeys(key).await.unwrap();
+            let keys = keys.iter().filter(|name| !name.is_empty()).count();
+            (keys > 0).then(|| format!("{keys} limit keys"))
+        }
         "finals" => length(node, "LLEN", key).await,
         // No record is left, so the elements that remain in a lane are spent, and will be swept.
         name if name.ends_with(":T") => length(node, "LLEN", key).await,
@@ -337,6 +365,7 @@ pub(crate) async fn everything(world: &World<'_>) {
         .await
         .unwrap();
 
+    let subscriptions = subscriptions(&world.daemons[0].http()).await.unwrap();
     let book = world.ledger.book();
     let mut wrong = book.violations.clone();
     if letters == 0 || without > 0 {
@@ -353,6 +382,7 @@ pub(crate) async fn everything(world: &World<'_>) {
     });
     let mut by_key: BTreeMap<Key, String> = BTreeMap::new();
     let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
+    let mut of_records: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let none = Seen::default();
     for task in &tasks {
         let id = uuid::Uuid::from_slice(&task.id).unwrap().to_string();
@@ -364,6 +394,13 @@ pub(crate) async fn everything(world: &World<'_>) {
             .entry((task.queue.clone(), task.status))
             .or_default() += 1;
         let outcomes = results.remove(&task.id).unwrap_or_default();
+        if records::QUEUES.contains(&&*task.queue) {
+            if StoredStatus::from_number(task.status).unwrap() != StoredStatus::Completed {
+                wrong.push(format!("{id} of {} has status {}", task.queue, task.status));
+            }
+            of_records.entry(task.queue.clone()).or_default().insert(id);
+            continue;
+        }
         let seen = book.tasks.get(&id).unwrap_or(&none);
         let what = of_task(task, &outcomes, seen, &book);
         wrong.extend(what.into_iter().map(|what| format!("{id} {key:?}: {what}")));
@@ -385,6 +422,11 @@ pub(crate) async fn everything(world: &World<'_>) {
             "queue_counts says {counts:?}, there are {counted:?}"
         ));
     }
+    let bus = world.plan.bus;
+    wrong.extend(
+        book.records
+            .check(&of_records, &subscriptions, bus, book.losses),
+    );
     wrong.extend(of_inserts(&book, &by_key));
     wrong.extend(of_children(&book, &by_key));
     for (n, daemon) in world.daemons.iter().enumerate() {

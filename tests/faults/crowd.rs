@@ -1,5 +1,6 @@
 //! One inserter and twenty workers, some of which lie, crash, stall, reject or repeat themselves.
-//! Half of them hold streams, the other half poll.
+//! Half of them hold streams, the other half poll. A publisher and its workers (`records`) are beside
+//! them.
 
 use std::{
     collections::VecDeque,
@@ -19,6 +20,7 @@ use crate::{
     dice::Dice,
     ledger::{Key, Lease, Ledger, Sent, now_ms},
     pushed::{self, Pushed},
+    records,
     support::session::{opening, seconds},
 };
 
@@ -46,9 +48,19 @@ const KINDS: [Kind; 20] = {
     ]
 };
 
-/// The queues with their NUM. Many tasks in `doomed` are rejected for good.
-pub(crate) const QUEUES: [(&str, usize); 4] = [("one", 1), ("two", 2), ("three", 3), ("doomed", 1)];
+/// The queues with their NUM. Many tasks in `doomed` are rejected for good; those in `limited` have
+/// limit keys.
+pub(crate) const QUEUES: [(&str, usize); 5] = [
+    ("one", 1),
+    ("two", 2),
+    ("three", 3),
+    ("doomed", 1),
+    (LIMITED, 1),
+];
 pub(crate) const DOOMED: &str = "doomed";
+pub(crate) const LIMITED: &str = "limited";
+/// The limit keys. Inserts bring about as much as their limits let through.
+const LIMIT_KEYS: usize = 6;
 /// The timeout of a call, like that of a real caller, which then tries another process.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(4);
 
@@ -58,14 +70,14 @@ pub(crate) struct Crowd {
     urls: Vec<String>,
     /// The ports on which the processes accept streams.
     ports: Vec<u16>,
-    seed: u64,
+    pub(crate) seed: u64,
     pub(crate) ledger: Arc<Ledger>,
     /// The ids of sessions that workers have had.
     sessions: Mutex<Vec<String>>,
     /// From now on all workers are honest, so that the work gets done.
     honest: AtomicBool,
-    inserting: CancellationToken,
-    stop: CancellationToken,
+    pub(crate) inserting: CancellationToken,
+    pub(crate) stop: CancellationToken,
 }
 
 /// The running crowd. Dropping it stops it.
@@ -73,6 +85,7 @@ pub(crate) struct Running {
     pub(crate) crowd: Arc<Crowd>,
     workers: JoinSet<()>,
     inserter: JoinHandle<()>,
+    publisher: JoinHandle<()>,
 }
 
 impl Running {
@@ -96,11 +109,16 @@ impl Running {
         for (n, kind) in KINDS.into_iter().enumerate() {
             workers.spawn(Worker::new(Arc::clone(&crowd), n, kind).run());
         }
+        for n in 0..records::WORKERS {
+            workers.spawn(records::work(Arc::clone(&crowd), n));
+        }
         let inserter = tokio::spawn(insert(Arc::clone(&crowd)));
+        let publisher = tokio::spawn(records::publish(Arc::clone(&crowd)));
         Self {
             crowd,
             workers,
             inserter,
+            publisher,
         }
     }
 
@@ -109,6 +127,7 @@ impl Running {
         self.crowd.inserting.cancel();
         self.crowd.honest.store(true, Ordering::Relaxed);
         (&mut self.inserter).await.unwrap();
+        (&mut self.publisher).await.unwrap();
     }
 
     /// Stops the workers. Call [`Self::calm_down`] first.
@@ -127,9 +146,13 @@ impl Drop for Running {
 }
 
 impl Crowd {
+    pub(crate) fn is_honest(&self) -> bool {
+        self.honest.load(Ordering::Relaxed)
+    }
+
     /// Calls one process, or the next if it cannot be reached. Returns `None` unless one answers
     /// successfully.
-    async fn call(&self, dice: &mut Dice, path: &str, body: &Value) -> Option<Value> {
+    pub(crate) async fn call(&self, dice: &mut Dice, path: &str, body: &Value) -> Option<Value> {
         let first = dice.below(self.urls.len());
         for n in 0..self.urls.len() {
             let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
@@ -149,9 +172,11 @@ impl Crowd {
     /// Inserts tasks; returns the keys that taskd asks to send later, or `None` without an answer.
     async fn insert(&self, dice: &mut Dice, keys: &[Key]) -> Option<Vec<Key>> {
         let delays: Vec<u64> = keys.iter().map(|_| delay(dice)).collect();
-        let task = |((queue, key), delay): (&Key, &u64)| {
+        let task = |(key, delay): (&Key, &u64)| {
             let delay = (*delay > 0).then(|| format!("{delay}ms"));
-            json!({"queue": queue, "key": key, "payload": key, "delay": delay})
+            let limit_key = limit_key(key).unwrap_or_default();
+            let (queue, key) = key;
+            json!({"queue": queue, "key": key, "payload": key, "delay": delay, "limit_key": limit_key})
         };
         let tasks: Vec<_> = keys.iter().zip(&delays).map(task).collect();
         self.ledger.inserting(keys);
@@ -194,10 +219,11 @@ async fn insert(crowd: Arc<Crowd>) {
             };
             count = count.max(n + 1);
             // The queue depends only on the number, so a known key is a duplicate.
-            keys.push((
-                QUEUES[n * 7 / 3 % QUEUES.len()].0.to_owned(),
-                format!("k{n}"),
-            ));
+            let queue = match n % 16 {
+                5 => LIMITED,
+                _ => QUEUES[n * 7 / 3 % (QUEUES.len() - 1)].0,
+            };
+            keys.push((queue.to_owned(), format!("k{n}")));
         }
         unanswered = match crowd.insert(&mut dice, &keys).await {
             Some(later) => later,
@@ -220,6 +246,12 @@ async fn insert(crowd: Arc<Crowd>) {
             crowd.insert(&mut dice, keys).await;
         }
     }
+}
+
+/// What a task shares its limits with, if its queue has limits.
+pub(crate) fn limit_key((queue, key): &Key) -> Option<String> {
+    let number: usize = key.strip_prefix('k')?.parse().ok()?;
+    (queue == LIMITED).then(|| format!("host{}", number / 16 % LIMIT_KEYS))
 }
 
 /// Most tasks have no delay; others have a short one, or one longer than the restart of a process.
@@ -298,7 +330,7 @@ impl Worker {
     }
 
     fn kind(&self) -> Kind {
-        if self.crowd.honest.load(Ordering::Relaxed) {
+        if self.crowd.is_honest() {
             Kind::Honest
         } else {
             self.kind
@@ -847,7 +879,7 @@ fn read(result: &Value) -> Answer {
     )
 }
 
-fn rfc3339_ms(text: &str) -> u128 {
+pub(crate) fn rfc3339_ms(text: &str) -> u128 {
     let time =
         humantime::parse_rfc3339_weak(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     time.duration_since(std::time::UNIX_EPOCH)

@@ -7,6 +7,12 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
+use crate::{
+    crowd::limit_key,
+    records::Records,
+    world::{LEASE_MS, LIMIT_AT_A_TIME, LIMIT_GAP_MS},
+};
+
 /// Queue and key.
 pub(crate) type Key = (String, String);
 
@@ -71,6 +77,8 @@ pub(crate) struct Book {
     due_ms: HashMap<String, u128>,
     /// By task id.
     pub(crate) tasks: HashMap<String, Seen>,
+    /// The tasks of each limit key that a worker received, and when their leases began.
+    limited: HashMap<String, (BTreeSet<String>, BTreeSet<u128>)>,
     /// How often Redis has lost data that it had acknowledged.
     pub(crate) losses: usize,
     pub(crate) completed: usize,
@@ -80,6 +88,7 @@ pub(crate) struct Book {
     pub(crate) last_ok: Option<Instant>,
     pub(crate) refused: BTreeMap<String, usize>,
     pub(crate) lies: usize,
+    pub(crate) records: Records,
     pub(crate) violations: Vec<String>,
 }
 
@@ -91,7 +100,7 @@ pub(crate) struct Ledger(Mutex<Book>);
 #[derive(Clone, Copy)]
 pub(crate) struct Sent {
     at: Instant,
-    life: usize,
+    pub(crate) life: usize,
 }
 
 impl Ledger {
@@ -111,6 +120,9 @@ impl Ledger {
     pub(crate) fn redis_loses(&self) {
         let mut book = self.book();
         book.losses += 1;
+        for (_, starts) in book.limited.values_mut() {
+            starts.clear();
+        }
         for seen in book.tasks.values_mut() {
             seen.credited.clear();
             seen.grants
@@ -179,8 +191,11 @@ impl Ledger {
             .due_ms
             .get(&lease.id)
             .and_then(|due| due.checked_sub(now + CLOCK_ERROR_MS));
-        let seen = book.tasks.entry(lease.id.clone()).or_default();
         let mut wrong = Vec::new();
+        if same_life && lease.expires_ms > now {
+            wrong.extend(book.over_its_limits(lease, now));
+        }
+        let seen = book.tasks.entry(lease.id.clone()).or_default();
         // If the lease expired before it arrived, nothing can be concluded.
         if same_life && lease.expires_ms > now {
             let held: Vec<_> = seen
@@ -349,6 +364,34 @@ impl Ledger {
             book.violations
                 .push(format!("a lie was answered OK: {lie}"));
         }
+    }
+}
+
+impl Book {
+    /// What is wrong with a lease that begins now, by the limits of its limit key.
+    fn over_its_limits(&mut self, lease: &Lease, now: u128) -> Vec<&'static str> {
+        let Some(limit_key) = limit_key(&lease.key) else {
+            return Vec::new();
+        };
+        let (tasks, starts) = self.limited.entry(limit_key).or_default();
+        tasks.insert(lease.id.clone());
+        let grants = tasks
+            .iter()
+            .filter_map(|id| self.tasks.get(id))
+            .flat_map(|seen| seen.grants.values());
+        let held = grants.filter(|grant| !grant.ended && grant.expires_ms > now);
+        let mut wrong = Vec::new();
+        if held.count() >= LIMIT_AT_A_TIME {
+            wrong.push("although as many of its limit key as may be are leased");
+        }
+        let start = lease.expires_ms.saturating_sub(LEASE_MS);
+        let grace = LIMIT_GAP_MS - CLOCK_ERROR_MS;
+        let mut near = starts.range(start.saturating_sub(grace - 1)..start + grace);
+        if near.next().is_some() {
+            wrong.push("although another one of its limit key started just before");
+        }
+        starts.insert(start);
+        wrong
     }
 }
 

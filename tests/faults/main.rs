@@ -1,7 +1,8 @@
 //! Checks taskd's promises while everything around it breaks. Three processes run under one fault
 //! after another; inserts continue, and some of the twenty workers lie, crash, stall and repeat
 //! themselves. At the end, every accepted task was completed by exactly NUM workers, or is dead
-//! with a reason. Every answer holds in SQL, and nothing is left over.
+//! with a reason. Every answer holds in SQL, and nothing is left over. Every record that was stored
+//! has one task in each subscription, those of a key in order.
 //!
 //! This does not use cargo's test harness: the scenarios share servers that they kill, so they run
 //! sequentially, and print how long taskd took to recover. `cargo test --test faults redis` runs
@@ -23,6 +24,7 @@ mod fault;
 mod hostile;
 mod ledger;
 mod pushed;
+mod records;
 mod servers;
 mod soak;
 mod tenant;

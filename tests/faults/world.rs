@@ -17,6 +17,7 @@ use crate::{
     fault::Fault,
     hostile::Hostile,
     ledger::Ledger,
+    records,
     servers::{Cluster, Redis, Scripted, Server},
     support::{
         daemon::Daemon,
@@ -186,6 +187,10 @@ pub(crate) struct Plan {
 
 pub(crate) const PROCESSES: usize = 3;
 pub(crate) const PARTITIONS: i32 = 3;
+/// The limits of the queue `limited`, and the duration of a lease, as in [`CONFIG`].
+pub(crate) const LIMIT_AT_A_TIME: usize = 2;
+pub(crate) const LIMIT_GAP_MS: u128 = 400;
+pub(crate) const LEASE_MS: u128 = 1500;
 /// Leases are short, so that lost tasks are quickly delivered again.
 const CONFIG: &str = r#"
 partitions = 3
@@ -202,6 +207,10 @@ replicas = 2
 replicas = 3
 [queues.doomed]
 max_attempts = 2
+[queues.limited]
+limit_by = "given"
+limit_at_a_time = 2
+limit_pace = "1/400ms"
 "#;
 
 pub(crate) struct World<'a> {
@@ -284,7 +293,8 @@ impl<'a> World<'a> {
         } else {
             Vec::new()
         };
-        self.daemons.push(Daemon::begin_in(CONFIG, &args, env));
+        let config = format!("{CONFIG}{}", records::CONFIG);
+        self.daemons.push(Daemon::begin_in(&config, &args, env));
     }
 
     pub(crate) fn redis_url(&self) -> String {
@@ -380,6 +390,11 @@ impl<'a> World<'a> {
         let began = Instant::now();
         let mut running = self.running.take().expect("it runs");
         running.calm_down().await;
+        let urls: Vec<String> = self.daemons.iter().map(Daemon::http).collect();
+        self.wait("all records are read", async || {
+            check::is_read(&urls[0]).await
+        })
+        .await;
         let database = self.database.clone();
         self.wait("all work is done", async || check::is_done(&database).await)
             .await;
@@ -388,7 +403,6 @@ impl<'a> World<'a> {
             clock(),
             began.elapsed().as_secs_f64()
         );
-        let urls: Vec<String> = self.daemons.iter().map(Daemon::http).collect();
         self.wait("the books balance and fsck finds nothing", async || {
             check::books_and_fsck(&urls).await
         })
@@ -481,7 +495,8 @@ pub(crate) fn summary(ledger: &Ledger) -> String {
     let answers: BTreeMap<_, _> = book.refused.iter().collect();
     let (inserted, completed, pushed) = (book.inserts.len(), book.completed, book.pushed);
     format!(
-        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies",
-        book.lies
+        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies; {}",
+        book.lies,
+        book.records.summary()
     )
 }

@@ -13,7 +13,7 @@ use rdkafka::{
     client::DefaultClientContext,
 };
 use taskd::bus::{
-    Bus, Error, Message, Reading, Record, Topic,
+    Bus, Error, Log, Message, Reading, Record, Topic, TopicName,
     kafka::{Config, Kafka},
 };
 
@@ -22,6 +22,7 @@ use crate::support::{
         Backend, PARTITIONS, bus_contract, commit, publish_many, read, subscribe, values, within,
     },
     kafka::{KafkaServer, shared},
+    logs_contract::{self, logs_contract},
 };
 
 pub(crate) struct Broker {
@@ -66,7 +67,10 @@ impl Backend for Broker {
             .create()
             .expect("a client");
         let topics: Vec<String> = Topic::ALL
-            .iter()
+            .map(TopicName::from)
+            .into_iter()
+            .chain(Log::REPORTS.map(|log| log.name))
+            .chain([logs_contract::NAME.into()])
             .map(|topic| format!("{}{topic}", self.prefix))
             .collect();
         let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -81,6 +85,7 @@ pub(crate) async fn broker() -> Broker {
 }
 
 bus_contract!(broker);
+logs_contract!(broker);
 
 #[tokio::test]
 async fn topics_keep_their_partitions() {
@@ -93,7 +98,6 @@ async fn topics_keep_their_partitions() {
     .await
     .expect("open");
     assert_eq!(bus.partitions(Topic::Pipeline), PARTITIONS);
-    assert_eq!(bus.partitions(Topic::DeadLetters), 1);
     broker.remove().await;
 }
 

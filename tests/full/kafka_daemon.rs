@@ -15,16 +15,17 @@ use rdkafka::{
 };
 use serde_json::{Value, json};
 use taskd::{
-    bus::{Bus, Reading, Record, Topic, kafka::Kafka},
+    bus::{Bus, Log, Record, Topic, kafka::Kafka},
     wire::pb,
 };
 
 use crate::{
     bus_kafka::{Broker, broker},
     support::{
-        bus_contract::{Backend, commit, read, subscribe, within},
+        bus_contract::{Backend, within},
         daemon::{Daemon, keys, once},
         kafka::KafkaServer,
+        logs_contract::read,
         redis::{Fsync, RedisServer},
         until,
     },
@@ -196,7 +197,7 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
         "taskd made that one: {}",
         daemon.log()
     );
-    let retention = async |topic: Topic| {
+    let retention = async |topic: &str| {
         let name = format!("{}{topic}", config.topic_prefix);
         let asked = [ResourceSpecifier::Topic(&name)];
         let found = within(
@@ -212,9 +213,9 @@ async fn taskd_deletes_what_was_read_and_warns_of_a_broker_that_deletes_by_itsel
             .and_then(|entry| entry.value.clone())
             .expect("a value")
     };
-    assert_eq!(retention(Topic::Pipeline).await, "-1");
+    assert_eq!(retention("pipeline").await, "-1");
     assert_eq!(
-        retention(Topic::DeadLetters).await,
+        retention("dead-letters").await,
         (7 * 24 * 3600 * 1000).to_string()
     );
 
@@ -414,11 +415,10 @@ async fn poison_goes_to_dead_letters_with_its_origin_and_the_line_goes_on() {
     }
     daemon.insert(&tasks(0, 10)).await;
     assert_eq!(once(daemon.drain("w", "q").await), keys(0, 10));
-    let mut reader = subscribe(&*bus, Topic::DeadLetters, Reading::Ordered).await;
-    let letters = read(&mut *reader, poison.len()).await;
-    commit(&mut *reader, &letters).await;
+    let logs = bus.logs();
+    let letters = read(&*logs, &Log::DEAD_LETTERS, 0, poison.len()).await;
     let letters = letters.iter().map(|message| {
-        let letter = pb::DeadLetter::decode(message.value.clone()).expect("a letter");
+        let letter = pb::DeadLetter::decode(message.record.value.clone()).expect("a letter");
         assert!(!letter.reason.is_empty(), "{letter:?}");
         (
             letter.topic,

@@ -11,7 +11,7 @@ use rdkafka::{
 };
 use serde_json::{Value, json};
 use taskd::{
-    bus::{Bus, Keep, Record, Topic, kafka::Kafka},
+    bus::{Bus, Log, LogRecord, Record, Retention, Topic, TopicName, kafka::Kafka},
     model::{TaskId, in_short},
     wire::pb,
 };
@@ -21,7 +21,9 @@ use crate::{
     support::{
         bus_contract::Backend as _,
         daemon::{Daemon, once},
+        http_client,
         redis::{Fsync, RedisServer},
+        subscriptions::{put, subscribe, until_it_has},
         until,
     },
 };
@@ -75,11 +77,11 @@ impl Bed {
         Daemon::start("grace = \"1s\"\nrepublish_after = \"500ms\"", &args).await
     }
 
-    fn name(&self, topic: Topic) -> String {
-        format!("{}{topic}", self.broker.config().topic_prefix)
+    fn name(&self, topic: impl Into<TopicName>) -> String {
+        format!("{}{}", self.broker.config().topic_prefix, topic.into())
     }
 
-    async fn delete(&self, topic: Topic) {
+    async fn delete(&self, topic: impl Into<TopicName>) {
         let name = self.name(topic);
         let deleted = self
             .admin
@@ -169,22 +171,23 @@ async fn a_topic_events_that_nobody_switched_on_is_left_alone() {
     for _ in 0..3 {
         bus.check_partitions().await.expect("nothing is gone");
     }
-    let nothing = Keep {
+    let nothing = Retention {
         age: Duration::ZERO,
         records: 0,
+        bytes: 0,
     };
-    assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
+    let logs = bus.logs();
+    assert_eq!(logs.trim(&Log::EVENTS, nothing).await.expect("trim"), 0);
     assert!(!exists());
 
     // Another process has events, so they are in SQL.
-    bus.ensure(Topic::Events).await.expect("made");
+    assert_eq!(logs.make(&Log::EVENTS).await.expect("made"), 1);
     assert!(exists());
-    assert_eq!(bus.partitions(Topic::Events), 1);
-    let records = ["a", "b"].map(|value| Record {
-        partition: 0,
+    let records = ["a", "b"].map(|value| LogRecord {
         value: value.into(),
+        ..LogRecord::default()
     });
-    bus.publish(Topic::Events, &records)
+    logs.append(&Log::EVENTS, &records)
         .await
         .expect("published");
     let of_topic = [ResourceSpecifier::Topic(&name)];
@@ -201,10 +204,10 @@ async fn a_topic_events_that_nobody_switched_on_is_left_alone() {
     );
     // The broker removes them, and nobody else does: they may be somebody else's.
     let on = Kafka::open(broker.config()).await.expect("open");
-    for bus in [&bus, &on] {
-        assert_eq!(bus.trim(Topic::Events, nothing).await.expect("trim"), 0);
+    for logs in [bus.logs(), on.logs()] {
+        assert_eq!(logs.trim(&Log::EVENTS, nothing).await.expect("trim"), 0);
         assert_eq!(
-            bus.ends(Topic::Events).await.expect("ends")[0].map(|end| end.major),
+            logs.ends(&Log::EVENTS).await.expect("ends")[0].map(|end| end.major),
             Some(1)
         );
     }
@@ -254,6 +257,9 @@ async fn topics_that_are_deleted_under_a_running_taskd_are_made_again() {
     bed.some_work(&daemon).await;
     for topic in Topic::ALL {
         bed.delete(topic).await;
+    }
+    for log in [Log::EXPIRATIONS, Log::DEAD_LETTERS] {
+        bed.delete(log.name).await;
     }
     all_ends(&bed, &daemon).await;
 }
@@ -396,4 +402,83 @@ async fn tasks_that_nobody_read_in_partitions_that_are_no_more() {
     bed.create(Topic::Pipeline).await;
     let daemon = bed.start(&[]).await;
     assert_eq!(once(daemon.drain("w", "q").await).len(), 40);
+}
+
+/// taskd reads a topic that somebody else has made, and leaves it as it is. Of its own topics it
+/// changes the bounds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bounds() {
+    let bed = Bed::new().await;
+    let config = bed.broker.config();
+    let name = |topic: &str| format!("{}{topic}", config.topic_prefix);
+    let foreign = name("foreign");
+    let new = NewTopic::new(&foreign, 2, TopicReplication::Fixed(1)).set("retention.ms", "777000");
+    let options = AdminOptions::new();
+    let created = bed.admin.create_topics([&new], &options).await;
+    created.expect("an answer")[0].as_ref().expect("created");
+    let settings = async |topic: &str, setting: &str| {
+        let of_topic = [ResourceSpecifier::Topic(topic)];
+        let answers = bed.admin.describe_configs(&of_topic, &options).await;
+        let settings = answers.expect("an answer").remove(0).expect("settings");
+        settings.get(setting).and_then(|entry| entry.value.clone())
+    };
+
+    let daemon = bed.start(&[]).await;
+    for (topic, request, said) in [
+        ("foreign", json!({}), "which taskd did not make"),
+        ("none", json!({"attached": true}), "no topic none on Kafka"),
+        (
+            "foreign",
+            json!({"attached": true, "partitions": 4}),
+            "leave them out",
+        ),
+    ] {
+        let (status, answer) = put(&daemon, &format!("topics/{topic}"), request).await;
+        let detail = answer["detail"].as_str().unwrap_or_default();
+        assert!(status == 400 && detail.contains(said), "{answer}");
+    }
+    let (status, topic) = put(&daemon, "topics/foreign", json!({"attached": true})).await;
+    assert_eq!(status, 200, "{topic}");
+    assert_eq!(
+        (&topic["partitions"], &topic["attached"]),
+        (&json!(2), &json!(true))
+    );
+    let logs = Kafka::open(config.clone()).await.expect("open").logs();
+    let log = Log {
+        name: "foreign".into(),
+        partitions: 2,
+        keep: Retention {
+            age: Duration::from_secs(3600),
+            records: 1000,
+            bytes: 1 << 30,
+        },
+        is_report: false,
+        is_attached: true,
+    };
+    let records = [0, 1, 1].map(|partition| LogRecord {
+        partition,
+        value: "1".into(),
+        ..LogRecord::default()
+    });
+    logs.append(&log, &records).await.expect("published");
+    subscribe(&daemon, "s", json!({"topic": "foreign", "start": "0"})).await;
+    until_it_has(&daemon, "s", &[("read", 3), ("waiting", 3), ("skipped", 0)]).await;
+    let url = format!("{}/v1/topics/foreign", daemon.http());
+    let deleted = http_client().delete(url).send().await.unwrap();
+    assert_eq!(deleted.status(), 204);
+    assert_eq!(logs.ends(&log).await.expect("it is there").len(), 2);
+    assert_eq!(
+        settings(&foreign, "retention.ms").await.as_deref(),
+        Some("777000")
+    );
+
+    let own = name("own");
+    for (age, milliseconds) in [("2h", "7200000"), ("1h", "3600000")] {
+        let (status, topic) = put(&daemon, "topics/own", json!({"retention_age": age})).await;
+        assert_eq!(status, 200, "{topic}");
+        let found = settings(&own, "retention.ms").await;
+        assert_eq!(found.as_deref(), Some(milliseconds));
+        let largest = settings(&own, "max.message.bytes").await;
+        assert_eq!(largest.as_deref(), Some("16777216"), "it stays");
+    }
 }

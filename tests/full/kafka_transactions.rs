@@ -8,7 +8,7 @@ use rdkafka::{
     producer::{BaseProducer, BaseRecord, Producer as _},
 };
 use taskd::{
-    bus::{Bus, Reading, Subscription, Topic},
+    bus::{Bus, Reader, Reading, Topic},
     model::Offset,
 };
 
@@ -91,11 +91,7 @@ async fn is_read(bus: &dyn Bus, topic: Topic) -> bool {
 }
 
 /// Waits for records, of which there are none, until the condition holds.
-async fn idle_until(
-    what: &str,
-    reader: &mut dyn Subscription,
-    mut condition: impl AsyncFnMut() -> bool,
-) {
+async fn idle_until(what: &str, reader: &mut dyn Reader, mut condition: impl AsyncFnMut() -> bool) {
     until(what, async || {
         let idle = tokio::time::timeout(Duration::from_millis(50), reader.next(1)).await;
         assert!(idle.is_err(), "{idle:?}");

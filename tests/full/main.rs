@@ -47,4 +47,6 @@ mod shared_sessions;
 mod silent_servers;
 mod store_mysql;
 mod store_server;
+mod subscriptions;
 mod traces;
+mod unicode_data;

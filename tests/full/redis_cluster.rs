@@ -29,6 +29,7 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 use crate::support::{
     bus_contract::{Backend, PARTITIONS, bus_contract, subscribe, within},
     daemon::Daemon,
+    logs_contract::logs_contract,
     redis_cluster::{RedisCluster, own_prefix, shared},
     until,
 };
@@ -59,6 +60,7 @@ async fn cluster() -> OnCluster {
 }
 
 bus_contract!(cluster);
+logs_contract!(cluster);
 
 /// Shards of one queue over one Redis, and the work on them.
 struct Bed {

@@ -15,15 +15,15 @@ use sqlx::{Connection, MySqlConnection};
 use taskd::{
     model::{
         Act, AttemptState, DeadLetter, FailedAttempt, LeaseNumber, LetterCursor, LetterFilter,
-        LetterKind, LetterPages, Offset, QueueName, ShardId,
+        LetterKind, LetterPages, Offset, OnDead, QueueName, Sequence, ShardId,
         StoredStatus::{Completed, Unfinished},
-        TaskId,
+        TaskFilter, TaskId, TaskStatus,
     },
     store::{
         Access, Error,
         Inserted::{Duplicate, New},
-        NewRow, Operators, Outbox, Published, Rebuilt, Retried, Settlement, Store, Stretch, Tasks,
-        Turn, Unpublished, Walked,
+        NewRow, Operators, Outbox, Published, Rebuilt, Retried, Settlement, Store, Stretch,
+        TaskSearch, Tasks, Turn, Unpublished, Walked,
         mysql::MysqlStore,
     },
 };
@@ -288,6 +288,22 @@ async fn a_call_whose_commit_was_not_answered_is_repeated_without_harm() {
         [removed]
     );
     assert_eq!(counts(&store).await, expected);
+    // What waits in a sequence is not published, although the second attempt finds it stored.
+    proxy.cut_next_commit();
+    let sequence = |key: &str| {
+        let mut row = row("in-order", key);
+        row.task.sequence = Some(Sequence {
+            name: "s".to_owned(),
+            on_dead: OnDead::Next,
+        });
+        row
+    };
+    let in_order = [sequence("first"), sequence("second")];
+    let stored = store.insert(&in_order).await.unwrap();
+    assert!(proxy.has_cut());
+    assert_eq!(stored.answers, [New, New]);
+    assert_eq!(stored.turn_of(&in_order[0]), Some(stored.batch));
+    assert_eq!(stored.turn_of(&in_order[1]), None);
     database.remove().await;
 }
 
@@ -391,6 +407,51 @@ async fn a_lock_that_is_held_for_long_is_waited_for_again() {
     let (settled, store) = settling.await.unwrap();
     assert_eq!(settled.unwrap().answers[0].status, Some(Completed));
     assert_eq!(counts(&*store).await, [count("q", Completed, 1)]);
+    database.remove().await;
+}
+
+/// A count sees the whole of a transaction that began before it, or nothing of it.
+#[tokio::test]
+async fn a_count_waits_for_transactions_that_began_before_it() {
+    let database = MysqlDatabase::create().await;
+    let store = database.open().await;
+    let batch = rows("q", 1);
+    insert_new(&*store, &batch).await;
+    let mut rival = hold(&database, &batch[0]).await;
+    let settling = tokio::spawn({
+        let store = Arc::clone(&store);
+        let report = vec![died(&batch[0])];
+        async move { store.settle(&report).await }
+    });
+    let settlement = database.wait_for_lock_wait_but("").await;
+    let counted = async |store: Arc<dyn Store>, as_of: i64| {
+        let filter = TaskFilter {
+            queue: Some(batch[0].task.queue.clone()),
+            statuses: TaskStatus::list("dead").unwrap(),
+            as_of_unix_ms: Some(as_of),
+            ..Default::default()
+        };
+        let search = TaskSearch {
+            filter,
+            limit: 10,
+            look_at: 10,
+            after: None,
+            stays_in_queue: false,
+        };
+        store.search(&search).await.unwrap().tasks.len()
+    };
+    // Ids are of the present.
+    let now = TaskId::new().created_unix_ms() + 1_000;
+    let beginning = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move { store.begin_era(now).await }
+    });
+    database.wait_for_lock_wait_but(&settlement).await;
+    sqlx::raw_sql("COMMIT").execute(&mut rival).await.unwrap();
+    let as_of = beginning.await.unwrap().unwrap();
+    let first = counted(Arc::clone(&store), as_of).await;
+    settling.await.unwrap().unwrap();
+    assert_eq!((first, counted(store, as_of).await), (1, 1));
     database.remove().await;
 }
 

@@ -19,13 +19,14 @@ const CONFIG: &str = "\
     high_water_tasks = 2\n";
 
 /// The places, by what explain calls them, and the queue of a task that is to stand there.
-const PLACES: [(&str, &str, &str); 6] = [
+const PLACES: [(&str, &str, &str); 7] = [
     ("queued", "waits", "WAITING"),
     ("leased", "held", "LEASED"),
     ("in backoff", "failed", "DELAYED"),
     ("delayed, near", "near", "DELAYED"),
     ("delayed, far", "far", "SCHEDULED"),
     ("parked", "full", "PARKED"),
+    ("behind in a sequence", "behind", "BEHIND"),
 ];
 
 async fn place(daemon: &Daemon, id: &str) -> Value {
@@ -37,6 +38,7 @@ async fn task_at(daemon: &Daemon, queue: &str, key: &str, want: &str) -> String 
     let task = match queue {
         "near" => json!({"queue": queue, "key": key, "delay": "5m"}),
         "far" => json!({"queue": queue, "key": key, "delay": "30d"}),
+        "behind" => json!({"queue": queue, "key": key, "sequence": "s"}),
         _ => json!({"queue": queue, "key": key}),
     };
     let id = daemon.insert(&[task]).await.remove(0);
@@ -66,6 +68,8 @@ async fn tasks_are_changed_and_cancelled_wherever_they_stand() {
         .map(|n| json!({"queue": "full", "key": format!("first {n}")}))
         .collect();
     daemon.insert(&full).await;
+    let first = json!({"queue": "behind", "key": "first", "sequence": "s"});
+    daemon.insert(&[first]).await;
     until("the queue is full", async || {
         daemon.queue("full").await["pending"].as_u64() > Some(0)
     })

@@ -381,11 +381,20 @@ fn it_compares_limited_tasks_with_free_ones() {
     assert_eq!((code, stderr.as_str()), (0, ""));
     let report: Value = serde_json::from_str(&stdout).unwrap();
     let figures = report["figures"].as_array().unwrap();
+    let cpu = |what: &str| format!("CPU of Redis, insert and process, {what}");
+    let (none, many, few) = (
+        cpu("no limits"),
+        cpu("200 limit keys"),
+        cpu("10 limit keys"),
+    );
     let expected = [
+        [none.as_str(), ""],
         ["insert, no limits", ""],
         ["process, no limits", ""],
+        [many.as_str(), ""],
         ["insert, 200 limit keys", "insert, no limits"],
         ["process, 200 limit keys", "process, no limits"],
+        [few.as_str(), ""],
         ["process, 10 limit keys", "process, no limits"],
         ["process, none blocked", ""],
         ["process, 100 blocked", "process, none blocked"],
@@ -402,8 +411,51 @@ fn it_compares_limited_tasks_with_free_ones() {
         assert!(figure["value"]["median"].is_number(), "{figure}");
     }
     // No key starts before its time.
-    let share = figures[7]["value"]["median"].as_f64().unwrap();
+    let share = figures[10]["value"]["median"].as_f64().unwrap();
     assert!(share > 0.0 && share < 1.1, "{share}");
+    let totals = &report["totals"];
+    assert_eq!(
+        [&totals["lost"], &totals["doubled"], &report["wrong"]],
+        [&json!(0), &json!(0), &json!([])]
+    );
+    assert!(is_empty(tmp.path()), "its folder is gone");
+}
+
+#[test]
+fn it_compares_records_with_inserted_tasks() {
+    let tmp = folder();
+    let sizes = ["--tasks", "200", "--batch", "20", "--workers", "6"];
+    let more = ["--duration", "1s", "--rate", "20", "--idle", "1s"];
+    let args = [
+        &["bench", "topics", "--runs", "1", "--json"][..],
+        &sizes,
+        &more,
+    ]
+    .concat();
+    let (code, stdout, stderr) = run(tmp.path(), &args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let expected = [
+        ["records published", "tasks inserted"],
+        ["records published, and XADD", "XADD alone"],
+        ["tasks of records claimable", "tasks inserted claimable"],
+        ["tasks of records processed", "inserted tasks processed"],
+        ["tasks of ten subscriptions claimable", "one subscription"],
+        ["tasks inserted, 100 sequences", "tasks inserted"],
+        ["tasks processed, 100 sequences", "inserted tasks processed"],
+        ["CPU of 500 idle subscriptions", ""],
+    ];
+    let shown = figures.iter().map(|figure| {
+        ["measure", "reference"].map(|name| figure[name].as_str().unwrap_or_default())
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+    for figure in figures {
+        assert!(figure["value"]["median"].is_number(), "{figure}");
+    }
+    let latencies = report["latency_ms"].as_array().unwrap();
+    let is_there = |measure: &str| latencies.iter().any(|one| one["measure"] == measure);
+    assert!(is_there("insert to handler") && is_there("publish to handler"));
     let totals = &report["totals"];
     assert_eq!(
         [&totals["lost"], &totals["doubled"], &report["wrong"]],

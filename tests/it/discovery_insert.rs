@@ -17,7 +17,10 @@ use redis::AsyncCommands;
 use reqwest::header;
 use serde_json::Value;
 use taskd::{
-    bus::{self, Bus, Keep, Reading, Record, Subscription, Topic, redis_streams::RedisStreams},
+    bus::{
+        self, Bus, Keep, Log, LogEnd, LogMessage, LogRecord, Logs, Reader, Reading, Record,
+        Retention, Topic, TopicName, redis_streams::RedisStreams,
+    },
     config::Settings,
     ingress::{self, State},
     model::{
@@ -385,7 +388,7 @@ async fn a_refused_task_that_sql_has_as_a_letter_is_rejected_whatever_its_topic_
 
 #[tokio::test]
 async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
-    let silent = |bus| Picky::silent(bus, Topic::DeadLetters) as Arc<dyn Bus>;
+    let silent = |bus| Picky::silent(bus, Log::DEAD_LETTERS.name) as Arc<dyn Bus>;
     let fixture = Fixture::start_by(keep_refused, None, silent).await;
     let is_stored = until("the good one is stored", async || {
         fixture.unfinished().await.get("q") == Some(&1)
@@ -408,14 +411,15 @@ async fn tasks_beside_a_refused_one_do_not_wait_for_the_topic_of_letters() {
 
 /// A bus that takes no record with a mark in it, as Kafka does with one that is too large. It trims
 /// no `pipeline`.
+#[derive(Clone)]
 pub(crate) struct Picky {
     bus: Arc<RedisStreams>,
     /// A topic for whose records it does not answer.
-    silent: watch::Sender<Option<Topic>>,
+    silent: watch::Sender<Option<TopicName>>,
     /// Topics that it was to trim.
-    trimmed: Mutex<HashSet<Topic>>,
+    trimmed: Arc<Mutex<HashSet<TopicName>>>,
     /// Calls that it refused.
-    pub(crate) refused: AtomicUsize,
+    pub(crate) refused: Arc<AtomicUsize>,
 }
 
 impl Picky {
@@ -423,22 +427,97 @@ impl Picky {
         Self::with(bus, None)
     }
 
-    pub(crate) fn silent(bus: Arc<RedisStreams>, topic: Topic) -> Arc<Self> {
-        Self::with(bus, Some(topic))
+    pub(crate) fn silent(bus: Arc<RedisStreams>, topic: impl Into<TopicName>) -> Arc<Self> {
+        Self::with(bus, Some(topic.into()))
     }
 
-    fn with(bus: Arc<RedisStreams>, silent: Option<Topic>) -> Arc<Self> {
-        let (silent, trimmed) = (watch::Sender::new(silent), Mutex::default());
+    fn with(bus: Arc<RedisStreams>, silent: Option<TopicName>) -> Arc<Self> {
+        let (silent, trimmed) = (watch::Sender::new(silent), Arc::default());
         Arc::new(Self {
             bus,
             silent,
             trimmed,
-            refused: AtomicUsize::new(0),
+            refused: Arc::default(),
         })
     }
 }
 
 pub(crate) const TOO_LARGE: &[u8] = b"<a large one>";
+
+impl Picky {
+    async fn judge<'a>(
+        &self,
+        topic: TopicName,
+        mut values: impl Iterator<Item = &'a [u8]>,
+    ) -> bus::Result<()> {
+        let is_large = |value: &[u8]| value.windows(TOO_LARGE.len()).any(|part| part == TOO_LARGE);
+        if values.any(is_large) {
+            self.refused.fetch_add(1, Ordering::SeqCst);
+            return Err(bus::Error::TooLarge {
+                topic,
+                cause: "too large".into(),
+            });
+        }
+        self.silent
+            .subscribe()
+            .wait_for(|silent| silent.as_ref() != Some(&topic))
+            .await
+            .unwrap();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Logs for Picky {
+    async fn exists(&self, log: &Log) -> bus::Result<bool> {
+        self.bus.logs().exists(log).await
+    }
+
+    async fn make(&self, log: &Log) -> bus::Result<u32> {
+        self.bus.logs().make(log).await
+    }
+
+    async fn delete(&self, log: &Log) -> bus::Result<()> {
+        self.bus.logs().delete(log).await
+    }
+
+    async fn append(&self, log: &Log, records: &[LogRecord]) -> bus::Result<Vec<Offset>> {
+        let values = records.iter().map(|record| &record.value[..]);
+        self.judge(log.name.clone(), values).await?;
+        self.bus.logs().append(log, records).await
+    }
+
+    async fn read(
+        &self,
+        log: &Log,
+        partition: u32,
+        after: Option<Offset>,
+        max: usize,
+    ) -> bus::Result<Vec<LogMessage>> {
+        self.bus.logs().read(log, partition, after, max).await
+    }
+
+    async fn first(&self, log: &Log) -> bus::Result<Vec<Option<Offset>>> {
+        self.bus.logs().first(log).await
+    }
+
+    async fn ends(&self, log: &Log) -> bus::Result<Vec<Option<Offset>>> {
+        self.bus.logs().ends(log).await
+    }
+
+    async fn counted_ends(&self, log: &Log) -> bus::Result<Vec<LogEnd>> {
+        self.bus.logs().counted_ends(log).await
+    }
+
+    async fn at_time(&self, log: &Log, unix_ms: i64) -> bus::Result<Vec<Option<Offset>>> {
+        self.bus.logs().at_time(log, unix_ms).await
+    }
+
+    async fn trim(&self, log: &Log, keep: Retention) -> bus::Result<u64> {
+        self.trimmed.lock().insert(log.name.clone());
+        self.bus.logs().trim(log, keep).await
+    }
+}
 
 #[async_trait]
 impl Bus for Picky {
@@ -450,46 +529,18 @@ impl Bus for Picky {
         self.bus.partitions(topic)
     }
 
+    fn logs(&self) -> Arc<dyn Logs> {
+        Arc::new(self.clone())
+    }
+
     async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
-        let is_large = |record: &Record| {
-            record
-                .value
-                .windows(TOO_LARGE.len())
-                .any(|part| part == TOO_LARGE)
-        };
-        if records.iter().any(is_large) {
-            self.refused.fetch_add(1, Ordering::SeqCst);
-            return Err(bus::Error::TooLarge {
-                topic,
-                cause: "too large".into(),
-            });
-        }
-        self.silent
-            .subscribe()
-            .wait_for(|silent| *silent != Some(topic))
-            .await
-            .unwrap();
+        let values = records.iter().map(|record| &record.value[..]);
+        self.judge(topic.into(), values).await?;
         self.bus.publish(topic, records).await
     }
 
-    async fn subscribe(
-        &self,
-        topic: Topic,
-        reading: Reading,
-    ) -> bus::Result<Box<dyn Subscription>> {
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> bus::Result<Box<dyn Reader>> {
         self.bus.subscribe(topic, reading).await
-    }
-
-    async fn read_apart(
-        &self,
-        topic: Topic,
-        after: Vec<Option<Offset>>,
-    ) -> bus::Result<Box<dyn bus::Apart>> {
-        self.bus.read_apart(topic, after).await
-    }
-
-    async fn starts(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-        self.bus.starts(topic).await
     }
 
     async fn ends(&self, topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
@@ -505,10 +556,10 @@ impl Bus for Picky {
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> bus::Result<u64> {
-        self.trimmed.lock().insert(topic);
+        self.trimmed.lock().insert(topic.into());
         if topic == Topic::Pipeline {
             return Err(bus::Error::Trim {
-                topic,
+                topic: topic.into(),
                 cause: "its leader is away".into(),
             });
         }
@@ -638,9 +689,79 @@ async fn a_topic_that_cannot_be_trimmed_holds_up_no_other() {
     let process = Process::new(&fixture.redis, &fixture.store, bus.clone());
     process.watchdog(&fixture.state.settings, &fixture.supervisor);
     until("all are trimmed", async || {
-        bus.trimmed.lock().len() == Topic::ALL.len()
+        bus.trimmed.lock().len() == Topic::ALL.len() + Log::REPORTS.len()
     })
     .await;
+    fixture.stop().await;
+}
+
+#[tokio::test]
+async fn a_task_without_a_key_is_known_by_its_id() {
+    let fixture = Fixture::start_with(keep_refused).await;
+    let now = fixture.clock.now_unix_ms();
+    let task = |part: u8| NewTask {
+        id: Some(TaskId::derived_from(&[&[part]], now)),
+        queue: "q".into(),
+        payload: "the same".into(),
+        ..Default::default()
+    };
+    let insert = async |tasks: Vec<NewTask>| fixture.discovery.insert(tasks).await.unwrap();
+    let answers = insert((0..6).map(task).collect()).await;
+    for (part, answer) in (0..).zip(&answers) {
+        assert_eq!(answer.status, InsertStatus::Created);
+        assert_eq!(answer.id, task(part).id);
+    }
+    // A second insert has the answers of the first one, and stores nothing.
+    assert_eq!(insert((0..6).map(task).collect()).await, answers);
+    // A task with a key comes last, so that the filter has what came before it by then.
+    let with_key = NewTask {
+        id: None,
+        ..task(0)
+    };
+    assert_eq!(
+        insert(vec![with_key]).await[0].status,
+        InsertStatus::Created
+    );
+    let marked = async || {
+        let keys: usize = fixture.redis.conn().hlen("t:{q}:seen").await.unwrap();
+        keys == 2
+    };
+    until("the filter has its era and one key", marked).await;
+    let unfinished = fixture.store.unfinished().await.unwrap();
+    assert_eq!(unfinished, [(QueueName::new("q").unwrap(), 7)]);
+    until("each is published once", async || {
+        fixture
+            .redis
+            .conn()
+            .xlen::<_, usize>("t:{bus}:pipeline:0")
+            .await
+            .unwrap()
+            == 7
+    })
+    .await;
+
+    // A refused one keeps its id in its letter, and two of the same payload have two letters.
+    let refused = [8, 9].map(|part| NewTask {
+        replicas: Some(1_000_000),
+        ..task(part)
+    });
+    for _ in 0..2 {
+        for answer in insert(refused.to_vec()).await {
+            assert_eq!(answer.status, InsertStatus::Rejected);
+        }
+    }
+    let pages = LetterPages {
+        limit: 10,
+        ..Default::default()
+    };
+    let letters = fixture.store.letters(&pages).await.unwrap().letters;
+    let mut ids = HashSet::new();
+    for letter in &letters {
+        let whole = fixture.store.letter(letter.id).await.unwrap().unwrap();
+        ids.extend(whole.letter.task.unwrap().id);
+    }
+    assert_eq!(letters.len(), 2);
+    assert_eq!(ids, HashSet::from(refused.map(|task| task.id.unwrap())));
     fixture.stop().await;
 }
 
@@ -829,6 +950,7 @@ async fn a_bus_that_lost_everything_is_given_up_and_the_tasks_stay() {
 async fn every_loop_is_watched() {
     let fixture = Fixture::start().await;
     let expected = [
+        "feeds",
         "filter",
         "insert",
         "mark-published",

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures::StreamExt as _;
 use serde_json::json;
 use taskd::{
-    bus::{Bus as _, Record, Topic, redis_streams::RedisStreams},
+    bus::{Bus as _, Log, LogRecord, redis_streams::RedisStreams},
     model::TaskStatus,
     redis_pool::Redis,
     wire,
@@ -90,15 +90,15 @@ async fn a_topic_that_nobody_reads_is_bounded() {
     let server = RedisServer::start(Fsync::EverySecond);
     let redis = Redis::connect(&server.url(), "t").await.unwrap();
     let bus = RedisStreams::open(redis.clone(), "", 1).await.unwrap();
-    assert_eq!(bus.partitions(Topic::Events), 1);
-    let large: Vec<Record> = (0..8)
-        .map(|_| Record {
-            partition: 0,
-            value: vec![7; 1 << 20].into(),
-        })
-        .collect();
+    let large = LogRecord {
+        value: vec![7; 1 << 20].into(),
+        ..LogRecord::default()
+    };
+    let logs = bus.logs();
     for _ in 0..12 {
-        bus.publish_keyed(Topic::Events, &large, &[]).await.unwrap();
+        logs.append(&Log::EVENTS, &vec![large.clone(); 8])
+            .await
+            .unwrap();
     }
     let length: u64 = redis::cmd("XLEN")
         .arg("t:{bus}:events:0")

@@ -514,6 +514,27 @@ async fn a_task_that_nobody_would_publish_found_and_mended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_sequence_that_stands_still_behind_a_finished_task_goes_on() {
+    let tasks = Tasks::start().await;
+    let of = |key: &str| json!({"queue": "q", "key": key, "sequence": "s"});
+    tasks.daemon.insert(&["s1", "s2"].map(of)).await;
+    until("the first one is in Redis", async || {
+        let (_, answer) = tasks.daemon.get("/v1/books?queue=q").await;
+        let books = &answer["queues"][0];
+        books["state"] == "BALANCED" && books["held"]["redis"]["live"] == 7
+    })
+    .await;
+    let done = tasks.done.clone();
+    let head = done.replace('-', "");
+    tasks
+        .sql(&format!("UPDATE sequences SET head = X'{head}'"))
+        .await;
+    tasks
+        .found_and_mended(&["broken_sequence"], Some(&done), 5)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn wrong_counts_of_sql_are_found_and_mended() {
     for by in [5, -2] {
         let tasks = Tasks::start().await;

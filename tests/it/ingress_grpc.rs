@@ -207,6 +207,7 @@ async fn reflection_answers_programs_that_know_only_its_older_version() {
     for name in [
         "taskd.v1.Discovery",
         "taskd.v1.Tasks",
+        "taskd.v1.Topics",
         "taskd.v1.Operator",
         "grpc.health.v1.Health",
     ] {

@@ -9,6 +9,7 @@ use std::{
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection as _, SqliteConnection};
 use taskd::{
     model::now_unix_ms,
     wire::pb::{self, operator_client::OperatorClient},
@@ -657,4 +658,259 @@ async fn own_limits_come_back_when_redis_has_lost_everything() {
     let mut done = daemon.drain("w", "q").await;
     done.sort_unstable();
     assert_eq!(done, ["stopped0", "stopped1"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_comes_with_a_rejection_ends_without_the_watchdog() {
+    let queue = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n";
+    let config = format!("watchdog_interval = \"1m\"\n{queue}");
+    let daemon = Daemon::start(&config, &[]).await;
+    daemon.insert(&tasks_of("k", 2)).await;
+    let leased = daemon.lease_all("w", "q", 1).await;
+    let limit = json!({"hold": "300ms"});
+    let mut item = json!({"id": leased[0]["id"], "lease_token": leased[0]["lease_token"]});
+    item["reason"] = json!("429");
+    item["not_started"] = json!(true);
+    item["limit"] = limit;
+    let body = json!({"worker": "w", "rejections": [item]});
+    let (_, answer) = daemon.post("/v1/tasks:reject", &body).await;
+    assert_eq!(statuses(&answer), ["OK"], "{answer}");
+    assert_eq!(daemon.lease("v", "q", 1, "20s").await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_hold_of_a_worker_outlives_redis() {
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n";
+    let daemon = Daemon::start(config, &[]).await;
+    daemon.insert(&tasks_of("held", 2)).await;
+    daemon.insert(&tasks_of("free", 2)).await;
+    for task in daemon.lease_all("w", "q", 2).await {
+        let mut item = json!({"id": task["id"], "lease_token": task["lease_token"]});
+        if task["limit_key"] == "held" {
+            item["limit"] = json!({"hold": "1h"});
+        }
+        let body = json!({"worker": "w", "completions": [item]});
+        let (_, answer) = daemon.post("/v1/tasks:complete", &body).await;
+        assert_eq!(statuses(&answer), ["OK"], "{answer}");
+    }
+    let (_, before) = call(&daemon, Method::GET, "q/limits/held", None).await;
+    let held_until = before["held_until"].clone();
+    assert!(held_until.is_string(), "{before}");
+    let url = format!("sqlite://{}", daemon.data().join("taskd.db").display());
+    let mut connection = SqliteConnection::connect(&url).await.expect("SQLite");
+    until("SQL has the hold", async || {
+        let held = "SELECT until_ms FROM limit_holds";
+        let rows: Vec<i64> = sqlx::query_scalar(held)
+            .fetch_all(&mut connection)
+            .await
+            .expect("rows");
+        rows == [unix_ms(&held_until)]
+    })
+    .await;
+    connection.close().await.expect("closed");
+    let _: () = redis::cmd("FLUSHALL")
+        .query_async(&mut daemon.redis().await)
+        .await
+        .expect("FLUSHALL");
+    // It answers 503 once it has noticed, and what was done is perhaps done again.
+    let get = json!({"worker": "v", "queues": ["q"], "max_tasks": 10, "wait": "200ms"});
+    let mut started = Vec::new();
+    until("the free key goes on", async || {
+        let Some((200, answer)) = daemon.try_post("/v1/tasks:get", &get).await else {
+            return false;
+        };
+        let tasks = answer["tasks"].as_array().expect("a list").iter();
+        started.extend(tasks.map(|task| task["limit_key"].clone()));
+        started.contains(&json!("free"))
+    })
+    .await;
+    until("the shard has the hold, and a task behind it", async || {
+        let request = reqwest::get(format!("{}/v1/queues/q/limits/held", daemon.http()));
+        let Ok(answer) = request.await else {
+            return false;
+        };
+        let shown: Value = answer.json().await.unwrap_or_default();
+        shown["waiting"].as_u64() >= Some(1) && shown["held_until"] == held_until
+    })
+    .await;
+    assert!(!started.contains(&json!("held")), "{started:?}");
+    assert!(daemon.lease("v", "q", 5, "50ms").await.is_empty());
+    // An operator ends it.
+    let now = json!({"at_a_time": 1, "hold": "0s"});
+    let (status, answer) = call(&daemon, Method::PUT, "q/limits/held", Some(now)).await;
+    assert_eq!(status, 200, "{answer}");
+    let leased = daemon.lease_all("v", "q", 1).await;
+    assert_eq!(leased[0]["limit_key"], "held");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_of_sql_takes_own_limits_back_with_it() {
+    let config = "[queues.q]\nlimit_by = \"given\"\n";
+    let mut daemon = Daemon::start(config, &[]).await;
+    for key in ["kept", "changed", "new"] {
+        daemon.insert(&tasks_of(key, 1)).await;
+    }
+    let set = async |daemon: &Daemon, key: &str, at_a_time: u32| {
+        let body = json!({"at_a_time": at_a_time});
+        let (status, answer) =
+            call(daemon, Method::PUT, &format!("q/limits/{key}"), Some(body)).await;
+        assert_eq!(status, 200, "{answer}");
+        until("the shard knows it", async || {
+            shows(daemon, key, &json!({"at_a_time": at_a_time})).await
+        })
+        .await;
+    };
+    set(&daemon, "kept", 3).await;
+    set(&daemon, "changed", 4).await;
+    let database = daemon.data().join("taskd.db");
+    let backup = daemon.data().join("backup.db");
+    assert!(daemon.stop().await.success());
+    std::fs::copy(&database, &backup).expect("a copy");
+    daemon.start_again();
+    daemon.ready().await;
+    set(&daemon, "changed", 0).await;
+    set(&daemon, "new", 0).await;
+    assert!(daemon.stop().await.success());
+    std::fs::rename(&backup, &database).expect("the backup");
+    daemon.start_again();
+    daemon.ready().await;
+    for (key, expected) in [
+        ("kept", json!(3)),
+        ("changed", json!(4)),
+        ("new", json!(1000)),
+    ] {
+        until("the shard has what SQL has", async || {
+            let path = format!("q/limits/{key}");
+            let (_, shown) = call(&daemon, Method::GET, &path, None).await;
+            shown["at_a_time"] == expected
+        })
+        .await;
+    }
+    assert_eq!(daemon.drain("w", "q").await.len(), 3);
+    // Changes count from here.
+    daemon.insert(&tasks_of("later", 1)).await;
+    set(&daemon, "later", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mark_without_tasks_in_sql_goes_when_the_watchdog_begins() {
+    let config = "[queues.q]\nlimit_by = \"given\"\n";
+    let mut daemon = Daemon::start(config, &[]).await;
+    daemon.insert(&tasks_of("k", 1)).await;
+    assert_eq!(daemon.drain("w", "q").await.len(), 1);
+    assert!(daemon.stop().await.success());
+    daemon.start_again();
+    daemon.ready().await;
+    let mut redis = daemon.redis().await;
+    let keys: Vec<String> = redis::cmd("KEYS")
+        .arg("*{q:*:generation")
+        .query_async(&mut redis)
+        .await
+        .expect("KEYS");
+    let marks = keys[0].replace(":generation", ":crowded");
+    let _: () = redis::cmd("ZADD")
+        .arg(&marks)
+        .arg(0)
+        .arg("kkkkkkkk")
+        .query_async(&mut redis)
+        .await
+        .expect("ZADD");
+    // The watchdog that left the mark is gone.
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    until("the mark is gone", async || {
+        let mut redis = daemon.redis().await;
+        let left: i64 = redis::cmd("ZCARD")
+            .arg(&marks)
+            .query_async(&mut redis)
+            .await
+            .expect("ZCARD");
+        left == 0
+    })
+    .await;
+}
+
+/// How many own limits there may be in all queues together.
+const MOST_OWN_LIMITS: u32 = 100_000;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_own_limit_too_many_is_refused() {
+    let config = "[queues.q]\nlimit_by = \"given\"\n";
+    let daemon = Daemon::start(config, &[]).await;
+    let digits = "SELECT 0 d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 \
+         UNION ALL SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9";
+    let fill = format!(
+        "INSERT INTO limits (queue, limit_key, at_a_time, pace, burst, hold_ms, at_ms, who, version, cleared) \
+         SELECT 'other', CAST(a.d * 10000 + b.d * 1000 + c.d * 100 + e.d * 10 + f.d AS BLOB), \
+         1, '', 0, 0, 0, 'ops', 0, 0 \
+         FROM ({digits}) a, ({digits}) b, ({digits}) c, ({digits}) e, ({digits}) f LIMIT {}",
+        MOST_OWN_LIMITS - 1
+    );
+    let url = format!("sqlite://{}", daemon.data().join("taskd.db").display());
+    let mut connection = SqliteConnection::connect(&url).await.expect("SQLite");
+    sqlx::query(AssertSqlSafe(fill))
+        .execute(&mut connection)
+        .await
+        .expect("rows");
+    connection.close().await.expect("closed");
+    let body = json!({"at_a_time": 2});
+    let set = async |key: &str| {
+        let path = format!("q/limits/{key}");
+        call(&daemon, Method::PUT, &path, Some(body.clone())).await
+    };
+    assert_eq!(set("last").await.0, 200);
+    let (status, problem) = set("one-more").await;
+    assert_eq!(status, 429, "{problem}");
+    assert!(
+        problem["detail"].to_string().contains("100000"),
+        "{problem}"
+    );
+    assert_eq!(set("last").await.0, 200, "it has its place");
+    let (status, _) = call(&daemon, Method::DELETE, "q/limits/last", None).await;
+    assert_eq!(status, 200);
+    assert_eq!(set("one-more").await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ten_tasks_of_a_key_do_not_wait_for_thousands_of_another() {
+    let config = "[queues.q]\nlimit_by = \"given\"\nlimit_at_a_time = 2\nhigh_water_tasks = 1000\n";
+    let daemon = Daemon::start(config, &[]).await;
+    // How many claims of a task each it takes until the ten are done.
+    let claims = async |queue: &str| {
+        let mut count = 0;
+        let mut done = 0;
+        while done < 10 {
+            let tasks = daemon.lease("w", queue, 1, "5s").await;
+            count += 1;
+            assert!(count < 1000, "{done} are done");
+            done += tasks
+                .iter()
+                .filter(|task| task["limit_key"] == "few")
+                .count();
+            assert_eq!(daemon.complete("w", &tasks).await, vec!["OK"; tasks.len()]);
+        }
+        count
+    };
+    daemon.insert(&tasks_of("few", 10)).await;
+    let alone = claims("q").await;
+    for part in 0..20 {
+        let many: Vec<_> = (0..1000)
+            .map(|n| json!({"queue": "q", "key": format!("many{part}-{n}"), "limit_key": "many"}))
+            .collect();
+        daemon.insert(&many).await;
+    }
+    until("the rest of the many waits in SQL", async || {
+        let (_, books) = daemon.get("/v1/books?queue=q").await;
+        books["queues"][0]["held"]["sql"]["fresh"] == 0
+    })
+    .await;
+    let few: Vec<_> = (0..10)
+        .map(|n| json!({"queue": "q", "key": format!("few{}", n + 10), "limit_key": "few"}))
+        .collect();
+    daemon.insert(&few).await;
+    let beside = claims("q").await;
+    assert!(
+        beside <= 2 * alone + 2,
+        "{beside} claims beside the many, {alone} alone"
+    );
 }

@@ -235,7 +235,7 @@ async fn an_extent_is_told_and_changes_nothing() {
     let keys = ["s", "committed"];
     assert_eq!(
         f.run(&scripts::BUS_EXTENT, &keys, &[]).await,
-        "[0-0 - 0-0 -]"
+        "[0-0 - 0-0 - 0]"
     );
     assert_eq!(f.state().await, State::new(), "asking creates nothing");
     for id in ["1-0", "2-0", "3-0"] {
@@ -243,19 +243,19 @@ async fn an_extent_is_told_and_changes_nothing() {
     }
     assert_eq!(
         f.run(&scripts::BUS_EXTENT, &keys, &[]).await,
-        "[3-0 1-0 0-0 -]"
+        "[3-0 1-0 0-0 - 3]"
     );
     f.seed("XDEL s 1-0").await;
     f.seed("SET committed 1-0").await;
     let before = f.state().await;
     assert_eq!(
         f.run(&scripts::BUS_EXTENT, &keys, &[]).await,
-        "[3-0 2-0 1-0 1-0]"
+        "[3-0 2-0 1-0 1-0 3]"
     );
     f.seed("XTRIM s MAXLEN 0").await;
     assert_eq!(
         f.run(&scripts::BUS_EXTENT, &keys, &[]).await,
-        "[3-0 - 1-0 1-0]"
+        "[3-0 - 1-0 1-0 3]"
     );
     assert_eq!(before.keys().collect::<Vec<_>>(), ["committed", "s"]);
 }
@@ -476,7 +476,15 @@ async fn a_shared_reader_does_not_live_longer_than_anybody_writes() {
 
 /// `above` a bound of ten bytes and three records.
 async fn publish(f: &Fixture, above: &str, records: &[&str]) -> String {
-    let args: Vec<_> = ["10", "3", above].iter().chain(records).copied().collect();
+    let mut args = vec!["10", "3", above];
+    if above == "trim" {
+        args.push("0");
+        for record in records {
+            args.extend([record, "", "", ""]);
+        }
+    } else {
+        args.extend(records);
+    }
     f.run(&scripts::BUS_PUBLISH, &["s"], &args).await
 }
 
@@ -561,6 +569,46 @@ async fn the_oldest_go_by_bytes_and_by_number_and_the_newest_stays() {
     f.seed("XADD s * who knows").await;
     publish(&f, "trim", &["1", "2", "3", "4"]).await;
     assert_eq!(values(&f).await.len(), 3);
+}
+
+#[tokio::test]
+async fn the_parts_of_a_record_are_fields_that_count_for_the_bound() {
+    let f = Fixture::new().await;
+    let args = ["10", "3", "trim", "0"];
+    let records = ["v1", "k1", "a1", "i1", "v2", "", "", "i2"];
+    f.run(
+        &scripts::BUS_PUBLISH,
+        &["s"],
+        &[&args[..], &records].concat(),
+    )
+    .await;
+    assert_eq!(
+        values(&f).await,
+        [
+            "[v v1 before 0 0 k k1 a a1 i i1]]",
+            "[v v2 before 8 1 i i2]]"
+        ]
+    );
+    publish(&f, "trim", &["3"]).await;
+    assert_eq!(
+        values(&f).await,
+        ["[v v2 before 8 1 i i2]]", "[v 3 before 12 2]]"]
+    );
+}
+
+#[tokio::test]
+async fn records_of_a_log_leave_by_age_in_the_same_step() {
+    let f = Fixture::new().await;
+    // Redis trims whole nodes, which have a hundred entries.
+    for second in 1..=150 {
+        f.seed(&format!("XADD s {second}-0 v x")).await;
+    }
+    let hour = HOUR.to_string();
+    let args = ["1000", "0", "trim", &hour, "new", "", "", ""];
+    f.run(&scripts::BUS_PUBLISH, &["s"], &args).await;
+    let left = values(&f).await;
+    assert!(left.len() <= 51, "{} are left", left.len());
+    assert!(left.last().expect("one").starts_with("[v new before"));
 }
 
 // --- lease.lua

@@ -265,6 +265,10 @@ async fn the_schemas_say_what_the_readers_take() {
 async fn a_limit_has_the_bounds_that_it_says() {
     let daemon = Daemon::start("", &[]).await;
     let (_, document) = daemon.get("/openapi.json").await;
+    let put = crate::support::http_client()
+        .put(format!("{}/v1/topics/t", daemon.http()))
+        .json(&serde_json::json!({}));
+    assert_eq!(put.send().await.unwrap().status(), 200);
     let mut limits = 0;
     for ((_, path), operation) in operations(&document) {
         let parameters = operation["parameters"].as_array().into_iter().flatten();
@@ -272,7 +276,7 @@ async fn a_limit_has_the_bounds_that_it_says() {
             let [least, most] =
                 ["minimum", "maximum"].map(|bound| limit["schema"][bound].as_u64().unwrap());
             let queue = if path == "/v1/dump" { "queue=q&" } else { "" };
-            let path = path.replace("{queue}", "q");
+            let path = path.replace("{queue}", "q").replace("{topic}", "t");
             for (value, expected) in [(least, 200), (most, 200), (most + 1, 400)] {
                 let (status, answer) = daemon.get(&format!("{path}?{queue}limit={value}")).await;
                 assert_eq!(status, expected, "{path} {value}: {answer}");
@@ -280,7 +284,7 @@ async fn a_limit_has_the_bounds_that_it_says() {
             limits += 1;
         }
     }
-    assert_eq!(limits, 6);
+    assert_eq!(limits, 8);
 }
 
 #[tokio::test]

@@ -125,7 +125,7 @@ impl Fixture {
             .map(|_| in_shard(row("q", TaskId::new().as_bytes())))
             .collect();
         let stored = self.store.insert(&rows).await.unwrap();
-        let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();
+        let turns: Vec<Turn> = rows.iter().filter_map(|row| stored.turn_of(row)).collect();
         rows.into_iter().map(|row| row.task).zip(turns).collect()
     }
 
@@ -516,7 +516,7 @@ async fn a_crowd(f: &Fixture) -> Vec<(TaskRow, Turn)> {
         row.task.created_unix_ms = now_unix_ms();
     }
     let stored = f.store.insert(&rows).await.unwrap();
-    let turns: Vec<Turn> = rows.iter().map(|row| stored.turn_of(row)).collect();
+    let turns: Vec<Turn> = rows.iter().filter_map(|row| stored.turn_of(row)).collect();
     rows.into_iter().map(|row| row.task).zip(turns).collect()
 }
 

@@ -134,6 +134,22 @@ async fn while_a_start_waits_callers_over_grpc_hear_for_what() {
             .contains("redis is a replica, which takes no writes; name the master in redis_url")
     );
 
+    // The dashboard says so, too, and loads itself again.
+    let page = crate::support::http_client()
+        .get(format!("{}/ui/queues/q", daemon.http()))
+        .send()
+        .await
+        .unwrap();
+    assert_eq!(
+        (page.status().as_u16(), &page.headers()["refresh"]),
+        (503, &"2".parse().unwrap())
+    );
+    let page = page.text().await.unwrap();
+    assert!(
+        page.contains("taskd starts, and waits for Redis."),
+        "{page}"
+    );
+
     let connect = async || {
         Channel::from_shared(daemon.grpc())
             .unwrap()

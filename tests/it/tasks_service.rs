@@ -10,7 +10,7 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use prost::Message as _;
 use taskd::{
     api::{Api, Authentication, Error, Kind},
-    bus::{Bus, Reading, Topic, redis_streams::RedisStreams},
+    bus::{Bus, Log, Reading, Topic, redis_streams::RedisStreams},
     config::Settings,
     model::{
         Access, Batch, Caller, Client, Completion, Encoding, Extension, GetTasks, Item, ItemAnswer,
@@ -922,14 +922,14 @@ async fn reports_that_come_one_by_one_are_on_the_bus_once_and_leave_the_outbox()
         .await
         .unwrap();
     assert_eq!(left, 0);
-    let mut subscription = service
+    let mut reader = service
         .bus
         .subscribe(Topic::TaskResults, Reading::Shared)
         .await
         .unwrap();
     let mut reported = Vec::new();
     while reported.len() < ids.len() {
-        for message in subscription.next(100).await.unwrap() {
+        for message in reader.next(100).await.unwrap() {
             let reports = wire::read_reports(&message.value).unwrap().reports;
             reported.extend(reports.into_iter().map(|report| report.unwrap().id));
         }
@@ -1148,7 +1148,7 @@ async fn a_busy_shard_does_not_hold_up_the_reports_of_others() {
     };
     let forwarded = async {
         until("the forwarder is at a", async || {
-            service.bus.ends(Topic::Expirations).await.unwrap()[0].is_some()
+            service.bus.logs().ends(&Log::EXPIRATIONS).await.unwrap()[0].is_some()
         })
         .await;
         assert_eq!(

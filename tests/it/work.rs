@@ -583,6 +583,36 @@ async fn a_command_that_puts_its_task_off_holds_the_others_of_its_limit_key() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_throttled_worker_starts_nothing_until_then() {
+    let daemon = Daemon::start("[queues.default]\nmax_attempts = 1\n", &[]).await;
+    let tasks = ["a", "b", "c"].map(|key| json!({"queue": "q", "key": key}));
+    let ids = daemon.insert(&tasks).await;
+    let args = ["--throttle", "--put-off", "2s", "--prefetch", "1"];
+    let work = Work::new(&daemon, &[ONCE, &args].concat());
+    let script = work.script(
+        "if mkdir off 2>/dev/null; then date +%s%3N > off/at; exit 75; fi; date +%s%3N > $1.at",
+    );
+    let lines = work.run(&[script.to_str().unwrap(), "{key}"]).await;
+    let outcomes = outcomes(&lines);
+    let completed = outcomes.iter().filter(|(_, end, _)| *end == "completed");
+    assert_eq!(completed.count(), 3, "{lines:?}");
+    let read = |name: &str| {
+        let text = fs::read_to_string(work.dir.path().join(name)).unwrap();
+        text.trim().parse::<u64>().unwrap()
+    };
+    let starts = ["a.at", "b.at", "c.at"].map(read);
+    let put_off = read("off/at");
+    assert!(
+        starts.iter().all(|start| *start >= put_off + 2000),
+        "{put_off} {starts:?}"
+    );
+    for id in ids {
+        let (_, task) = daemon.get(&format!("/v1/tasks/{id}")).await;
+        assert_eq!(task["attempts"], 0, "{task}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_crate_reports_a_pace_with_a_task_that_it_has_not_started() {
     let daemon = Daemon::start("[queues.q]\nlimit_by = \"given\"\n", &[]).await;
     daemon

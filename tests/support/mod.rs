@@ -25,6 +25,7 @@ pub(crate) mod commit_proxy;
 pub(crate) mod daemon;
 pub(crate) mod event_topic;
 pub(crate) mod kafka;
+pub(crate) mod logs_contract;
 pub(crate) mod mariadb;
 pub(crate) mod port;
 pub(crate) mod process;
@@ -38,6 +39,7 @@ pub(crate) mod spans;
 pub(crate) mod sqlite;
 #[macro_use]
 pub(crate) mod store_contract;
+pub(crate) mod subscriptions;
 
 /// The coordination of a process that shares this Redis with others.
 pub(crate) fn coordination(redis: &Redis, process: &str) -> Coordination {

@@ -136,18 +136,14 @@ impl Process {
     pub(crate) async fn sync_queues(&self, supervisor: &Supervisor) {
         let (gates, occupancy) = (self.gates.clone(), self.occupancy.clone());
         let (store, queue) = (Arc::clone(&self.store), self.queue.shards.clone());
-        QueueSync::start(store, queue, gates, occupancy, self.clock.clone(), false)
+        QueueSync::start(store, queue, gates, occupancy, self.clock.clone())
             .await
             .unwrap()
             .keep_on(supervisor);
     }
 
     fn context(&self, settings: &Arc<Settings>) -> Context {
-        let letters = DeadLetters::new(
-            self.store.clone(),
-            Arc::clone(&self.bus),
-            self.clock.clone(),
-        );
+        let letters = DeadLetters::new(self.store.clone(), &*self.bus, self.clock.clone());
         Context {
             settings: Arc::clone(settings),
             store: Arc::clone(&self.store),

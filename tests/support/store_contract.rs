@@ -31,6 +31,7 @@ mod deadlines;
 mod events;
 mod history;
 mod idempotency;
+mod keyless;
 mod letters;
 mod limits;
 mod pauses;
@@ -38,6 +39,10 @@ mod queues;
 mod rebuild;
 mod retention;
 mod search;
+mod sequences;
+mod subscriptions;
+mod topics;
+mod trees;
 
 pub(crate) use access::*;
 pub(crate) use batches::*;
@@ -49,6 +54,7 @@ pub(crate) use deadlines::*;
 pub(crate) use events::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
+pub(crate) use keyless::*;
 pub(crate) use letters::*;
 pub(crate) use limits::*;
 pub(crate) use pauses::*;
@@ -56,6 +62,10 @@ pub(crate) use queues::*;
 pub(crate) use rebuild::*;
 pub(crate) use retention::*;
 pub(crate) use search::*;
+pub(crate) use sequences::*;
+pub(crate) use subscriptions::*;
+pub(crate) use topics::*;
+pub(crate) use trees::*;
 
 use Inserted::{Duplicate, New};
 use StoredStatus::{Completed, Dead, Unfinished};
@@ -85,6 +95,8 @@ macro_rules! store_contract {
             a_key_is_new_once,
             keys_and_queues_are_compared_bytewise,
             a_repeated_insert_changes_nothing,
+            a_task_without_a_key_is_stored_once,
+            a_task_without_a_key_ends_like_any_other,
             answers_come_in_the_order_of_the_rows,
             large_rows_fit,
             what_payloads_and_results_are_is_remembered,
@@ -96,6 +108,17 @@ macro_rules! store_contract {
             the_first_report_to_discover_a_key_wins,
             an_unknown_task_changes_nothing,
             many_reports_are_settled_at_once,
+            tasks_of_a_sequence_leave_sql_one_after_the_other,
+            a_death_lets_the_next_one_go_or_holds_it,
+            a_task_that_dies_while_it_waits_holds_at_its_place,
+            a_task_sent_again_waits_at_its_old_place,
+            tasks_that_end_while_they_wait_leave_their_sequence,
+            a_sequence_goes_on_through_discoveries_and_higher_num,
+            the_next_of_a_sequence_waits_for_its_own_time,
+            what_is_released_beyond_a_page_is_due_at_once,
+            late_calls_do_not_let_a_waiting_task_overtake,
+            of_concurrent_settlements_each_releases_its_own_sequences,
+            a_broken_sequence_is_found_and_mended,
             what_is_final_leaves_the_outbox,
             a_published_task_leaves_the_outbox_and_its_place_is_kept,
             a_place_never_moves_backwards,
@@ -142,6 +165,7 @@ macro_rules! store_contract {
             a_change_has_one_event_and_a_call_that_changes_nothing_has_none,
             what_operators_do_has_events_too,
             events_stay_until_they_are_removed_in_the_order_of_their_tasks,
+            what_was_counted_is_found_again_and_nothing_else,
             a_bulk_change_goes_on_where_it_stands,
             bulk_changes_are_bounded_and_those_of_a_later_taskd_are_left_to_it,
             each_task_that_is_sent_again_has_its_act,
@@ -150,6 +174,7 @@ macro_rules! store_contract {
             a_page_ends_when_it_has_looked_at_enough,
             what_finished_long_ago_is_removed_and_stays_a_duplicate,
             the_earliest_finished_are_removed_first,
+            the_completed_tasks_of_one_queue_are_removed_page_by_page,
             a_report_of_a_removed_task_changes_nothing,
             a_repeated_insert_of_a_removed_task_is_no_duplicate_of_itself,
             discoveries_of_removed_keys_are_duplicates,
@@ -176,6 +201,25 @@ macro_rules! store_contract {
             published_tasks_are_found_by_id,
             queues_are_paused_and_resumed_with_their_acts,
             own_limits_are_set_and_cleared_with_their_acts,
+            holds_are_kept_until_they_are_over,
+            topics_are_kept_changed_and_deleted_with_their_acts,
+            subscriptions_are_kept_with_their_positions,
+            a_position_moves_only_from_where_it_was_read,
+            positions_leave_with_their_topic,
+            a_tree_begins_with_its_root_and_ends_with_its_last_task,
+            a_repeated_or_surplus_report_adds_nothing_to_a_tree,
+            every_way_to_end_a_task_ends_its_tree,
+            dead_tasks_count_or_are_ignored_or_hold,
+            a_task_that_is_sent_again_opens_the_next_epoch,
+            letters_count_in_their_tree,
+            the_deadline_of_a_tree_is_that_of_its_tasks,
+            nothing_is_added_to_a_cancelled_tree,
+            trees_are_listed_and_their_tasks_counted,
+            ended_trees_are_removed_with_their_lists,
+            a_root_without_a_key_comes_again_after_its_removal,
+            a_wrong_tree_is_found_and_corrected,
+            the_end_of_a_tree_is_an_event_of_its_root,
+            two_settlers_end_a_tree_once,
             tokens_come_and_go_with_their_acts,
             old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,
@@ -234,7 +278,9 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         backoff: None,
         deadline_unix_ms: 0,
         limit_key: String::new(),
+        sequence: None,
         idempotency: None,
+        tree: None,
     }
 }
 
@@ -349,6 +395,7 @@ pub(crate) fn detail(row: &NewRow) -> TaskDetail {
         epoch: 0,
         updated_unix_ms: NOW,
         unpublished: true,
+        tree: None,
     }
 }
 
@@ -1723,6 +1770,7 @@ pub(crate) async fn states_name_the_credited_workers(db: &impl Database) {
         status,
         workers: workers.iter().map(ToString::to_string).collect(),
         epoch: 0,
+        is_behind: false,
         replicas: row.task.replicas,
         priority: row.task.priority,
     };

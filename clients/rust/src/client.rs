@@ -56,6 +56,9 @@ pub struct Inserted {
     pub status: InsertedAs,
     /// Why the task was rejected, or how the earlier task with its key ended.
     pub note: String,
+    /// The tree that the task is in, if the insert named one. That of a duplicate is the one that
+    /// had it first. Otherwise empty.
+    pub tree: String,
 }
 
 /// The outcome of the insert of one task.
@@ -174,8 +177,12 @@ impl Client {
         error: &Error,
     ) -> Result<Vec<Inserted>, Error> {
         if tasks.len() == 1 {
-            let (id, status, note) = (String::new(), InsertedAs::Rejected, error.to_string());
-            return Ok(vec![Inserted { id, status, note }]);
+            return Ok(vec![Inserted {
+                id: String::new(),
+                status: InsertedAs::Rejected,
+                note: error.to_string(),
+                tree: String::new(),
+            }]);
         }
         let others = tasks.split_off(tasks.len() / 2);
         let mut inserted = Box::pin(self.insert_batch(tasks)).await?;
@@ -205,6 +212,7 @@ impl Inserted {
             id: result.id,
             status,
             note: result.error,
+            tree: result.tree,
         })
     }
 }

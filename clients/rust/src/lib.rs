@@ -50,6 +50,7 @@ mod stop;
 mod surplus;
 mod task;
 mod token;
+mod tree;
 mod unary;
 mod waiting;
 mod worker;
@@ -77,6 +78,7 @@ pub use self::{
     stop::Stop,
     task::{FromPayload, Json, Task, TaskInfo},
     token::Token,
+    tree::NewTree,
     unary::Unary,
     waiting::Awaited,
     worker::Worker,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 pub(crate) use crate::duration::proto;
 pub use crate::pb::Priority;
-use crate::{backoff::Backoff, pb};
+use crate::{backoff::Backoff, pb, tree::NewTree};
 
 /// A task to insert. Unset fields take the settings of the queue.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -154,6 +154,46 @@ impl NewTask {
         })
     }
 
+    /// The tasks of a queue with one sequence go one after the other, in the order of their inserts.
+    #[must_use]
+    pub fn sequence(self, name: impl Into<String>) -> Self {
+        Self(pb::NewTask {
+            sequence: name.into(),
+            ..self.0
+        })
+    }
+
+    /// When the task dies, the next ones of its sequence wait until it is sent again or purged.
+    #[must_use]
+    pub fn hold_when_dead(self) -> Self {
+        Self(pb::NewTask {
+            on_dead: pb::OnDead::Hold.into(),
+            ..self.0
+        })
+    }
+
+    /// The task is the root of a tree: taskd tells when all that is discovered from it is over.
+    #[must_use]
+    pub fn new_tree(self, tree: NewTree) -> Self {
+        Self(pb::NewTask {
+            tree: Some(tree.into()),
+            ..self.0
+        })
+    }
+
+    /// The task joins this tree, which must be open.
+    #[must_use]
+    pub fn in_tree(self, id: impl Into<String>) -> Self {
+        let tree = pb::TaskTree {
+            id: id.into(),
+            ..Default::default()
+        };
+        Self(pb::NewTask {
+            tree: Some(tree),
+            ..self.0
+        })
+    }
+
     /// Adds a header, which the worker receives.
     #[must_use]
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -208,6 +248,12 @@ mod tests {
             [backoff.initial, backoff.maximum, backoff.give_up_after].map(seconds),
             [Some(1), Some(60), Some(3600)]
         );
+        let tree = NewTree::new().then("r").timeout(second).hold_on_dead();
+        let tree = NewTask::new("q", "k").new_tree(tree).0.tree.unwrap();
+        assert_eq!((&*tree.then, seconds(tree.timeout)), ("r", Some(1)));
+        assert_eq!(tree.on_dead(), pb::TreeOnDead::Hold);
+        let joins = NewTask::new("q", "k").in_tree("i").0.tree.unwrap();
+        assert_eq!(joins.id, "i");
         let limit: pb::Backoff = Backoff::of_queue_for(second).into();
         assert_eq!(
             (limit.kind(), seconds(limit.give_up_after)),

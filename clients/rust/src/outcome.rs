@@ -121,6 +121,8 @@ pub struct Failure {
     pub(crate) retry: bool,
     pub(crate) delay: Option<Duration>,
     pub(crate) not_started: bool,
+    /// The worker takes no tasks until the delay is over.
+    pub(crate) throttles: bool,
     limit: Option<pb::LimitReport>,
 }
 
@@ -132,6 +134,7 @@ impl Failure {
             retry: true,
             delay: None,
             not_started: false,
+            throttles: false,
             limit: None,
         }
     }
@@ -163,6 +166,7 @@ impl Failure {
             retry: true,
             delay: None,
             not_started: true,
+            throttles: false,
             ..self
         }
     }
@@ -179,6 +183,18 @@ impl Failure {
             delay: Some(delay),
             not_started: true,
             ..self
+        }
+    }
+
+    /// Puts the task off, and the worker takes no tasks either until `delay` is over: for a service
+    /// that every task needs and that is away or asks for a pause. Tasks that wait in the worker go
+    /// to others at once.
+    #[must_use]
+    pub fn throttle(self, delay: Duration) -> Self {
+        Self {
+            throttles: true,
+            // The worker adds it to the present time, which would panic with a longer one.
+            ..self.put_off(delay.min(LONGEST_DELAY))
         }
     }
 
@@ -285,6 +301,8 @@ mod tests {
                 (true, Some(true), Some(zero))
             );
         }
+        let throttled = new().throttle(Duration::MAX);
+        assert_eq!(throttled.is_put_off(), Some(LONGEST_DELAY));
         let put_off = new().never_again().put_off(five);
         assert_eq!(put_off.is_put_off(), Some(five));
         let rejection = put_off.rejection("id", "token");

@@ -47,6 +47,9 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(3);
 /// For how long reports do not ask for tasks, after one that did was refused or timed out.
 const ASKS_NOT_FOR: Duration = Duration::from_secs(1);
 
+/// Why tasks go back that wait in a worker which stops.
+const STOPPED: &str = "not started: the worker stopped";
+
 type Outcome = Result<Done, Failure>;
 pub(crate) type Handler = Box<
     dyn Fn(&Arc<TaskInfo>, Bytes) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync,
@@ -66,6 +69,8 @@ pub(crate) struct Run<S> {
     get: Option<Pin<Box<dyn Future<Output = Got> + Send>>>,
     /// When a report may ask for tasks again.
     reports_ask: Instant,
+    /// When the worker may take tasks again, after a handler has throttled it.
+    throttled_until: Option<Instant>,
     /// Collects the tasks that were in flight when the drain began.
     rest: Option<Pin<Box<dyn Future<Output = Vec<pb::LeasedTask>> + Send>>>,
     stops: watch::Receiver<Level>,
@@ -90,6 +95,7 @@ impl<S: Source> Run<S> {
             most_extensions: Arc::new(MOST_EXTENSIONS.into()),
             get: None,
             reports_ask: Instant::now(),
+            throttled_until: None,
             rest: None,
             stops: options.stop.watch(),
             level: Level::Run,
@@ -112,7 +118,12 @@ impl<S: Source> Run<S> {
         let level = *self.stops.borrow();
         self.raise(level);
         loop {
-            self.start_handlers();
+            if self.is_throttled() {
+                self.give_back_waiting("not started: the worker takes no tasks for a while");
+            } else {
+                self.throttled_until = None;
+                self.start_handlers();
+            }
             let room = self.room();
             self.source.room(room);
             let asks = self.get.is_none()
@@ -134,8 +145,14 @@ impl<S: Source> Run<S> {
                 tasks = ready(&mut self.rest) => {
                     self.rest = None;
                     tasks.into_iter().for_each(|task| self.table.add(task));
-                    self.give_back_waiting();
+                    self.give_back_waiting(STOPPED);
                 }
+                // Without this, tasks that taskd sent before it heard that the worker has no more
+                // room would wait in the source until their leases expire.
+                tasks = self.source.arrived(), if self.takes_arrivals() => {
+                    tasks.into_iter().for_each(|task| self.table.add(task));
+                }
+                () = until(self.throttled_until) => {}
                 ended = self.source.ended() => self.cancelled(&ended),
                 Some(ended) = self.handlers.join_next_with_id() => self.ended(ended),
                 Some(answered) = self.reports.answered() => self.answered(answered?),
@@ -200,10 +217,22 @@ impl<S: Source> Run<S> {
         }
     }
 
+    fn is_throttled(&self) -> bool {
+        self.throttled_until
+            .is_some_and(|until| Instant::now() < until)
+    }
+
+    /// True if no call waits for tasks. A drain collects them itself.
+    fn takes_arrivals(&self) -> bool {
+        self.level == Level::Run && self.get.is_none()
+    }
+
     /// How many more tasks the worker can take.
     fn room(&self) -> usize {
         let most = self.options.concurrency + self.options.prefetch;
-        let takes_more = self.level == Level::Run && self.table.len() <= most + MOST_UNREPORTED;
+        let takes_more = self.level == Level::Run
+            && !self.is_throttled()
+            && self.table.len() <= most + MOST_UNREPORTED;
         if takes_more {
             most.saturating_sub(self.table.unfinished())
         } else {
@@ -275,6 +304,10 @@ impl<S: Source> Run<S> {
         held.ending = ending;
         held.reason.clone_from(&failure.reason);
         let is_put_off = failure.is_put_off().is_some();
+        if failure.throttles {
+            let until = failure.is_put_off().map(|delay| Instant::now() + delay);
+            self.throttled_until = self.throttled_until.max(until);
+        }
         let mut rejection = failure.rejection(held.info.id(), &held.info.lease_token);
         check_limit(&mut rejection.limit, &held.info, &self.options.tell);
         if rejection.not_started && !is_put_off {
@@ -291,7 +324,7 @@ impl<S: Source> Run<S> {
             Tasks::Came(tasks) => {
                 tasks.into_iter().for_each(|task| self.table.add(task));
                 if self.level > Level::Run {
-                    self.give_back_waiting();
+                    self.give_back_waiting(STOPPED);
                 }
             }
         }
@@ -364,13 +397,9 @@ impl<S: Source> Run<S> {
     }
 
     /// Gives back the tasks whose handlers have not started.
-    fn give_back_waiting(&mut self) {
+    fn give_back_waiting(&mut self, why: &str) {
         while let Some((number, ..)) = self.table.next() {
-            self.reject(
-                number,
-                Ended::GivenBack,
-                Failure::new("not started: the worker stopped").not_started(),
-            );
+            self.reject(number, Ended::GivenBack, Failure::new(why).not_started());
         }
     }
 
@@ -437,7 +466,7 @@ impl<S: Source> Run<S> {
         if self.level == Level::Run {
             (self.options.tell)(Event::Draining(self.table.len()));
             self.source.room(0);
-            self.give_back_waiting();
+            self.give_back_waiting(STOPPED);
             // taskd takes back an answer that it has not written yet. One that is already in flight
             // arrives soon, as does that of a report that asks for tasks.
             let (get, source) = (self.get.take(), self.source.clone());

@@ -76,6 +76,13 @@ pub trait Source: Send + Sync + 'static {
     /// flight.
     fn room(&self, _most: usize) {}
 
+    /// Waits for tasks that arrive while no call of `get` is in flight: they were sent before the
+    /// source knew that the worker has no more room. Dropping the future loses no task. By default
+    /// it waits forever, for a source that sends tasks only in its answers.
+    fn arrived(&self) -> impl Future<Output = Vec<pb::LeasedTask>> + Send {
+        pending()
+    }
+
     /// Waits for leases that ended without a report of the worker. By default it waits forever, for
     /// a source that is not notified of them.
     fn ended(&self) -> impl Future<Output = Vec<EndedLease>> + Send {

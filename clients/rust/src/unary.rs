@@ -2,6 +2,7 @@
 //! take more tasks, a report also fetches the next ones (`next`), which saves a call.
 
 use std::{
+    collections::HashMap,
     sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
@@ -23,6 +24,7 @@ pub struct Unary {
     client: Client,
     worker: String,
     queues: Vec<String>,
+    weights: HashMap<String, u32>,
     wait: Duration,
     lease: Duration,
     /// The most tasks that taskd returns in one call, as far as known.
@@ -43,16 +45,24 @@ impl Unary {
             client: client.clone(),
             worker: worker.to_owned(),
             queues: queues.to_vec(),
+            weights: HashMap::new(),
             wait,
             lease,
             most_tasks,
         }
     }
 
+    /// How the queues share the tasks, by name.
+    pub(crate) fn weights(mut self, weights: &HashMap<String, u32>) -> Self {
+        self.weights.clone_from(weights);
+        self
+    }
+
     fn request(&self, max_tasks: u32, wait: Duration) -> pb::GetTasksRequest {
         pb::GetTasksRequest {
             worker: self.worker.clone(),
             queues: self.queues.clone(),
+            weights: self.weights.clone(),
             max_tasks,
             wait: Some(proto(wait)),
             lease_duration: Some(proto(self.lease)),

@@ -1,6 +1,6 @@
 //! A worker and its options.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
@@ -24,6 +24,7 @@ use crate::{
 pub struct Worker {
     name: String,
     queues: Vec<String>,
+    weights: HashMap<String, u32>,
     wait: Duration,
     is_polling: bool,
     /// True if the caller has set no event handler. The worker then prints the most important
@@ -56,11 +57,20 @@ impl Worker {
         Self {
             name: name.into(),
             queues,
+            weights: HashMap::new(),
             wait: Duration::from_secs(20),
             is_polling: false,
             says: true,
             options,
         }
+    }
+
+    /// Lets the queues share the tasks by weight while each has some: with 3 for `a` and 1 for `b`
+    /// three of four tasks are of `a`. 1 to 1,000; a queue without one has 1. Then priorities order
+    /// the tasks of each queue, and not those of different ones.
+    pub fn weight(mut self, queue: impl Into<String>, weight: u32) -> Self {
+        self.weights.insert(queue.into(), weight);
+        self
     }
 
     /// How many handlers run concurrently. 1 by default.
@@ -178,12 +188,14 @@ impl Worker {
         }
         self.options.surplus = Some(Surplus::new(client.clone(), self.options.tell.clone()));
         let lease = self.options.lease;
-        let polls = Unary::new(client, &self.name, &self.queues, self.wait, lease);
+        let polls =
+            Unary::new(client, &self.name, &self.queues, self.wait, lease).weights(&self.weights);
         if self.is_polling {
             return self.run_on(polls, handler).await;
         }
         let tell = self.options.tell.clone();
-        let session = Session::new(client, &self.name, &self.queues, lease, polls, tell);
+        let (name, weights) = (&self.name, &self.weights);
+        let session = Session::new(client, name, &self.queues, weights, lease, polls, tell);
         self.run_on(session, handler).await
     }
 

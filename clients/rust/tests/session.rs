@@ -110,6 +110,25 @@ impl Stream {
     async fn say(&self, frame: pb::TaskdFrame) {
         self.to.send(Ok(frame)).await.unwrap();
     }
+
+    /// Accepts the rejections of a frame. The worker may have left the stream.
+    async fn answer(&self, frame: &pb::WorkerFrame) {
+        let is_ok = |rejection: &pb::Rejection| pb::ItemResult {
+            id: rejection.id.clone(),
+            status: ItemStatus::Ok.into(),
+            ..Default::default()
+        };
+        let answer = pb::FrameAnswer {
+            number: frame.number,
+            rejections: frame.rejections.iter().map(is_ok).collect(),
+            ..Default::default()
+        };
+        let frame = pb::TaskdFrame {
+            answer: Some(answer),
+            ..Default::default()
+        };
+        self.to.send(Ok(frame)).await.ok();
+    }
 }
 
 /// The server may be silent for long.
@@ -128,8 +147,12 @@ fn opened(resumed: bool) -> pb::SessionOpened {
 
 /// A lease of the task `t`.
 fn lease(token: &str, attempt: u32) -> Vec<pb::LeasedTask> {
+    lease_of("t", token, attempt)
+}
+
+fn lease_of(id: &str, token: &str, attempt: u32) -> Vec<pb::LeasedTask> {
     vec![pb::LeasedTask {
-        id: "t".to_owned(),
+        id: id.to_owned(),
         lease_token: token.to_owned(),
         attempt,
         ..Default::default()
@@ -308,4 +331,58 @@ async fn a_new_lease_of_a_task_outlives_the_old_one() {
         .hear_until(|frame| !frame.completions.is_empty())
         .await;
     assert_eq!(frame.completions[0].lease_token, "new");
+}
+
+#[tokio::test]
+async fn a_throttled_worker_gives_back_all_tasks_that_come_late() {
+    let mut taskd = Taskd::start().await;
+    let handler =
+        |_: Task| async { Err(Failure::new("the service is away").throttle(Duration::MAX)) };
+    let worker = Worker::new("w", ["q"]).concurrency(1).prefetch(2);
+    taskd.work(worker, handler);
+    let (mut stream, open) = taskd.stream().await;
+    assert_eq!(open.want, 3);
+    stream
+        .say(pb::TaskdFrame {
+            opened: Some(opened(false)),
+            tasks: lease_of("first", "token", 1),
+            demand: 2,
+            ..Default::default()
+        })
+        .await;
+    let mut unanswered = Vec::new();
+    while !unanswered.iter().any(is_rejection) {
+        unanswered.push(stream.hear().await);
+    }
+    // taskd sends two more tasks before it hears that the worker takes none. The first of them ends
+    // the call that waited for tasks when the worker was throttled.
+    let mut resumed = None;
+    for late in ["second", "third"] {
+        stream
+            .say(pb::TaskdFrame {
+                opened: resumed.take(),
+                tasks: lease_of(late, "token", 1),
+                ..Default::default()
+            })
+            .await;
+        for frame in unanswered.drain(..) {
+            stream.answer(&frame).await;
+        }
+        // The worker gives a task back by leaving the stream for one whose opening does not list it.
+        soon(async {
+            while let Ok(Some(frame)) = stream.from.message().await {
+                stream.answer(&frame).await;
+            }
+        })
+        .await;
+        let (next, open) = taskd.stream().await;
+        assert_eq!((&*open.session, open.want), ("s", 0));
+        assert!(open.holding.is_empty(), "{late}: {:?}", open.holding);
+        stream = next;
+        resumed = Some(opened(true));
+    }
+}
+
+fn is_rejection(frame: &pb::WorkerFrame) -> bool {
+    !frame.rejections.is_empty()
 }

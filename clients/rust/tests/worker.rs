@@ -319,6 +319,33 @@ async fn a_handler_may_give_its_task_back_at_no_cost() {
 }
 
 #[tokio::test]
+async fn a_throttled_worker_begins_nothing_meanwhile() {
+    const PAUSE: Duration = Duration::from_millis(300);
+    let mock = Mock::new(tasks(4).map(|task| task.max_attempts(1)));
+    let began = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let began = began.clone();
+        move |_: Task| {
+            began.lock().unwrap().push(Instant::now());
+            let is_first = began.lock().unwrap().len() == 1;
+            async move {
+                if is_first {
+                    Err(Failure::new("the service is away").throttle(PAUSE))
+                } else {
+                    Ok(())
+                }
+            }
+        }
+    };
+    let worker = worker().prefetch(2);
+    let summary = worker.run_on(mock.clone(), handler).await.unwrap();
+    assert_eq!((summary.completed, summary.rejected), (4, 0));
+    let began = began.lock().unwrap();
+    assert_eq!(began.len(), 5);
+    assert!(began[1] - began[0] >= PAUSE);
+}
+
+#[tokio::test]
 async fn a_second_stop_drops_what_runs() {
     let mock = Mock::new(tasks(2));
     let (began, may_end) = (Arc::new(Notify::new()), Arc::new(Notify::new()));

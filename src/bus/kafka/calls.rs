@@ -56,6 +56,13 @@ pub(super) enum Failure {
     },
     #[error("kafka's topic {topic} is not ready after {within:?}")]
     NotReady { topic: String, within: Duration },
+    #[error("kafka has no topic {topic}")]
+    NotThere { topic: String },
+    #[error("kafka does not change the retention of topic {topic}: {code}")]
+    NotChanged {
+        topic: String,
+        code: RDKafkaErrorCode,
+    },
     #[error("kafka gives {topic} no {count} partitions: {code}")]
     NotRaised {
         topic: String,

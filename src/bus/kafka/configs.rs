@@ -39,6 +39,11 @@ pub(super) struct ClientConfigs {
 
 impl ClientConfigs {
     pub(super) fn topic(&self, topic: Topic) -> String {
+        self.name(topic.as_str())
+    }
+
+    /// The name of a topic on the brokers.
+    pub(super) fn name(&self, topic: &str) -> String {
         format!("{}{topic}", self.topic_prefix)
     }
 
@@ -60,7 +65,10 @@ impl ClientConfigs {
         config.extend(self.properties.clone());
         config
             .set("bootstrap.servers", &self.brokers)
-            .set("message.max.bytes", MAX_RECORD_BYTES);
+            .set("message.max.bytes", MAX_RECORD_BYTES)
+            // A producer allows it by default: its next look at the cluster would bring a deleted
+            // topic back if the brokers create topics on demand.
+            .set("allow.auto.create.topics", "false");
         config.extend(
             fixed
                 .iter()
@@ -88,9 +96,23 @@ impl ClientConfigs {
 
     /// A client that never joins the group and only reads its committed offsets.
     pub(super) fn observer(&self, topic: Topic) -> ClientConfig {
-        let group = self.group(topic);
+        self.apart(&self.group(topic))
+    }
+
+    /// A client that reads logs. It has the name of a group, as librdkafka demands, and never joins
+    /// it.
+    pub(super) fn log_reader(&self) -> ClientConfig {
+        let mut config = self.apart(&format!("{}taskd-logs", self.topic_prefix));
+        // A page ends there. The last offsets of a partition may be no records: a transaction ends
+        // with a marker.
+        config.set("enable.partition.eof", "true");
+        config
+    }
+
+    fn apart(&self, group: &str) -> ClientConfig {
         let fixed = [
-            ("group.id", group.as_str()),
+            ("group.id", group),
+            ("auto.offset.reset", "earliest"),
             ("enable.auto.commit", "false"),
             ("enable.auto.offset.store", "false"),
         ];

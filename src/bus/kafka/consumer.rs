@@ -39,7 +39,7 @@ use super::{
     group::{Group, places},
 };
 use crate::{
-    bus::{Error, Message, Result, Subscription, Topic},
+    bus::{Error, Message, Reader, Result, Topic},
     model::Offset,
 };
 
@@ -272,7 +272,7 @@ fn is_rebalance(code: RDKafkaErrorCode) -> bool {
 }
 
 #[async_trait]
-impl Subscription for Member {
+impl Reader for Member {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         let max = max.max(1);
         let consumer = self.consumer();

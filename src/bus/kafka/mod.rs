@@ -1,13 +1,15 @@
 //! The bus on Apache Kafka.
 
-mod apart;
 mod calls;
+mod clients;
 mod configs;
 mod consumer;
 mod detached;
 mod events;
 mod group;
+mod logs;
 mod properties;
+mod publish;
 mod topics;
 mod trim;
 
@@ -20,23 +22,22 @@ use std::{
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use rdkafka::{
-    admin::AdminClient,
     consumer::{BaseConsumer, Consumer},
-    error::{KafkaError, RDKafkaErrorCode},
-    message::{Header, OwnedHeaders},
-    producer::{DeliveryFuture, FutureProducer, FutureRecord, Producer},
+    producer::Producer,
 };
-use tokio::sync::OnceCell;
 
 pub use self::properties::{RULES, resolved};
 use self::{
-    calls::{ANSWER_WITHIN, DELIVER_WITHIN, blocking, committed, index, offset, watermarks},
+    calls::{ANSWER_WITHIN, blocking, committed, offset, watermarks},
+    clients::Clients,
     configs::ClientConfigs,
     detached::Detached,
     events::ClientEvents,
-    topics::TopicMetadata,
+    logs::KafkaLogs,
+    publish::Sent,
+    topics::{TopicMetadata, Wanted},
 };
-use super::{Apart, Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
+use super::{Bus, Error, Keep, Log, Logs, Reader, Reading, Record, Result, Topic};
 use crate::{model::Offset, runtime};
 
 /// Where the brokers are, and how to create topics there.
@@ -58,15 +59,10 @@ pub struct Config {
 }
 
 pub struct Kafka {
-    configs: ClientConfigs,
-    events: ClientEvents,
-    clients: Detached<Clients>,
+    clients: Arc<Clients>,
+    logs: Arc<KafkaLogs>,
     generation: String,
     partitions: HashMap<Topic, u32>,
-    /// The number of partitions of `events` if it was not needed at the opening but requested later
-    /// with [`Bus::ensure`].
-    events_partitions: OnceCell<u32>,
-    retention: Duration,
     /// Topics that were missing or had fewer partitions in the last check, and since when.
     reduced: Mutex<HashMap<Topic, Instant>>,
 }
@@ -76,14 +72,6 @@ pub struct Kafka {
 const REDUCED_FOR: Duration = Duration::from_secs(3);
 /// How many accumulated events to take from an observer in each check of the topics.
 const EVENTS_AT_ONCE: usize = 1000;
-
-struct Clients {
-    producer: Mutex<FutureProducer<ClientEvents>>,
-    admin: AdminClient<ClientEvents>,
-    /// Clients that only read committed offsets, created on the first request for a topic. They
-    /// never join a group.
-    observers: Mutex<HashMap<Topic, Arc<BaseConsumer<ClientEvents>>>>,
-}
 
 impl Kafka {
     /// Opens the bus and creates missing topics. [`Error::Misconfigured`] means that retrying will
@@ -103,43 +91,49 @@ impl Kafka {
             properties,
         };
         let events = ClientEvents::default();
-        let producer = Mutex::new(configs.producer(&events)?);
-        let admin = configs.admin(&events)?;
-        let clients = Detached::new(Clients {
-            producer,
-            admin,
-            observers: Mutex::default(),
-        });
-        let producer = clients.producer.lock().clone();
-        let wanted: Vec<Topic> = Topic::ALL
-            .into_iter()
-            .filter(|topic| *topic != Topic::Events || needs_events)
-            .collect();
-        let look = TopicMetadata {
-            configs: &configs,
-            producer: &producer,
-            events: &events,
-            wanted: &wanted,
-        };
-        let (generation, partitions) = look
-            .find_or_create(&clients.admin, partitions, retention)
-            .await?;
-        topics::warn_of_settings(&configs, &clients.admin).await;
-        events.opened();
-        Ok(Self {
+        let producer = configs.producer(&events)?;
+        let clients = Arc::new(Clients {
+            producer: Mutex::new(Detached::new(producer.clone())),
+            admin: Detached::new(configs.admin(&events)?),
+            observers: Detached::new(Mutex::default()),
             configs,
             events,
+        });
+        let logs = Arc::new(KafkaLogs::new(Arc::clone(&clients), retention));
+        let made: Vec<Log> = Log::REPORTS
+            .into_iter()
+            .filter(|log| *log != Log::EVENTS || needs_events)
+            .collect();
+        let of_bus = Topic::ALL.map(|topic| Wanted::for_ever(topic.as_str(), partitions));
+        let wanted: Vec<Wanted> = of_bus
+            .into_iter()
+            .chain(made.iter().map(|log| logs.wanted(log)))
+            .collect();
+        let look = TopicMetadata {
+            configs: &clients.configs,
+            producer: &producer,
+            events: &clients.events,
+            wanted: &wanted,
+        };
+        let (generation, found) = look.find_or_create(&clients.admin).await?;
+        topics::warn_of_settings(&clients.configs, &clients.admin).await;
+        clients.events.opened();
+        logs.note_made(&found);
+        let partitions = Topic::ALL
+            .into_iter()
+            .map(|topic| (topic, found[topic.as_str()]))
+            .collect();
+        Ok(Self {
             clients,
+            logs,
             generation,
             partitions,
-            events_partitions: Default::default(),
-            retention,
             reduced: Default::default(),
         })
     }
 
     /// Returns those of `topics` that do not exist. Creates nothing.
-    pub async fn missing(config: Config, topics: &[Topic]) -> Result<Vec<Topic>> {
+    pub async fn missing(config: Config, topics: &[&str]) -> Result<Vec<String>> {
         let Config {
             brokers,
             properties,
@@ -153,11 +147,15 @@ impl Kafka {
         };
         let events = ClientEvents::default();
         let producer = Detached::new(configs.producer(&events)?);
+        let wanted: Vec<Wanted> = topics
+            .iter()
+            .map(|name| Wanted::for_ever(name, 1))
+            .collect();
         let look = TopicMetadata {
             configs: &configs,
             producer: &producer,
             events: &events,
-            wanted: topics,
+            wanted: &wanted,
         };
         Ok(look.missing().await?)
     }
@@ -178,27 +176,6 @@ impl Kafka {
         .check()?)
     }
 
-    /// True for the topics that this process reads or writes.
-    fn uses(&self, topic: Topic) -> bool {
-        self.partitions.contains_key(&topic) || self.events_partitions.initialized()
-    }
-
-    fn producer(&self) -> FutureProducer<ClientEvents> {
-        self.clients.producer.lock().clone()
-    }
-
-    /// Replaces the producer after a fatal error, because it would reject all records from then on.
-    fn replace_producer_if_broken(&self) {
-        let mut producer = self.clients.producer.lock();
-        if let Some((code, reason)) = producer.client().fatal_error() {
-            tracing::warn!("the kafka producer is replaced after {code}: {reason}");
-            match self.configs.producer(&self.events) {
-                Ok(new) => *producer = new,
-                Err(error) => tracing::error!("no new kafka producer: {error}"),
-            }
-        }
-    }
-
     fn observer(&self, topic: Topic) -> Result<Arc<BaseConsumer<ClientEvents>>> {
         let mut observers = self.clients.observers.lock();
         if let Some(observer) = observers.get(&topic) {
@@ -206,7 +183,10 @@ impl Kafka {
         }
         // The observer's events are polled late, so they are not reported together with those of
         // the other clients.
-        let observer = configs::create(&self.configs.observer(topic), ClientEvents::default());
+        let observer = configs::create(
+            &self.clients.configs.observer(topic),
+            ClientEvents::default(),
+        );
         let observer: BaseConsumer<ClientEvents> = observer.map_err(Error::read(topic))?;
         Ok(observers.entry(topic).or_insert(Arc::new(observer)).clone())
     }
@@ -220,130 +200,6 @@ impl Kafka {
             while events.next().flatten().is_some() {}
         }
     }
-
-    async fn publish_all(
-        &self,
-        topic: Topic,
-        records: &[Record],
-        traceparents: &BTreeMap<usize, String>,
-        keys: &[String],
-    ) -> Result<Vec<Offset>> {
-        super::check_partitions(topic, records, self.partitions(topic))?;
-        let published = publish(
-            &self.producer(),
-            &self.configs.topic(topic),
-            records,
-            traceparents,
-            keys,
-        )
-        .await;
-        published.map_err(|error| {
-            self.replace_producer_if_broken();
-            match error {
-                KafkaError::MessageProduction(RDKafkaErrorCode::MessageSizeTooLarge) => {
-                    Error::TooLarge {
-                        topic,
-                        cause: error.into(),
-                    }
-                }
-                _ => Error::publish(topic)(error),
-            }
-        })
-    }
-}
-
-/// The parts of a record other than its value.
-#[derive(Clone, Copy)]
-struct Beside<'a> {
-    traceparent: Option<&'a String>,
-    key: Option<&'a str>,
-}
-
-/// Puts the record into the producer's queue, waiting while the queue is full.
-async fn enqueue(
-    producer: &FutureProducer<ClientEvents>,
-    topic: &str,
-    record: &Record,
-    Beside { traceparent, key }: Beside<'_>,
-) -> Result<DeliveryFuture, KafkaError> {
-    let deadline = Instant::now() + DELIVER_WITHIN;
-    loop {
-        let mut sent = FutureRecord::<str, [u8]>::to(topic)
-            .partition(index(record.partition))
-            .payload(&record.value);
-        if let Some(key) = key {
-            sent = sent.key(key);
-        }
-        if let Some(traceparent) = traceparent {
-            sent = sent.headers(OwnedHeaders::new().insert(Header {
-                key: "traceparent",
-                value: Some(traceparent),
-            }));
-        }
-        match producer.send_result(sent) {
-            Ok(delivery) => return Ok(delivery),
-            Err((error, _)) if !is_queue_full(&error) || Instant::now() > deadline => {
-                return Err(error);
-            }
-            // librdkafka does not notify us when its queue has room. Sending a full queue takes
-            // many milliseconds.
-            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
-        }
-    }
-}
-
-fn is_queue_full(error: &KafkaError) -> bool {
-    matches!(
-        error,
-        KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull)
-    )
-}
-
-/// Waits for all deliveries even after a failure, so that no record of the first attempt is in
-/// flight during a retry.
-async fn delivered(deliveries: Vec<DeliveryFuture>) -> Result<Vec<Offset>, KafkaError> {
-    let mut offsets = Ok(Vec::with_capacity(deliveries.len()));
-    for delivery in deliveries {
-        let place = match delivery.await {
-            Ok(Ok(delivery)) => {
-                offset(delivery.offset).ok_or(KafkaError::MessageProduction(RDKafkaErrorCode::Fail))
-            }
-            Ok(Err((error, _))) => Err(error),
-            Err(_) => Err(KafkaError::Canceled),
-        };
-        match (place, &mut offsets) {
-            (Ok(place), Ok(offsets)) => offsets.push(place),
-            (Err(error), Ok(_)) => offsets = Err(error),
-            (_, Err(_)) => {}
-        }
-    }
-    offsets
-}
-
-async fn publish(
-    producer: &FutureProducer<ClientEvents>,
-    topic: &str,
-    records: &[Record],
-    traceparents: &BTreeMap<usize, String>,
-    keys: &[String],
-) -> Result<Vec<Offset>, KafkaError> {
-    let mut deliveries = Vec::with_capacity(records.len());
-    let mut refused = None;
-    for (place, record) in records.iter().enumerate() {
-        let beside = Beside {
-            traceparent: traceparents.get(&place),
-            key: keys.get(place).map(String::as_str),
-        };
-        match enqueue(producer, topic, record, beside).await {
-            Ok(delivery) => deliveries.push(delivery),
-            Err(error) => {
-                refused = Some(error);
-                break;
-            }
-        }
-    }
-    let offsets = delivered(deliveries).await;
-    refused.map_or(offsets, Err)
 }
 
 #[async_trait]
@@ -355,31 +211,11 @@ impl Bus for Kafka {
     }
 
     fn partitions(&self, topic: Topic) -> u32 {
-        self.partitions
-            .get(&topic)
-            .or_else(|| self.events_partitions.get())
-            .copied()
-            .unwrap_or(1)
+        self.partitions[&topic]
     }
 
-    async fn ensure(&self, topic: Topic) -> Result<()> {
-        if self.uses(topic) {
-            return Ok(());
-        }
-        let found = self.events_partitions.get_or_try_init(|| async {
-            let producer = self.producer();
-            let look = TopicMetadata {
-                configs: &self.configs,
-                producer: &producer,
-                events: &self.events,
-                wanted: &[Topic::Events],
-            };
-            let (_, found) = look
-                .find_or_create(&self.clients.admin, 1, self.retention)
-                .await?;
-            Ok::<_, Error>(found[&Topic::Events])
-        });
-        found.await.map(drop)
+    fn logs(&self) -> Arc<dyn Logs> {
+        self.logs.clone()
     }
 
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
@@ -392,69 +228,42 @@ impl Bus for Kafka {
         records: &[Record],
         traceparents: &BTreeMap<usize, String>,
     ) -> Result<Vec<Offset>> {
-        self.publish_all(topic, records, traceparents, &[]).await
-    }
-
-    async fn publish_keyed(
-        &self,
-        topic: Topic,
-        records: &[Record],
-        keys: &[String],
-    ) -> Result<Vec<Offset>> {
-        self.publish_all(topic, records, &BTreeMap::new(), keys)
-            .await
+        let asked = records.iter().map(|record| record.partition);
+        super::check_partitions(topic, asked, self.partitions(topic))?;
+        let sent = |(place, record): (usize, &Record)| {
+            let sent = Sent::new(record.partition, record.value.clone());
+            match traceparents.get(&place) {
+                Some(traceparent) => sent.with_header("traceparent", traceparent),
+                None => sent,
+            }
+        };
+        let sent = records.iter().enumerate().map(sent).collect();
+        self.clients.publish(topic.into(), sent).await
     }
 
     /// Both ways of reading are the same on Kafka: each partition has one reader in the group,
     /// which reads it in order.
-    async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Subscription>> {
+    async fn subscribe(&self, topic: Topic, _reading: Reading) -> Result<Box<dyn Reader>> {
         Ok(Box::new(consumer::Member::join(
-            &self.configs,
-            self.events.clone(),
+            &self.clients.configs,
+            self.clients.events.clone(),
             topic,
         )?))
     }
 
-    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>> {
-        let reader = apart::ApartReader::new(&self.configs, topic, &after)?;
-        Ok(Box::new(reader))
-    }
-
-    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let producer = self.producer();
-        let name = self.configs.topic(topic);
-        let partitions = self.partitions(topic);
-        let starts = blocking(move || {
-            let start = |partition| {
-                let (low, high) = watermarks(producer.client(), &name, partition)?;
-                Ok(if low < high { offset(low) } else { None })
-            };
-            (0..partitions)
-                .map(start)
-                .collect::<Result<_, KafkaError>>()
-        });
-        starts.await.map_err(Error::read(topic))
-    }
-
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let producer = self.producer();
-        let name = self.configs.topic(topic);
-        let partitions = self.partitions(topic);
-        let ends = blocking(move || {
-            let end = |partition| {
-                let (low, high) = watermarks(producer.client(), &name, partition)?;
-                // Retention may have emptied the partition. In that case nobody can read up to its
-                // last record.
-                Ok(if low < high { offset(high - 1) } else { None })
-            };
-            (0..partitions).map(end).collect::<Result<_, KafkaError>>()
-        });
-        ends.await.map_err(Error::read(topic))
+        let name = self.clients.configs.topic(topic);
+        let extents = self.clients.extents(name, self.partitions(topic)).await;
+        let extents = extents.map_err(Error::read(topic))?;
+        Ok(extents
+            .into_iter()
+            .map(|extent| extent.map(|(_, last)| last))
+            .collect())
     }
 
     async fn committed(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
         let observer = self.observer(topic)?;
-        let name = self.configs.topic(topic);
+        let name = self.clients.configs.topic(topic);
         let partitions = self.partitions(topic);
         let committed = blocking(move || committed(&*observer, &name, 0..partitions));
         let next = committed.await.map_err(Error::read(topic))?;
@@ -462,8 +271,8 @@ impl Bus for Kafka {
     }
 
     async fn lies_beyond(&self, topic: Topic, partition: u32, offset: Offset) -> Result<bool> {
-        let producer = self.producer();
-        let name = self.configs.topic(topic);
+        let producer = self.clients.producer();
+        let name = self.clients.configs.topic(topic);
         let extent = blocking(move || watermarks(producer.client(), &name, partition)).await;
         let (_, next) = extent.map_err(Error::read(topic))?;
         Ok(u64::try_from(next).is_ok_and(|next| offset.major >= next))
@@ -481,36 +290,33 @@ impl Bus for Kafka {
     }
 
     async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
-        if topic == Topic::Events {
-            return Ok(0);
-        }
         let observer = self.observer(topic)?;
-        let name = self.configs.topic(topic);
+        let name = self.clients.configs.topic(topic);
         let partitions = self.partitions(topic);
         let asked = name.clone();
-        let cuts = blocking(move || trim::cuts(&observer, topic, &asked, partitions, keep)).await;
-        let cuts = cuts.map_err(Error::trim(topic))?;
-        if !cuts.is_empty() {
-            trim::delete(&self.clients.admin, &name, &cuts)
-                .await
-                .map_err(Error::trim(topic))?;
-        }
-        Ok(cuts.iter().map(|(_, _, count)| count).sum())
+        let cuts = blocking(move || {
+            let read = committed(&*observer, &asked, 0..partitions)?;
+            trim::cuts(&observer, &asked, partitions, keep, Some(read))
+        });
+        let cuts = cuts.await.map_err(Error::trim(topic))?;
+        let trimmed = trim::delete(&self.clients.admin, &name, &cuts).await;
+        trimmed.map_err(Error::trim(topic))
     }
 
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
-        Ok(topics::raise(&self.configs, &self.clients.admin, topic, count).await?)
+        let name = self.clients.configs.topic(topic);
+        Ok(topics::raise(&self.clients.configs, &self.clients.admin, &name, count).await?)
     }
 
     async fn check_partitions(&self) -> Result<()> {
         self.drain_observers();
-        for topic in Topic::ALL.into_iter().filter(|topic| self.uses(*topic)) {
+        for topic in Topic::ALL {
             let observer = self.observer(topic)?;
-            let name = self.configs.topic(topic);
+            let name = self.clients.configs.topic(topic);
             let metadata =
                 blocking(move || observer.fetch_metadata(Some(&name), ANSWER_WITHIN)).await;
             let metadata = metadata.map_err(Error::read(topic))?;
-            let name = self.configs.topic(topic);
+            let name = self.clients.configs.topic(topic);
             let known = self.partitions(topic);
             let found = topics::count(&metadata, &name);
             let fewer = found.filter(|found| *found < known);
@@ -519,16 +325,16 @@ impl Bus for Kafka {
             if !is_reduced {
                 reduced.remove(&topic);
             } else if reduced.entry(topic).or_insert_with(Instant::now).elapsed() >= REDUCED_FOR {
-                let gone = Error::Gone { topic };
+                let gone = Error::Gone {
+                    topic: topic.into(),
+                };
                 return Err(fewer.map_or(gone, |found| Error::Resized {
-                    topic,
+                    topic: topic.into(),
                     known,
                     found,
                 }));
             }
-            if topic.is_read() {
-                super::check_grown(topic, known, found)?;
-            }
+            super::check_grown(topic, known, found)?;
         }
         Ok(())
     }
@@ -539,14 +345,14 @@ impl Bus for Kafka {
             Ok(observer) => observer,
             Err(error) => return Some(Err(error)),
         };
-        let name = self.configs.topic(topic);
+        let name = self.clients.configs.topic(topic);
         let metadata =
             blocking(move || observer.fetch_metadata(Some(&name), runtime::ANSWER_WITHIN)).await;
         Some(metadata.map(drop).map_err(Error::read(topic)))
     }
 
     async fn close(&self) {
-        let producer = self.producer();
+        let producer = self.clients.producer();
         let flushed = blocking(move || producer.flush(ANSWER_WITHIN)).await;
         if let Err(error) = flushed {
             tracing::warn!("what was last published may not have reached kafka: {error}");

@@ -7,7 +7,8 @@ use std::{
 
 use rdkafka::{
     admin::{
-        AdminClient, AdminOptions, NewPartitions, NewTopic, ResourceSpecifier, TopicReplication,
+        AdminClient, AdminOptions, AlterConfig, ConfigSource, NewPartitions, NewTopic,
+        ResourceSpecifier, TopicReplication,
     },
     error::{KafkaError, RDKafkaErrorCode},
     metadata::Metadata,
@@ -37,7 +38,34 @@ pub(super) struct TopicMetadata<'a> {
     pub(super) configs: &'a ClientConfigs,
     pub(super) producer: &'a FutureProducer<ClientEvents>,
     pub(super) events: &'a ClientEvents,
-    pub(super) wanted: &'a [Topic],
+    pub(super) wanted: &'a [Wanted],
+}
+
+/// A topic, and the settings to make it with if it does not exist.
+#[derive(Clone)]
+pub(super) struct Wanted {
+    /// Without the prefix.
+    pub(super) name: String,
+    pub(super) partitions: u32,
+    /// How long the broker keeps records; `None`: for ever.
+    pub(super) age: Option<Duration>,
+    /// How many bytes of a partition the broker keeps; `None`: all.
+    pub(super) bytes: Option<u64>,
+    /// Whether only the broker deletes old records, which it does in whole segments.
+    pub(super) is_left_to_broker: bool,
+}
+
+impl Wanted {
+    /// A topic of which the broker deletes nothing, because only taskd knows what has been read.
+    pub(super) fn for_ever(name: &str, partitions: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            partitions,
+            age: None,
+            bytes: None,
+            is_left_to_broker: false,
+        }
+    }
 }
 
 impl TopicMetadata<'_> {
@@ -46,25 +74,22 @@ impl TopicMetadata<'_> {
     pub(super) async fn find_or_create(
         self,
         admin: &AdminClient<ClientEvents>,
-        partitions: u32,
-        retention: Duration,
-    ) -> Result<(String, HashMap<Topic, u32>)> {
+    ) -> Result<(String, HashMap<String, u32>)> {
         let (id, found) = self.look().await?;
-        let missing: Vec<Topic> = self
+        let missing: Vec<&Wanted> = self
             .wanted
             .iter()
-            .copied()
-            .filter(|topic| !found.contains_key(topic))
+            .filter(|wanted| !found.contains_key(&wanted.name))
             .collect();
         if missing.is_empty() {
             return Ok((id, found));
         }
-        create(self.configs, admin, &missing, partitions, retention).await?;
+        create(self.configs, admin, &missing).await?;
         Ok((id, self.wait_for_all().await?))
     }
 
     /// The cluster's id, and the topics that are ready for use with their numbers of partitions.
-    async fn look(self) -> Result<(String, HashMap<Topic, u32>)> {
+    pub(super) async fn look(self) -> Result<(String, HashMap<String, u32>)> {
         let (id, found) = self.ask(count).await?;
         Ok((
             id,
@@ -76,7 +101,7 @@ impl TopicMetadata<'_> {
     }
 
     /// The topics that do not exist. An existing topic is not included even if it is not ready yet.
-    pub(super) async fn missing(self) -> Result<Vec<Topic>> {
+    pub(super) async fn missing(self) -> Result<Vec<String>> {
         let (_, found) = self.ask(is_there).await?;
         Ok(found
             .into_iter()
@@ -89,7 +114,7 @@ impl TopicMetadata<'_> {
     async fn ask<T: Send + 'static>(
         self,
         read: fn(&Metadata, &str) -> T,
-    ) -> Result<(String, Vec<(Topic, T)>)> {
+    ) -> Result<(String, Vec<(String, T)>)> {
         let configs = self.configs.clone();
         let producer = self.producer.clone();
         let events = self.events.clone();
@@ -102,14 +127,17 @@ impl TopicMetadata<'_> {
                 .client()
                 .fetch_metadata(None, ANSWER_WITHIN)
                 .map_err(at(&configs))?;
-            let read = |topic: Topic| (topic, read(&metadata, &configs.topic(topic)));
+            let read = |wanted: Wanted| {
+                let found = read(&metadata, &configs.name(&wanted.name));
+                (wanted.name, found)
+            };
             Ok::<_, Failure>((id, wanted.into_iter().map(read).collect()))
         });
         answer.await
     }
 
     /// Waits until new topics are ready. The brokers need a moment to elect their leaders.
-    async fn wait_for_all(self) -> Result<HashMap<Topic, u32>> {
+    async fn wait_for_all(self) -> Result<HashMap<String, u32>> {
         let deadline = Instant::now() + ANSWER_WITHIN;
         loop {
             let (_, found) = self.look().await?;
@@ -117,9 +145,12 @@ impl TopicMetadata<'_> {
                 return Ok(found);
             }
             if Instant::now() > deadline {
-                let missing = self.wanted.iter().find(|topic| !found.contains_key(topic));
+                let missing = self
+                    .wanted
+                    .iter()
+                    .find(|wanted| !found.contains_key(&wanted.name));
                 let topic = missing
-                    .map(|topic| self.configs.topic(*topic))
+                    .map(|wanted| self.configs.name(&wanted.name))
                     .unwrap_or_default();
                 return Err(Failure::NotReady {
                     topic,
@@ -190,45 +221,24 @@ fn options() -> AdminOptions {
         .operation_timeout(Some(ANSWER_WITHIN))
 }
 
-/// Creates topics. For topics that taskd reads, the broker's own retention is off, because only
-/// taskd knows what has been read.
-///
-/// `retention` applies to the topics of reports, which nobody has to read. Old events are deleted
-/// only by the broker, and only in whole segments.
 async fn create(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,
-    missing: &[Topic],
-    partitions: u32,
-    retention: Duration,
+    missing: &[&Wanted],
 ) -> Result<()> {
-    let segment = retention
-        .clamp(SEGMENTS.0, SEGMENTS.1)
-        .as_millis()
-        .to_string();
-    let retention = retention.as_millis().to_string();
-    let name = |topic: &Topic| configs.topic(*topic);
-    let named: Vec<(Topic, String)> = missing.iter().map(|topic| (*topic, name(topic))).collect();
-    let new = named.iter().map(|(topic, name)| {
+    let values = |wanted: &&Wanted| (configs.name(&wanted.name), Bounds::of(wanted));
+    let values: Vec<(String, Bounds)> = missing.iter().map(values).collect();
+    let new = missing.iter().zip(&values).map(|(wanted, (name, bounds))| {
         // -1 is the cluster's default replication factor. No fixed number suits every cluster, and
         // with a single replica one failed disk would lose tasks.
-        let new = NewTopic::new(
-            name,
-            index(topic.partitions(partitions)),
-            TopicReplication::Fixed(-1),
-        );
-        let retention = if topic.is_read() { "-1" } else { &retention };
-        let new = new
+        let new = NewTopic::new(name, index(wanted.partitions), TopicReplication::Fixed(-1));
+        let mut new = new
             .set("max.message.bytes", MAX_RECORD_BYTES)
             .set("cleanup.policy", "delete");
-        let new = new
-            .set("retention.ms", retention)
-            .set("retention.bytes", "-1");
-        if *topic == Topic::Events {
-            new.set("segment.ms", &segment)
-        } else {
-            new
+        for (config, value) in &bounds.0 {
+            new = new.set(config, value);
         }
+        new
     });
     let new: Vec<_> = new.collect();
     for created in admin
@@ -245,14 +255,86 @@ async fn create(
     Ok(())
 }
 
+/// The configs of a topic that follow from its bounds.
+struct Bounds(Vec<(&'static str, String)>);
+
+impl Bounds {
+    fn of(wanted: &Wanted) -> Self {
+        let or_none = |value: Option<String>| value.unwrap_or_else(|| "-1".to_owned());
+        let mut bounds = vec![
+            (
+                "retention.ms",
+                or_none(wanted.age.map(|age| age.as_millis().to_string())),
+            ),
+            (
+                "retention.bytes",
+                or_none(wanted.bytes.map(|bytes| bytes.to_string())),
+            ),
+        ];
+        if let Some(bytes) = wanted.bytes {
+            // Kafka deletes whole segments only.
+            let segment = (bytes / 4).clamp(1 << 20, 1 << 30);
+            bounds.push(("segment.bytes", segment.to_string()));
+        }
+        if wanted.is_left_to_broker {
+            let segment = wanted.age.unwrap_or(SEGMENTS.1);
+            let segment = segment.clamp(SEGMENTS.0, SEGMENTS.1).as_millis();
+            bounds.push(("segment.ms", segment.to_string()));
+        }
+        Self(bounds)
+    }
+}
+
+/// Gives a topic that exists the configs that follow from its bounds. What others have set stays.
+pub(super) async fn change(
+    configs: &ClientConfigs,
+    admin: &AdminClient<ClientEvents>,
+    wanted: &Wanted,
+) -> Result<()> {
+    let name = configs.name(&wanted.name);
+    let asked = [ResourceSpecifier::Topic(&name)];
+    let answers = admin.describe_configs(&asked, &options()).await;
+    let refused = |code| Failure::NotChanged {
+        topic: name.clone(),
+        code,
+    };
+    let mut entries = Vec::new();
+    for answer in answers.map_err(at(configs))? {
+        entries.extend(answer.map_err(refused)?.entries);
+    }
+    let bounds = Bounds::of(wanted);
+    let is_there = |(config, value): &(&str, String)| {
+        entries
+            .iter()
+            .any(|entry| entry.name == *config && entry.value.as_ref() == Some(value))
+    };
+    if bounds.0.iter().all(is_there) {
+        return Ok(());
+    }
+    // What the call leaves out becomes the default again.
+    let mut change = AlterConfig::new(ResourceSpecifier::Topic(&name));
+    for entry in &entries {
+        if let (ConfigSource::DynamicTopic, Some(value)) = (&entry.source, &entry.value) {
+            change = change.set(&entry.name, value);
+        }
+    }
+    for (config, value) in &bounds.0 {
+        change = change.set(config, value);
+    }
+    for changed in admin
+        .alter_configs([&change], &options())
+        .await
+        .map_err(at(configs))?
+    {
+        changed.map_err(|(_, code)| refused(code))?;
+    }
+    Ok(())
+}
+
 /// Warns if retention may delete records before taskd reads them, and if the maximum record size is
 /// smaller than taskd's: a larger report would stay in its shard and block those after it.
 pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClient<ClientEvents>) {
-    let read: Vec<String> = Topic::ALL
-        .into_iter()
-        .filter(|topic| topic.is_read())
-        .map(|t| configs.topic(t))
-        .collect();
+    let read = Topic::ALL.map(|topic| configs.topic(topic));
     let asked: Vec<_> = read
         .iter()
         .map(|name| ResourceSpecifier::Topic(name))
@@ -303,11 +385,10 @@ pub(super) async fn warn_of_settings(configs: &ClientConfigs, admin: &AdminClien
 pub(super) async fn raise(
     configs: &ClientConfigs,
     admin: &AdminClient<ClientEvents>,
-    topic: Topic,
+    name: &str,
     count: u32,
 ) -> Result<()> {
-    let name = configs.topic(topic);
-    let new = NewPartitions::new(&name, count as usize);
+    let new = NewPartitions::new(name, count as usize);
     for raised in admin
         .create_partitions([&new], &options())
         .await

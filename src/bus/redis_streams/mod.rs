@@ -10,20 +10,22 @@
 //! - `<prefix>:{bus}:generation`: a random name that is written once. If it is gone, Redis has lost
 //!   all its data.
 //! - `<prefix>:{bus}:partitions`: topic → number of partitions.
+//! - `<prefix>:{bus}:<report>:0`: the stream of `expirations`, `dead-letters` and `events`.
+//! - `<prefix>:{topic:<topic>:<partition>}:log`: a partition of another log, in a slot of its own.
 //! - `<prefix>:{bus}:waited`: written by publishers that wait for replicas. Nobody reads it.
 //!
-//! The braces keep all keys in one cluster slot, so that one round trip to one node can publish to
+//! The braces keep all keys of the bus in one cluster slot, so that one round trip to one node can publish to
 //! or read from many partitions and check the generation in the same step. As a consequence, even
 //! in a cluster the bus is limited to the speed of one node; Kafka is faster.
 //!
 //! Redis creates ids from its clock. A Redis that was set back to its last fsync therefore
 //! continues above the ids that it lost.
 
-mod apart;
 mod blocking;
 mod buffer;
 mod consumer;
 mod failure;
+mod logs;
 mod ordered;
 mod publish;
 mod reply;
@@ -37,7 +39,7 @@ use redis::RedisError;
 use uuid::Uuid;
 
 use self::streams::{Extent, Streams, partitions_key};
-use super::{Apart, Bus, Error, Keep, Reading, Record, Result, Subscription, Topic};
+use super::{Bus, Error, Keep, Logs, Reader, Reading, Record, Result, Topic};
 use crate::{model::Offset, redis_pool::Redis, runtime::Clock};
 
 const TAKE_OVER_AFTER: Duration = Duration::from_secs(30);
@@ -75,8 +77,8 @@ impl RedisStreams {
     pub async fn missing(
         redis: &Redis,
         topic_prefix: &str,
-        topics: &[Topic],
-    ) -> Result<Vec<Topic>> {
+        topics: &[&str],
+    ) -> Result<Vec<String>> {
         let mut ask = redis::cmd("HMGET");
         ask.arg(partitions_key(redis)).arg(
             topics
@@ -91,7 +93,8 @@ impl RedisStreams {
         Ok(topics
             .iter()
             .zip(found)
-            .filter_map(|(topic, found)| found.is_none().then_some(*topic))
+            .filter(|(_, found)| found.is_none())
+            .map(|(topic, _)| (*topic).to_owned())
             .collect())
     }
 
@@ -133,16 +136,21 @@ impl Bus for RedisStreams {
         false
     }
 
+    fn logs(&self) -> Arc<dyn Logs> {
+        Arc::new(logs::StreamLogs::new(Arc::clone(&self.streams)))
+    }
+
     async fn publish(&self, topic: Topic, records: &[Record]) -> Result<Vec<Offset>> {
-        super::check_partitions(topic, records, self.partitions(topic))?;
+        let asked = records.iter().map(|record| record.partition);
+        super::check_partitions(topic, asked, self.partitions(topic))?;
         let mut offsets = Vec::with_capacity(records.len());
-        for chunk in publish::chunks(records) {
+        for chunk in publish::chunks(records, |record| record.value.len()) {
             offsets.extend(self.streams.publish_chunk(topic, chunk).await?);
         }
         Ok(offsets)
     }
 
-    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Subscription>> {
+    async fn subscribe(&self, topic: Topic, reading: Reading) -> Result<Box<dyn Reader>> {
         Ok(match reading {
             Reading::Ordered => {
                 Box::new(ordered::Ordered::open(self.streams.clone(), topic, &self.process).await?)
@@ -158,16 +166,6 @@ impl Bus for RedisStreams {
     /// The first part of a stream id is its time.
     fn published_at(&self, offset: Offset) -> Option<i64> {
         i64::try_from(offset.major).ok()
-    }
-
-    async fn read_apart(&self, topic: Topic, after: Vec<Option<Offset>>) -> Result<Box<dyn Apart>> {
-        let streams = Arc::clone(&self.streams);
-        Ok(Box::new(apart::ApartReader::new(streams, topic, after)))
-    }
-
-    async fn starts(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
-        let extents = self.streams.extents(topic).await?;
-        Ok(extents.iter().map(|extent| extent.first).collect())
     }
 
     async fn ends(&self, topic: Topic) -> Result<Vec<Option<Offset>>> {
@@ -205,35 +203,9 @@ impl Bus for RedisStreams {
         Ok(lengths.iter().sum())
     }
 
-    /// Trims only topics that taskd does not read. In the others, committing a record deletes it.
-    async fn trim(&self, topic: Topic, keep: Keep) -> Result<u64> {
-        if topic.is_read() {
-            return Ok(0);
-        }
-        let failed = Error::trim::<RedisError>(topic);
-        let mut conn = self.streams.redis.conn();
-        // Redis creates the ids from its own clock.
-        let (secs, micros): (u64, u64) = redis::cmd("TIME")
-            .query_async(&mut conn)
-            .await
-            .map_err(&failed)?;
-        let oldest_ms =
-            u128::from(secs * 1000 + micros / 1000).saturating_sub(keep.age.as_millis());
-        let mut pipe = redis::pipe();
-        for key in self.streams.keys(topic) {
-            pipe.cmd("XTRIM")
-                .arg(&key)
-                .arg("MAXLEN")
-                .arg("=")
-                .arg(keep.records);
-            pipe.cmd("XTRIM")
-                .arg(&key)
-                .arg("MINID")
-                .arg("=")
-                .arg(oldest_ms.to_string());
-        }
-        let trimmed: Vec<u64> = pipe.query_async(&mut conn).await.map_err(&failed)?;
-        Ok(trimmed.iter().sum())
+    /// Committing a record deletes it.
+    async fn trim(&self, _topic: Topic, _keep: Keep) -> Result<u64> {
+        Ok(0)
     }
 
     async fn raise_partitions(&self, topic: Topic, count: u32) -> Result<()> {
@@ -248,7 +220,7 @@ impl Bus for RedisStreams {
     }
 
     async fn check_partitions(&self) -> Result<()> {
-        for topic in Topic::ALL.into_iter().filter(|topic| topic.is_read()) {
+        for topic in Topic::ALL {
             let mut ask = redis::cmd("HGET");
             ask.arg(partitions_key(&self.streams.redis))
                 .arg(self.streams.field(topic));

@@ -25,7 +25,7 @@ use super::{
     streams::{Streams, committed_key, messages, position},
 };
 use crate::{
-    bus::{Error, Message, Result, Subscription, Topic},
+    bus::{Error, Message, Reader, Result, Topic},
     model::Offset,
     redis_pool::{Batch, scripts},
 };
@@ -211,7 +211,7 @@ fn ask(keys: &[String], owned: &BTreeMap<u32, Own>, count: usize, generation: Cm
 }
 
 #[async_trait]
-impl Subscription for Ordered {
+impl Reader for Ordered {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         loop {
             // Renew the deadline even while the buffer has records: a slow reader must keep its

@@ -1,4 +1,4 @@
-//! Publishing, with limits on the size of a topic.
+//! Publishing, with a limit on the size of `task-results`.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::{
     streams::{Streams, position},
 };
 use crate::{
-    bus::{Cause, Error, Record, Result, Topic},
+    bus::{Cause, Error, Record, Result, Topic, TopicName},
     model::Offset,
     redis_pool::{Batch, Call, scripts},
 };
@@ -26,53 +26,6 @@ const BACKLOG_BYTES: u64 = 256 << 20;
 /// The minimum limit of a partition, however many partitions share the total.
 const LEAST_BACKLOG_BYTES: u64 = 1 << 20;
 
-/// Limits the topics of reports that only people read. The oldest records are deleted first.
-const REPORTS_KEPT: u64 = 100_000;
-const REPORTS_BYTES: u64 = 64 << 20;
-/// Limits the records of `events`, which are small and many.
-const EVENTS_KEPT: u64 = 500_000;
-
-/// The limit of one partition.
-struct Bound {
-    bytes: u64,
-    /// 0: no limit.
-    records: u64,
-    /// What happens when the limit is exceeded, in the terms of `bus_publish.lua`: `refuse` or
-    /// `trim`.
-    above: &'static str,
-}
-
-impl Bound {
-    /// `None` for `pipeline`, which is limited by high water, `max_unfinished` and the memory
-    /// guard.
-    fn of(topic: Topic, partitions: u32) -> Option<Self> {
-        match topic {
-            Topic::Pipeline => None,
-            Topic::TaskResults => {
-                let bytes = (BACKLOG_BYTES / u64::from(partitions.max(1))).max(LEAST_BACKLOG_BYTES);
-                Some(Self {
-                    bytes,
-                    records: 0,
-                    above: "refuse",
-                })
-            }
-            Topic::Expirations | Topic::DeadLetters => Some(Self {
-                bytes: REPORTS_BYTES,
-                records: REPORTS_KEPT,
-                above: "trim",
-            }),
-            Topic::Events => {
-                let share = u64::from(partitions.max(1));
-                Some(Self {
-                    bytes: REPORTS_BYTES / share,
-                    records: (EVENTS_KEPT / share).max(1),
-                    above: "trim",
-                })
-            }
-        }
-    }
-}
-
 impl Streams {
     /// Publishes the records in one round trip.
     pub(super) async fn publish_chunk(
@@ -83,41 +36,46 @@ impl Streams {
         let mut batch = Batch::default();
         let appends = self.append(topic, records, &mut batch);
         batch.command(self.ask_generation());
+        let waited = format!("{}:{{bus}}:waited", self.redis.prefix());
+        let mut answers = self.write(topic, batch, &waited).await?;
+        self.pop_generation(&mut answers)?;
+        offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
+    }
+
+    /// Runs a batch that appends records, and waits until they are as durable as the settings
+    /// demand. The key `waited` is written for that; it has the slot of the other keys.
+    pub(super) async fn write(
+        &self,
+        topic: impl Into<TopicName>,
+        mut batch: Batch,
+        waited: &str,
+    ) -> Result<Vec<Value>> {
+        let topic = topic.into();
         let mut conn = self.redis.conn();
         let mut turn = None;
         if let Some(durability) = self.redis.durability() {
-            durability.ask(
-                &mut batch,
-                &format!("{}:{{bus}}:waited", self.redis.prefix()),
-            );
-            let (waiting, its_turn) = self
-                .redis
-                .waiting_conn()
-                .await
-                .map_err(Error::publish(topic))?;
+            durability.ask(&mut batch, waited);
+            let waiting = self.redis.waiting_conn().await;
+            let (waiting, its_turn) = waiting.map_err(Error::publish(topic.clone()))?;
             conn = waiting;
             turn = Some(its_turn);
         }
         let answered = batch.run_all(&mut conn).await;
         drop(turn);
-        let mut answers =
-            answered.map_err(|e: RedisError| Error::publish(topic)(server_words(e)))?;
+        let failed = Error::publish::<Cause>(topic);
+        let mut answers = answered.map_err(|e: RedisError| failed(server_words(e)))?;
         if let Some(durability) = self.redis.durability() {
-            durability
-                .judge_last(&mut answers)
-                .map_err(Error::publish(topic))?;
+            let judged = durability.judge_last(&mut answers);
+            judged.map_err(|shortfall| failed(shortfall.into()))?;
         }
-        let generation: Option<String> = answers
-            .pop()
-            .and_then(|value| redis::from_redis_value(value).ok());
-        self.check_generation(generation.as_deref())?;
-        offsets(&appends, answers, records.len()).map_err(Error::publish(topic))
+        Ok(answers)
     }
 
     /// Adds the commands that append the records. Returns the indices of the records in each
-    /// command.
+    /// command. `pipeline` has no bound here: high water, `max_unfinished` and the memory guard
+    /// limit it.
     fn append(&self, topic: Topic, records: &[Record], batch: &mut Batch) -> Vec<Vec<usize>> {
-        let Some(bound) = Bound::of(topic, self.partitions[&topic]) else {
+        if topic == Topic::Pipeline {
             for record in records {
                 let mut append = redis::cmd("XADD");
                 append
@@ -128,12 +86,14 @@ impl Streams {
                 batch.command(append);
             }
             return (0..records.len()).map(|place| vec![place]).collect();
-        };
+        }
+        let share = BACKLOG_BYTES / u64::from(self.partitions[&topic].max(1));
+        let most_bytes = share.max(LEAST_BACKLOG_BYTES);
         let mut by_partition: BTreeMap<u32, (Call, Vec<usize>)> = BTreeMap::new();
         for (place, record) in records.iter().enumerate() {
             let (append, places) = by_partition.entry(record.partition).or_insert_with(|| {
                 let mut append = scripts::BUS_PUBLISH.call(&[self.key(topic, record.partition)]);
-                append.arg(bound.bytes).arg(bound.records).arg(bound.above);
+                append.arg(most_bytes).arg(0).arg("refuse");
                 (append, Vec::new())
             });
             append.arg(&record.value[..]);
@@ -162,7 +122,7 @@ fn server_words(error: RedisError) -> Cause {
 /// The offsets of the records, in the order of the records.
 ///
 /// Each response is one id, or the ids of all records that its command appended.
-fn offsets(
+pub(super) fn offsets(
     appends: &[Vec<usize>],
     answers: Vec<Value>,
     count: usize,
@@ -191,11 +151,14 @@ fn offsets(
 
 /// Splits `records` into chunks of at most [`CHUNK_RECORDS`] and [`CHUNK_BYTES`], unless one record
 /// alone is larger.
-pub(super) fn chunks(mut records: &[Record]) -> impl Iterator<Item = &[Record]> {
+pub(super) fn chunks<R>(
+    mut records: &[R],
+    size: impl Fn(&R) -> usize,
+) -> impl Iterator<Item = &[R]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = |record: &&Record| {
-            bytes += record.value.len();
+        let fits = |record: &&R| {
+            bytes += size(record);
             bytes <= CHUNK_BYTES
         };
         let fitting = records.iter().take(CHUNK_RECORDS).take_while(fits).count();
@@ -220,7 +183,10 @@ mod tests {
 
     #[test]
     fn chunks_are_bounded_and_leave_nothing_out() {
-        let sizes = |records: &[Record]| chunks(records).map(<[Record]>::len).collect::<Vec<_>>();
+        let sizes = |records: &[Record]| {
+            let chunks = chunks(records, |record| record.value.len());
+            chunks.map(<[Record]>::len).collect::<Vec<_>>()
+        };
         assert!(sizes(&[]).is_empty());
         assert_eq!(
             sizes(&vec![record(1); CHUNK_RECORDS + 1]),

@@ -3,7 +3,10 @@
 use bytes::Bytes;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-use crate::model::Offset;
+use crate::{
+    bus::{LogMessage, LogRecord},
+    model::Offset,
+};
 
 /// An entry of a stream. It has no value if it was deleted and only a consumer's pending list still
 /// has its id.
@@ -69,6 +72,51 @@ fn value(fields: Vec<Value>) -> RedisResult<Bytes> {
         }
     }
     Ok(Bytes::new())
+}
+
+/// Parses the response of XRANGE on a log.
+pub(super) fn log_messages(partition: u32, list: Value) -> RedisResult<Vec<LogMessage>> {
+    let mut messages = Vec::new();
+    for item in array(list)? {
+        let (id, fields) = pair(item)?;
+        let offset = offset(id)?;
+        let (record, number) = log_record(partition, array(fields)?)?;
+        messages.push(LogMessage {
+            offset,
+            // Redis makes ids from its clock.
+            published_unix_ms: i64::try_from(offset.major).unwrap_or(i64::MAX),
+            number,
+            record,
+        });
+    }
+    Ok(messages)
+}
+
+/// Parses a record, and how many were appended before it.
+fn log_record(partition: u32, fields: Vec<Value>) -> RedisResult<(LogRecord, u64)> {
+    let mut number = 0;
+    let mut record = LogRecord {
+        partition,
+        ..LogRecord::default()
+    };
+    let mut fields = fields.into_iter();
+    while let (Some(name), Some(value)) = (fields.next(), fields.next()) {
+        let value = bytes(value)?;
+        match &bytes(name)?[..] {
+            b"v" => record.value = value.into(),
+            b"k" => record.key = value.into(),
+            b"a" => record.attributes = serde_json::from_slice(&value).unwrap_or_default(),
+            b"i" => record.id = String::from_utf8(value).unwrap_or_default(),
+            // `bus_publish.lua` writes '<bytes> <records>'.
+            b"before" => {
+                let before = String::from_utf8(value).unwrap_or_default();
+                let records = before.split_once(' ').map(|(_, records)| records.parse());
+                number = records.and_then(Result::ok).unwrap_or_default();
+            }
+            _ => {}
+        }
+    }
+    Ok((record, number))
 }
 
 fn pair(value: Value) -> RedisResult<(Value, Value)> {

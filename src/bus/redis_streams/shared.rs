@@ -23,7 +23,7 @@ use super::{
     streams::{Streams, messages},
 };
 use crate::{
-    bus::{Error, Message, Result, Subscription, Topic},
+    bus::{Error, Message, Reader, Result, Topic},
     model::Offset,
     redis_pool::{Batch, scripts},
 };
@@ -280,7 +280,7 @@ fn alone(command: Cmd) -> Batch {
 }
 
 #[async_trait]
-impl Subscription for Shared {
+impl Reader for Shared {
     async fn next(&mut self, max: usize) -> Result<Vec<Message>> {
         while self.buffer.is_empty() {
             self.fetch(max).await?;

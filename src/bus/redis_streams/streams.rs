@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    fmt,
     num::ParseIntError,
     sync::Arc,
     time::Duration,
@@ -13,9 +14,9 @@ use uuid::Uuid;
 
 use super::{failure::Failure, reply};
 use crate::{
-    bus::{Error, Message, Result, Topic},
+    bus::{Error, Message, Result, Topic, TopicName},
     model::Offset,
-    redis_pool::{Batch, Redis, scripts},
+    redis_pool::{Batch, Call, Redis, scripts},
     runtime::Clock,
 };
 
@@ -65,9 +66,7 @@ async fn begin(
     let mut begin = scripts::BUS_BEGIN.call(&[generation_key(redis), partitions_key(redis)]);
     begin.arg(Uuid::new_v4().simple().to_string());
     for topic in Topic::ALL {
-        begin
-            .arg(format!("{topic_prefix}{topic}"))
-            .arg(topic.partitions(partitions));
+        begin.arg(format!("{topic_prefix}{topic}")).arg(partitions);
     }
     let began = begin.run(&mut redis.conn()).await.map_err(Error::setup)?;
     let began: Vec<String> = redis::from_redis_value(began).map_err(Error::setup)?;
@@ -117,7 +116,7 @@ pub(super) fn messages(partition: usize, entries: Vec<reply::Entry>) -> Vec<Mess
 }
 
 impl Streams {
-    pub(super) fn key(&self, topic: Topic, partition: u32) -> String {
+    pub(super) fn key(&self, topic: impl fmt::Display, partition: u32) -> String {
         format!(
             "{}:{{bus}}:{}{topic}:{partition}",
             self.redis.prefix(),
@@ -195,33 +194,50 @@ impl Streams {
         })
     }
 
+    /// Takes the answer to [`Self::ask_generation`] from the end of a batch's answers, and checks
+    /// it.
+    pub(super) fn pop_generation(&self, answers: &mut Vec<Value>) -> Result<()> {
+        let answer = answers.pop();
+        let generation: Option<String> =
+            answer.and_then(|value| redis::from_redis_value(value).ok());
+        self.check_generation(generation.as_deref())
+    }
+
     pub(super) async fn extents(&self, topic: Topic) -> Result<Vec<Extent>> {
+        self.extents_of(topic.into(), &self.keys(topic)).await
+    }
+
+    /// The extents of the streams with these keys, which are in the slot of the bus.
+    pub(super) async fn extents_of(
+        &self,
+        topic: TopicName,
+        keys: &[String],
+    ) -> Result<Vec<Extent>> {
         let mut batch = Batch::default();
-        for key in self.keys(topic) {
-            batch.script(scripts::BUS_EXTENT.call(&[&key, &committed_key(&key)]));
+        for key in keys {
+            batch.script(ask_extent(key));
         }
         // Read after the extents, so that offsets of another generation are detected.
         batch.command(self.ask_generation());
         let answered = batch.run_all(&mut self.redis.conn()).await;
-        let mut answers: Vec<Value> = answered.map_err(Error::read::<RedisError>(topic))?;
-        let generation: Option<String> = answers
-            .pop()
-            .and_then(|value| redis::from_redis_value(value).ok());
-        self.check_generation(generation.as_deref())?;
-        let rows = answers
-            .into_iter()
-            .map(redis::from_redis_value)
-            .collect::<Result<Vec<ExtentRow>, _>>();
-        let rows = rows.map_err(Error::read(topic))?;
-        rows.iter()
-            .map(Extent::new)
-            .collect::<Result<_, _>>()
-            .map_err(|e| Error::read(topic)(Failure::Id(e)))
+        let mut answers: Vec<Value> = answered.map_err(Error::read::<RedisError>(topic.clone()))?;
+        self.pop_generation(&mut answers)?;
+        let extents = answers.into_iter().map(|answer| extent(&topic, answer));
+        extents.collect()
     }
 }
 
+pub(super) fn ask_extent(key: &str) -> Call {
+    scripts::BUS_EXTENT.call(&[key, &committed_key(key)])
+}
+
+pub(super) fn extent(topic: &TopicName, answer: Value) -> Result<Extent> {
+    let row: ExtentRow = redis::from_redis_value(answer).map_err(Error::read(topic.clone()))?;
+    Extent::new(&row).map_err(|e| Error::read(topic.clone())(Failure::Id(e)))
+}
+
 /// The response of `bus_extent.lua`.
-type ExtentRow = (String, Option<String>, String, Option<String>);
+type ExtentRow = (String, Option<String>, String, Option<String>, u64);
 
 /// The first and the last offset of a partition, and the committed one.
 pub(super) struct Extent {
@@ -233,10 +249,12 @@ pub(super) struct Extent {
     acknowledged: bool,
     /// The committed offset of ordered reading.
     committed: Option<Offset>,
+    /// How many records were ever appended.
+    pub(super) appended: u64,
 }
 
 impl Extent {
-    fn new((last, first, deleted, committed): &ExtentRow) -> Result<Self, ParseIntError> {
+    fn new((last, first, deleted, committed, appended): &ExtentRow) -> Result<Self, ParseIntError> {
         let some = |id: &str| {
             id.parse()
                 .map(|offset| (offset != Offset::default()).then_some(offset))
@@ -246,6 +264,7 @@ impl Extent {
             first: first.as_deref().map_or(Ok(None), some)?,
             acknowledged: some(deleted)?.is_some(),
             committed: committed.as_deref().map_or(Ok(None), some)?,
+            appended: *appended,
         })
     }
 

@@ -41,6 +41,10 @@ Only when named, and only with a taskd of its own:
                and CPU of a taskd that nobody calls
   start        the time to ready in an empty folder; how fast all tasks can be claimed again after
                Redis has lost everything
+  topics       records published, beside inserted tasks and beside Redis alone; tasks that one
+               subscription and ten make of them, and their processing, each beside inserted ones;
+               tasks in 10,000 sequences beside tasks in none; the time from a publish to a handler;
+               CPU of 500 subscriptions that nobody uses
   limits       limits per key: tasks a second with a limit key each and with ten, each beside none;
                in front of many tasks whose limit key is busy; how late the starts of many keys are
                at one a second; memory of a busy key, and of a task behind it
@@ -60,8 +64,8 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency, flat, start, limits; without one, the
-    /// first four
+    /// The measurements: insert, duplicates, process, latency, flat, start, limits, topics; without
+    /// one, the first four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -220,6 +224,7 @@ pub(super) enum Part {
     Flat,
     Start,
     Limits,
+    Topics,
 }
 
 /// A part of a run, in the order in which they run.
@@ -233,6 +238,7 @@ pub(super) enum Phase {
     Flat,
     Start,
     Limits,
+    Topics,
 }
 
 impl Phase {
@@ -245,6 +251,7 @@ impl Phase {
             Self::Flat => "flat",
             Self::Start => "start",
             Self::Limits => "limits",
+            Self::Topics => "topics",
         }
     }
 }
@@ -278,7 +285,7 @@ impl Bench {
         }
         if self.server.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err(
-                "flat, start and limits measure a taskd of their own: leave out --server"
+                "flat, start, limits and topics measure a taskd of their own: leave out --server"
                     .to_owned(),
             );
         }
@@ -314,14 +321,17 @@ impl Bench {
     }
 
     pub(super) fn wants(&self, phase: Phase) -> bool {
-        let is_usual = !matches!(phase, Phase::Flat | Phase::Start | Phase::Limits);
-        (self.phases.is_empty() && is_usual) || self.phases.contains(&phase)
+        let is_special = matches!(
+            phase,
+            Phase::Flat | Phase::Start | Phase::Limits | Phase::Topics
+        );
+        (self.phases.is_empty() && !is_special) || self.phases.contains(&phase)
     }
 
     /// The parts of a run, each of which gets a taskd of its own.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
-        let [flat, start, limits] =
-            [Phase::Flat, Phase::Start, Phase::Limits].map(|phase| self.wants(phase));
+        let special = [Phase::Flat, Phase::Start, Phase::Limits, Phase::Topics];
+        let [flat, start, limits, topics] = special.map(|phase| self.wants(phase));
         let calls = [
             Phase::Insert,
             Phase::Duplicates,
@@ -334,6 +344,7 @@ impl Bench {
             (flat, Part::Flat),
             (start, Part::Start),
             (limits, Part::Limits),
+            (topics, Part::Topics),
         ];
         parts
             .into_iter()
@@ -358,11 +369,13 @@ impl Bench {
                     .into(),
                 flat.many_queues.into(),
             ),
+            // Beside queues of work those of the idle subscriptions, which have no tasks.
+            Part::Topics => (work.tasks.max(work.samples()).into(), 600),
             Part::Limits => {
                 let rounds = work.duration.0.as_secs() + 2;
                 let paced = u64::from(limits.paced_keys) * rounds;
                 let blocked = u64::from(limits.blocked) + u64::from(work.tasks);
-                (paced.max(blocked), 8)
+                (paced.max(blocked), 9)
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::wire::pb::discovery_client::DiscoveryClient;
 
 /// The time between the start of the clock and the first task.
-const LEAD: Duration = Duration::from_millis(100);
+pub(super) const LEAD: Duration = Duration::from_millis(100);
 
 /// The result of inserting tasks at a fixed rate.
 struct Sent {
@@ -59,7 +59,7 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 }
 
 /// Inserts one task per call at the given rate, and measures when each reached its workers.
-async fn insert_to_handler(
+pub(super) async fn insert_to_handler(
     run: &mut Run<'_>,
     work: &Work,
     tasks: &Tasks,
@@ -184,6 +184,6 @@ async fn send(server: &Server, tasks: &Tasks, rate: u32, samples: u32) -> anyhow
     Ok(sent)
 }
 
-fn due(start: Instant, rate: u32, number: u32) -> Instant {
+pub(super) fn due(start: Instant, rate: u32, number: u32) -> Instant {
     start + Duration::from_nanos(u64::from(number) * 1_000_000_000 / u64::from(rate))
 }

@@ -18,6 +18,7 @@ mod run;
 mod server;
 mod start;
 mod throughput;
+mod topics;
 mod work;
 
 use anyhow::bail;
@@ -78,6 +79,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
                 Part::Flat => flat::measure(&mut run).await?,
                 Part::Start => start::measure(&mut run).await?,
                 Part::Limits => limits::measure(&mut run).await?,
+                Part::Topics => topics::measure(&mut run).await?,
             }
             run.server.close().await?;
         }

@@ -28,6 +28,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 const LIMITED_QUEUES: &str = "\
 [queues.bench-many]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
 [queues.bench-few]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
+[queues.bench-unblocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
 [queues.bench-blocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
 [queues.bench-bytes]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
 [queues.bench-paced]\nlimit_by = \"given\"\nlimit_pace = \"1/1s\"\n";
@@ -257,7 +258,7 @@ fn settings(args: &Bench, part: Part) -> String {
     let auth = if args.with_token { "tokens" } else { "none" };
     let limited = match part {
         Part::Limits => LIMITED_QUEUES,
-        Part::Calls | Part::Flat | Part::Start => "",
+        Part::Calls | Part::Flat | Part::Start | Part::Topics => "",
     };
     format!(
         "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\

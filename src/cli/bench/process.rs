@@ -1,6 +1,9 @@
 //! Workers that get tasks and complete them until all are done, for the phases process and latency.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
@@ -15,6 +18,9 @@ use super::{
     work::{Leased, Tasks, Worker},
 };
 use crate::cli::queues::Counts;
+
+/// How long an answer may be on its way.
+const IN_FLIGHT: Duration = Duration::from_secs(1);
 
 /// What workers do besides completing tasks.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -174,9 +180,18 @@ impl Working {
     /// Gets the next tasks; `None` at the end.
     async fn get(&mut self, all_done: &CancellationToken) -> Option<anyhow::Result<Vec<Leased>>> {
         match self.habit {
-            // Do not cancel the call: an answer in flight would leave its tasks leased.
             Habit::Finishes if all_done.is_cancelled() => None,
-            Habit::Finishes => Some(self.worker.get().await),
+            // Do not cancel the call at once: an answer in flight would leave its tasks leased.
+            Habit::Finishes => {
+                let in_vain = async {
+                    all_done.cancelled().await;
+                    tokio::time::sleep(IN_FLIGHT).await;
+                };
+                tokio::select! {
+                    leased = self.worker.get() => Some(leased),
+                    () = in_vain => None,
+                }
+            }
             Habit::Plain | Habit::NotesTimes | Habit::PassesOn => {
                 all_done.run_until_cancelled(self.worker.get()).await
             }

@@ -32,7 +32,8 @@ struct Cpu {
     bench: Runs,
 }
 
-/// A figure of the phases flat, start and limits, and its ratio to another figure of the same run.
+/// A figure of the phases flat, start, limits and topics, and its ratio to another figure of the
+/// same run.
 #[derive(Serialize)]
 struct Figure {
     phase: Phase,

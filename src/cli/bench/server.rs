@@ -2,12 +2,17 @@
 
 use std::{
     net::ToSocketAddrs,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use anyhow::Context;
 use redis::{AsyncConnectionConfig, aio::MultiplexedConnection};
 use serde::Serialize;
+use tokio::task::JoinSet;
 use url::Url;
 
 use super::{
@@ -187,6 +192,58 @@ impl Server {
             .clone()
             .context("a taskd of its own has a Redis")?;
         Ok(redis::cmd("FLUSHALL").exec_async(&mut redis).await?)
+    }
+
+    /// Appends records to a stream of Redis, so many a round trip, and returns how long it took.
+    pub(super) async fn append_alone(
+        &self,
+        records: u32,
+        batch: u32,
+        callers: u16,
+        payload: &[u8],
+    ) -> anyhow::Result<Duration> {
+        let redis = self
+            .redis
+            .clone()
+            .context("a taskd of its own has a Redis")?;
+        let next = Arc::new(AtomicU32::new(0));
+        let payload: Arc<[u8]> = payload.into();
+        let began = Instant::now();
+        let mut appending = JoinSet::new();
+        for _ in 0..callers {
+            let mut redis = redis.clone();
+            let next = Arc::clone(&next);
+            let payload = Arc::clone(&payload);
+            appending.spawn(async move {
+                loop {
+                    let first = next.fetch_add(batch, Ordering::Relaxed);
+                    if first >= records {
+                        return anyhow::Ok(());
+                    }
+                    let mut pipe = redis::pipe();
+                    for number in first..records.min(first + batch) {
+                        let append = pipe.cmd("XADD").arg("bench-alone").arg("*");
+                        append
+                            .arg("v")
+                            .arg(&payload[..])
+                            .arg("k")
+                            .arg(number)
+                            .ignore();
+                    }
+                    pipe.exec_async(&mut redis).await?;
+                }
+            });
+        }
+        while let Some(done) = appending.join_next().await {
+            done??;
+        }
+        let took = began.elapsed();
+        let mut redis = redis;
+        redis::cmd("UNLINK")
+            .arg("bench-alone")
+            .exec_async(&mut redis)
+            .await?;
+        Ok(took)
     }
 
     pub(super) async fn counts(&self, queues: &[String]) -> anyhow::Result<Counts> {

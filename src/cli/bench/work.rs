@@ -34,6 +34,8 @@ pub(super) struct Tasks {
     /// The limit keys that the tasks share, in turn: the start of their names, and how many there
     /// are; 0 for none.
     limit_keys: (&'static str, u32),
+    /// The sequences that the tasks share, in turn; 0 for none.
+    sequences: u32,
 }
 
 impl Tasks {
@@ -52,6 +54,7 @@ impl Tasks {
             payload,
             replicas: work.replicas,
             limit_keys: ("", 0),
+            sequences: 0,
         }
     }
 
@@ -63,6 +66,11 @@ impl Tasks {
         }
     }
 
+    /// The tasks share so many sequences, in turn.
+    pub(super) fn in_sequences(self, sequences: u32) -> Self {
+        Self { sequences, ..self }
+    }
+
     pub(super) fn task(&self, number: u32) -> pb::NewTask {
         pb::NewTask {
             queue: self.queues[number as usize % self.queues.len()].clone(),
@@ -71,6 +79,10 @@ impl Tasks {
             replicas: Some(self.replicas.into()),
             limit_key: match number.checked_rem(self.limit_keys.1) {
                 Some(place) => format!("{}-{place}", self.limit_keys.0),
+                None => String::new(),
+            },
+            sequence: match number.checked_rem(self.sequences) {
+                Some(place) => format!("sequence-{place}"),
                 None => String::new(),
             },
             ..Default::default()
@@ -273,7 +285,9 @@ impl Worker {
             Err(status) => return self.failed("get", &status).await.map(|()| Vec::new()),
         };
         let leased = |task: pb::LeasedTask| {
-            let number = number(&task.key)?;
+            // The task of a record has no key of its own.
+            let key_of_record = task.headers.get("taskd-key").map(String::as_bytes);
+            let number = number(key_of_record.unwrap_or(&task.key))?;
             Ok(Leased {
                 number,
                 attempt: task.attempt,

@@ -15,9 +15,12 @@ use super::{
     patience::{pages, patiently, progress_bar, repeatedly, say_perhaps_changed, time},
     print::{print, say},
 };
-use crate::wire::{
-    pb::{self, operator_client::OperatorClient},
-    time::timestamp,
+use crate::{
+    model::to_rfc_3339,
+    wire::{
+        pb::{self, operator_client::OperatorClient},
+        time::{timestamp, unix_ms},
+    },
 };
 
 /// The most letters in one call.
@@ -34,6 +37,7 @@ type Client = OperatorClient<Taskd>;
 #[command(after_help = "\
 Examples:
   taskd dead list crawl --since 2h                  the newest first
+  taskd dead reasons crawl                          which reasons, and how often
   taskd dead show crawl https://example.org/        one letter, with payload and attempts
   taskd dead retry 0199… 0199…                      send these tasks again
   taskd dead retry crawl --reason 'it took longer' --dry-run
@@ -54,6 +58,8 @@ pub struct Dead {
 enum What {
     /// List letters, the newest first
     List(List),
+    /// Count letters by their reasons: of at most 10,000, the newest
+    Reasons(Reasons),
     /// Show one letter with all that it has, as JSON
     Show(Show),
     /// Send tasks again: those of the ids, or of the filter
@@ -103,6 +109,22 @@ struct List {
     limit: u64,
 
     /// Print a JSON object per line
+    #[arg(long)]
+    json: bool,
+
+    #[command(flatten)]
+    server: Server,
+}
+
+#[derive(Args)]
+struct Reasons {
+    #[command(flatten)]
+    queue: AnyQueue,
+
+    #[command(flatten)]
+    filter: Filter,
+
+    /// Print the reasons as one JSON object
     #[arg(long)]
     json: bool,
 
@@ -194,6 +216,7 @@ impl Filter {
 pub async fn run(args: Dead) -> anyhow::Result<bool> {
     match args.what {
         What::List(args) => list(&args).await.map(|()| true),
+        What::Reasons(args) => reasons(&args).await.map(|()| true),
         What::Show(args) => show(&args).await.map(|()| true),
         What::Retry(args) => {
             change(&args, "sent again", async |client, request| {
@@ -231,6 +254,49 @@ async fn list(args: &List) -> anyhow::Result<()> {
         Ok((page.letters, page.cursor))
     };
     pages(args.limit, args.json, page, show::json, show::table).await
+}
+
+/// Prints how many letters have each reason, with runs of digits folded.
+async fn reasons(args: &Reasons) -> anyhow::Result<()> {
+    let filter = Some(args.filter.message(args.queue.name())?);
+    let client = connect(&args.server).await?;
+    let request = pb::CountDeadLettersRequest { filter };
+    let call = async || client.clone().count_dead_letters(request.clone()).await;
+    let found = patiently(call).await?.into_inner();
+    let time = |at: Option<_>| at.map(|at| to_rfc_3339(unix_ms(at))).unwrap_or_default();
+    if args.json {
+        let reason = |reason: pb::LetterReason| {
+            json!({
+                "reason": reason.reason,
+                "prefix": reason.prefix,
+                "count": reason.count,
+                "first_at": time(reason.first_at),
+                "last_at": time(reason.last_at),
+            })
+        };
+        let reasons: Vec<_> = found.reasons.into_iter().map(reason).collect();
+        print(json!({
+            "reasons": reasons,
+            "looked_at": found.looked_at,
+            "at_least": found.at_least,
+        }))?;
+        return Ok(());
+    }
+    for reason in found.reasons {
+        let count = HumanCount(reason.count).to_string();
+        let last = time(reason.last_at);
+        print(format_args!(
+            "{count:>9}  {last:<24}  {}",
+            printable(&reason.reason)
+        ))?;
+    }
+    if found.at_least {
+        say(format!(
+            "counted are the newest {}; --until counts older ones",
+            HumanCount(found.looked_at)
+        ));
+    }
+    Ok(())
 }
 
 async fn show(args: &Show) -> anyhow::Result<()> {

@@ -30,7 +30,9 @@ use crate::{
         json,
         net::lines::{Line, Lines},
     },
-    model::{LimitBy, MAX_REPLICAS, NewBackoff, NewTask, TaskRules, now_unix_ms, validate},
+    model::{
+        LimitBy, MAX_REPLICAS, NewBackoff, NewTask, TaskRules, TaskTree, now_unix_ms, validate,
+    },
     wire::{
         pb::{self, discovery_client::DiscoveryClient},
         time::{from_rfc_3339, timestamp},
@@ -57,6 +59,7 @@ Examples:
   taskd insert crawl urls.txt                           each line is a key
   taskd insert crawl urls.txt --priority low --delay 1h --header run=7
   taskd insert calls ids.txt --limit-key acme           limited together (limit_by)
+  taskd insert crawl --key https://example.org/ --tree new   the root of a tree: taskd tree --help
   zcat tasks.ndjson.gz | taskd insert -                 each line is a task, such as
       {\"queue\": \"calls\", \"key\": \"7\", \"payload\": {…}, \"limit_key\": \"acme\"}
   taskd insert crawl urls.txt --json | jq .created
@@ -103,6 +106,21 @@ pub struct Insert {
     /// account; only in queues with a limit_by
     #[arg(long, value_name = "KEY")]
     limit_key: Option<String>,
+
+    /// The sequence of each task whose line does not say: the tasks of a queue with one sequence go
+    /// one after the other
+    #[arg(long, value_name = "NAME")]
+    sequence: Option<String>,
+
+    /// When such a task dies, the next ones of its sequence: next lets them go on, hold lets them
+    /// wait until it is sent again or purged
+    #[arg(long, value_enum, requires = "sequence")]
+    on_dead: Option<AfterDeath>,
+
+    /// The tree of each task whose line does not say: new makes each the root of a tree, an ID joins an
+    /// open one; or settings in JSON: {"then": "reports", "timeout": "1h", "on_dead": "hold"}
+    #[arg(long, value_name = "TREE", value_parser = json::trees::read)]
+    tree: Option<TaskTree>,
 
     #[command(flatten)]
     server: Server,
@@ -231,6 +249,7 @@ fn check(args: &Insert) -> anyhow::Result<()> {
             .map(|name| format!("{name}:1"))
             .unwrap_or_default(),
         limit_key: args.limit_key.clone().unwrap_or_default(),
+        sequence: args.sequence.clone().unwrap_or_default(),
         ..Default::default()
     };
     match validate::check(&task, &rules, now_unix_ms()) {
@@ -517,10 +536,25 @@ fn task(args: &Insert, format: Format, line: &Line) -> Result<pb::NewTask, Strin
     if task.limit_key.is_empty() {
         task.limit_key = args.limit_key.clone().unwrap_or_default();
     }
+    if let (true, Some(sequence)) = (task.sequence.is_empty(), &args.sequence) {
+        task.sequence.clone_from(sequence);
+        task.on_dead = match args.on_dead {
+            Some(AfterDeath::Hold) => pb::OnDead::Hold.into(),
+            Some(AfterDeath::Next) | None => pb::OnDead::Unspecified.into(),
+        };
+    }
+    task.tree = task.tree.or_else(|| args.tree.clone().map(Into::into));
     if let (true, Some(name)) = (task.idempotency_key.is_empty(), &args.idempotency) {
         task.idempotency_key = format!("{name}:{}", line.number);
     }
     Ok(task)
+}
+
+/// What a death means for the next ones of a sequence.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum AfterDeath {
+    Next,
+    Hold,
 }
 
 /// Parses the value of `--deadline`.
@@ -555,6 +589,9 @@ fn table(summary: &Summary) -> String {
         let cells = [name.to_owned(), count.to_string(), more];
         let is_filled = |cell: &String| !cell.is_empty();
         table.add_row(cells.into_iter().filter(is_filled));
+    }
+    if let Some(tree) = summary.tree.as_ref().filter(|_| !summary.has_several_trees) {
+        table.add_row(["tree", tree.as_str()]);
     }
     if let Some(counts) = table.column_mut(1) {
         counts.set_cell_alignment(comfy_table::CellAlignment::Right);

@@ -38,6 +38,11 @@ pub struct Summary {
     pub completed: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_completed: Option<u64>,
+    /// The tree of the tasks: that of the first one, if they are in several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tree: Option<String>,
+    #[serde(skip)]
+    pub has_several_trees: bool,
     pub seconds: f64,
     pub lines_per_second: f64,
 }
@@ -108,6 +113,7 @@ impl<'a> Progress<'a> {
         let all = sent.len();
         let mut again = Vec::new();
         for ((number, task), result) in sent.into_iter().zip(results) {
+            self.note_tree(&result.tree);
             match result.status() {
                 pb::InsertStatus::Created => self.state.borrow_mut().summary.created += 1,
                 pb::InsertStatus::Duplicate => {
@@ -133,6 +139,17 @@ impl<'a> Progress<'a> {
             self.heard();
         }
         again
+    }
+
+    fn note_tree(&self, tree: &str) {
+        if tree.is_empty() {
+            return;
+        }
+        let summary = &mut self.state.borrow_mut().summary;
+        match &summary.tree {
+            Some(first) => summary.has_several_trees |= first != tree,
+            None => summary.tree = Some(tree.to_owned()),
+        }
     }
 
     /// Counts a task whose wait is over.

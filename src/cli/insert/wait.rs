@@ -31,8 +31,9 @@ const MOST_IN_VAIN: u32 = 7;
 
 const UNKNOWN: &str = "taskd does not say what became of the tasks";
 
-/// Returns the tasks that taskd has stored, for the calls that wait for them. Their deadlines are
-/// left out, because taskd would reject a deadline that has passed meanwhile.
+/// Returns the tasks that taskd has stored, for the calls that wait for them. Their deadlines and
+/// trees are left out, because taskd would reject a deadline that has passed, or a tree that has
+/// ended meanwhile.
 pub(super) fn stored(
     sent: &[(u64, pb::NewTask)],
     results: &[pb::InsertResult],
@@ -53,6 +54,7 @@ pub(super) fn stored(
                 *number,
                 pb::NewTask {
                     deadline: None,
+                    tree: None,
                     ..task.clone()
                 },
             )

@@ -22,7 +22,11 @@ use crate::{
         ask::printable,
         print::{print, say},
     },
-    wire::pb::{self, discovery_client::DiscoveryClient},
+    model::to_rfc_3339,
+    wire::{
+        pb::{self, discovery_client::DiscoveryClient},
+        time::unix_ms,
+    },
 };
 
 /// The most ids in one call.
@@ -33,6 +37,8 @@ const AT_ONCE: usize = 500;
 Examples:
   taskd tasks retry 0199… 0199…                        send these tasks again
   taskd tasks retry crawl --since 2h --dry-run         count those of the filter
+  taskd tasks retry crawl --reason timeout --as-of 2026-01-31T09:00:00Z --yes
+                                                       those that were dead by then, and no others
   taskd tasks retry crawl --since 2h --yes             start a bulk change, and watch it
   taskd tasks retry crawl --status cancelled --yes --detach
 
@@ -336,9 +342,16 @@ fn count(args: &Change, verb: &Verb, count: &pb::TaskCount) -> anyhow::Result<()
         matched,
         looked_at,
         at_least,
+        as_of,
     } = count;
+    let as_of = as_of.map(|as_of| to_rfc_3339(unix_ms(as_of)));
     if args.json {
-        print(json!({ "matched": matched, "looked_at": looked_at, "at_least": at_least }))?;
+        print(json!({
+            "matched": matched,
+            "looked_at": looked_at,
+            "at_least": at_least,
+            "as_of": as_of,
+        }))?;
     } else {
         let more = if *at_least { "at least " } else { "" };
         print(format_args!(
@@ -396,6 +409,7 @@ async fn by_ids(
                 matched,
                 looked_at: ids.len() as u64,
                 at_least: false,
+                as_of: None,
             },
         )?;
     } else if args.json {

@@ -20,7 +20,7 @@ pub(super) struct Filter {
     #[arg(long, value_name = "STATUS", value_parser = Statuses::parser(), hide_possible_values = true)]
     pub(super) status: Option<Statuses>,
 
-    /// The task with this key; needs a queue
+    /// The task with this key; without a queue, in every queue
     #[arg(long, value_name = "KEY", conflicts_with_all = ["key_prefix", "worker"])]
     key: Option<String>,
 
@@ -35,6 +35,18 @@ pub(super) struct Filter {
     /// Tasks that this worker has completed
     #[arg(long, value_name = "NAME")]
     worker: Option<String>,
+
+    /// Tasks that died for a reason that begins so; needs a queue
+    #[arg(long, value_name = "TEXT")]
+    reason: Option<String>,
+
+    /// Tasks of this tree; with it only --key needs a queue
+    #[arg(long, value_name = "ID", conflicts_with = "worker")]
+    tree: Option<String>,
+
+    /// Inserted at this time or before, and not changed since: the as_of of a --dry-run
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    as_of: Option<i64>,
 
     /// Inserted at this time or later: RFC 3339, or so long ago (2h, 7days)
     #[arg(long, value_name = "TIME", value_parser = time)]
@@ -96,25 +108,30 @@ impl Filter {
     /// Returns true if any flag of the filter is given.
     pub(super) fn chooses(&self) -> bool {
         self.of_queue().is_some()
+            || self.key.is_some()
             || self.worker.is_some()
+            || self.tree.is_some()
             || self.since.is_some()
             || self.until.is_some()
+            || self.as_of.is_some()
     }
 
     /// Returns the first given flag that needs a queue.
     fn of_queue(&self) -> Option<&'static str> {
         [
             ("--status", self.status.is_some()),
-            ("--key", self.key.is_some()),
             ("--key-prefix", self.key_prefix.is_some()),
             ("--header", !self.header.is_empty()),
+            ("--reason", self.reason.is_some()),
         ]
         .into_iter()
         .find_map(|(flag, is_given)| is_given.then_some(flag))
     }
 
     pub(super) fn message(&self, queue: Option<&str>) -> anyhow::Result<pb::TaskFilter> {
-        if let (Some(flag), None) = (self.of_queue(), queue) {
+        if let (Some(flag), None) = (self.of_queue(), queue)
+            && self.tree.is_none()
+        {
             bail!("{flag} needs a queue: write QUEUE {flag} …");
         }
         let statuses = self.status.iter().flat_map(|statuses| &statuses.0);
@@ -129,6 +146,9 @@ impl Filter {
             worker: self.worker.clone().unwrap_or_default(),
             since: self.since.map(timestamp),
             until: self.until.map(timestamp),
+            reason: self.reason.clone().unwrap_or_default(),
+            as_of: self.as_of.map(timestamp),
+            tree: self.tree.clone().unwrap_or_default(),
         })
     }
 }

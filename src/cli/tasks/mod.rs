@@ -12,6 +12,7 @@ use super::{
     client::{Server, Taskd},
     named::AnyQueue,
     patience::pages,
+    print::say,
 };
 use crate::wire::pb::{self, discovery_client::DiscoveryClient};
 
@@ -34,7 +35,7 @@ Examples:
   taskd tasks retry crawl --since 2h --dry-run         count what would be sent again
 
 A status is PENDING, QUEUED, ASSIGNED, DELAYED, COMPLETED, DEAD, CANCELLED, or UNFINISHED for the first \
-four. --status, --key, --key-prefix and --header need a queue.
+four. --status, --key-prefix, --header and --reason need a queue.
 Exit code: 0, or 1 if some tasks could not be changed, 2 if the request is wrong or the server cannot be \
 reached.")]
 pub struct Tasks {
@@ -100,6 +101,11 @@ async fn list(args: &List) -> anyhow::Result<()> {
             cursor,
         };
         let page = client.clone().list_tasks(request).await?.into_inner();
+        if page.partial {
+            say(
+                "There are more than 10,000 queues, so only the open ones were searched. Name a queue to search it.",
+            );
+        }
         Ok((page.tasks, page.cursor))
     };
     pages(args.limit, args.json, page, show::json, show::table).await

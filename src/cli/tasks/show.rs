@@ -74,6 +74,12 @@ pub(super) fn json(task: &pb::Task) -> Value {
             set(name, at.to_string().into());
         }
     }
+    if !task.sequence.is_empty() {
+        set("sequence", task.sequence.as_str().into());
+    }
+    if !task.tree.is_empty() {
+        set("tree", task.tree.as_str().into());
+    }
     if !task.reason.is_empty() {
         set("reason", task.reason.as_str().into());
     }

@@ -32,7 +32,7 @@ Exit code of the command:
   0         the task is done; stdout is its result
   --dead-code (65)  counts as max_attempts failures: a task for one worker is dead
   --put-off-code (75)  no failure: the task comes again after --put-off (10s), or after the time, such as 90s, that is
-            the last line of stdout
+            the last line of stdout. With --throttle this worker takes no tasks until then
   others    the attempt failed; the end of stderr is the reason. taskd tries again after the backoff
 
 A command that takes longer than --timeout, or writes more than --max-output, is killed with all that it started \
@@ -49,12 +49,13 @@ cannot be reached or refuses, if the command cannot be started (its tasks go bac
 answer the reports of finished tasks at the end. With --exit-when-idle also if taskd did not answer for a minute; a \
 token needs the role read for it.")]
 pub struct Work {
-    /// Queues to take tasks from
-    #[arg(value_name = "QUEUE", required_unless_present = "queue_flag", value_parser = queue)]
-    queues: Vec<String>,
+    /// Queues to take tasks from. With NAME=WEIGHT (1 to 1000) they share the worker by weight,
+    /// while each has tasks: a=3 b=1
+    #[arg(value_name = "QUEUE", required_unless_present = "queue_flag", value_parser = weighted_queue)]
+    queues: Vec<WeightedQueue>,
 
-    #[arg(id = "queue_flag", long = "queue", value_name = "NAME", value_parser = queue, hide = true)]
-    queues_of_flag: Vec<String>,
+    #[arg(id = "queue_flag", long = "queue", value_name = "NAME", value_parser = weighted_queue, hide = true)]
+    queues_of_flag: Vec<WeightedQueue>,
 
     #[command(flatten)]
     pub(super) server: Server,
@@ -136,6 +137,10 @@ pub(super) struct Commands {
     )]
     #[arg(value_parser = clap::value_parser!(u8).range(1..))]
     pub(super) put_off_code: u8,
+
+    /// After such a code the worker takes no tasks until that time is over
+    #[arg(long, conflicts_with = "http_check")]
+    pub(super) throttle: bool,
 
     /// How much later, unless the last line of stdout is a time
     #[arg(
@@ -228,7 +233,15 @@ pub(super) struct Checks {
 impl Work {
     pub(super) fn queues(&self) -> Vec<String> {
         let queues = self.queues.iter().chain(&self.queues_of_flag);
-        queues.cloned().collect()
+        queues.map(|queue| queue.name.clone()).collect()
+    }
+
+    /// The queues that have weights.
+    pub(super) fn weights(&self) -> Vec<(&str, u32)> {
+        let queues = self.queues.iter().chain(&self.queues_of_flag);
+        queues
+            .filter_map(|queue| Some((&queue.name[..], queue.weight?)))
+            .collect()
     }
 
     /// The given name of the worker, or one made from the host and the process id.
@@ -242,6 +255,27 @@ impl Work {
             .or_else(host)
             .unwrap_or_else(|| "worker".to_owned())
     }
+}
+
+/// A queue, and its weight if one is given.
+#[derive(Clone)]
+struct WeightedQueue {
+    name: String,
+    weight: Option<u32>,
+}
+
+fn weighted_queue(text: &str) -> Result<WeightedQueue, String> {
+    let (name, weight) = match text.split_once('=') {
+        None => (text, None),
+        Some((name, weight)) => match weight.parse() {
+            Ok(number @ 1..=1000) => (name, Some(number)),
+            _ => return Err(format!("weight {weight:?}; must be 1 to 1000")),
+        },
+    };
+    Ok(WeightedQueue {
+        name: queue(name)?,
+        weight,
+    })
 }
 
 /// Validates the queue name: with an invalid one, taskd would refuse every completion, and the

@@ -61,6 +61,7 @@ pub(super) struct Plan {
     dead_code: u8,
     put_off_code: u8,
     put_off: Duration,
+    throttles: bool,
     max_output: u64,
     is_json: bool,
     has_found: bool,
@@ -84,6 +85,7 @@ impl Plan {
             dead_code: wants.dead_code,
             put_off_code: wants.put_off_code,
             put_off: wants.put_off.0,
+            throttles: wants.throttle,
             max_output: wants.max_output.0,
             is_json: wants.json_result,
             has_found: wants.discover_fd,
@@ -399,7 +401,11 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
             let wait = asked_wait(stdout)
                 .unwrap_or(plan.put_off)
                 .max(SHORTEST_WAIT);
-            let failure = failure.put_off(wait);
+            let failure = if plan.throttles {
+                failure.throttle(wait)
+            } else {
+                failure.put_off(wait)
+            };
             // The others of its limit key wait, too.
             match task.limit_key() {
                 "" => failure,

@@ -99,7 +99,11 @@ fn worker(args: &Work, name: String, show: &Arc<Show>) -> Worker {
         Duration::ZERO
     };
     let limit = args.timeout.0 + waiting + command::KILL_AFTER * 4;
-    let worker = Worker::new(name, args.queues())
+    let mut worker = Worker::new(name, args.queues());
+    for (queue, weight) in args.weights() {
+        worker = worker.weight(queue, weight);
+    }
+    let worker = worker
         .concurrency(args.concurrency.into())
         .prefetch(args.prefetch.into())
         .lease(args.lease.0)

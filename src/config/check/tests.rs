@@ -29,6 +29,15 @@ fn the_defaults_are_right_and_retention_may_be_for_ever() {
     check(&settings, &Origins::default(), RULES).unwrap();
 }
 
+fn own_retention(settings: &mut Settings, retention: Duration) {
+    let own = QueueSettings {
+        retention,
+        ..QueueSettings::default()
+    };
+    let name = QueueName::new("own").unwrap();
+    settings.queues.named.insert(name, own);
+}
+
 type Change = fn(&mut Settings);
 
 /// A wrong setting, and a part of its error.
@@ -109,6 +118,19 @@ const WRONG: &[(Change, &str)] = &[
     (
         |s| s.kafka.set("sasl.password".into(), "p".into()),
         "kafka.sasl.password = \"***\" (the default) is for a Kafka; name one with bus_url",
+    ),
+    (
+        |s| s.queues.default.retention = Duration::from_secs(3600),
+        "queues.default.retention = 1h (the default) is for a queue with a name",
+    ),
+    (
+        |s| own_retention(s, Duration::from_secs(60)),
+        "queues.own.retention = 1m (the default) must be 0s (as long as retention), or 2m 10s, twice \
+         grace and republish_after, to retention = 30days",
+    ),
+    (
+        |s| own_retention(s, Duration::from_secs(31 * 24 * 3600)),
+        "queues.own.retention = 31days (the default) must be 0s",
     ),
     (
         |s| s.topic_retention = Duration::ZERO,

@@ -97,8 +97,11 @@ fn count_of(message: &str, field: &str) -> Count {
         ("TaskFilter", "statuses") => |tally, bytes| tally.filter_statuses(bytes),
         ("TaskFilter", "headers") => |tally, _| tally.filter_header(),
         // `holding` and `started` are ids of tasks in hand, of which a session may have many more
-        // than `max_items`.
-        (_, "headers" | "holding" | "started") => |tally, _| tally.header(),
+        // than `max_items`. `weights` come with the items of a report, and the check of the request
+        // bounds them by its queues.
+        (_, "headers" | "attributes" | "holding" | "started" | "weights") => {
+            |tally, _| tally.header()
+        }
         _ => |tally, _| tally.item(),
     }
 }
@@ -208,10 +211,16 @@ mod tests {
             discovered: vec![task; 50],
             ..Default::default()
         };
+        let next = pb::GetTasksRequest {
+            worker: "w".into(),
+            queues: vec!["a".into(), "b".into()],
+            weights: [("a".into(), 3), ("b".into(), 1)].into(),
+            ..Default::default()
+        };
         let complete = pb::CompleteTasksRequest {
             worker: "w".into(),
             completions: vec![completion; 1000],
-            next: None,
+            next: Some(next),
         };
         counted("taskd.v1.Tasks/CompleteTasks", &complete.encode_to_vec()).unwrap();
         let filter = pb::TaskFilter {

@@ -139,6 +139,16 @@ impl Operator for Service {
         )
     }
 
+    async fn count_dead_letters(
+        &self,
+        request: Request<pb::CountDeadLettersRequest>,
+    ) -> Result<Response<pb::CountDeadLettersResponse>, Status> {
+        let (caller, request) = open(request);
+        let pages = LetterPages::try_from(request);
+        let reasons = self.0.api.letter_reasons(&caller, pages).await?;
+        self.within(&caller, reasons.into())
+    }
+
     async fn get_dead_letter(
         &self,
         request: Request<pb::GetDeadLetterRequest>,

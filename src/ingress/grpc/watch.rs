@@ -37,7 +37,8 @@ pub(super) fn events(watching: Watching) -> Events {
     }))
 }
 
-fn status(end: WatchEnd) -> Status {
+/// Why a watch ends early, as a status.
+pub(super) fn status(end: WatchEnd) -> Status {
     match end {
         WatchEnd::Stopping => Status::unavailable(end.says()),
         WatchEnd::Unauthenticated => Status::unauthenticated(end.says()),

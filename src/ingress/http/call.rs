@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::{
     super::{State, json::Unread, net::budget::Share, tally::Tally},
     problem::Problem,
-    request::{JSON, json_body},
+    request::{JSON, json_body, whole},
 };
 use crate::model::Caller;
 
@@ -65,6 +65,21 @@ impl Call {
         read: impl FnOnce(&Bytes) -> Result<T, Unread>,
     ) -> Result<T, Problem> {
         Ok(read(&self.text(JSON).await?)?)
+    }
+
+    /// Like [`Self::json`], for a body that may have other types: `expected` names all of them.
+    pub(super) async fn json_or<T>(
+        &mut self,
+        expected: &str,
+        read: impl FnOnce(&Bytes) -> Result<T, Unread>,
+    ) -> Result<T, Problem> {
+        Ok(read(&self.text(expected).await?)?)
+    }
+
+    /// Reads a body of any type.
+    pub(super) async fn whole(&mut self) -> Result<Bytes, Problem> {
+        let limit = self.state.settings.limits.max_request_bytes;
+        whole(&self.headers, mem::take(&mut self.body), limit).await
     }
 
     /// Reads a body and counts its parts, which stay in the request's share of the budget.

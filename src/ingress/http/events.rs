@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use futures::{StreamExt as _, stream};
+use futures::{Stream, StreamExt as _, stream};
 use serde::Deserialize;
 
 use super::{
@@ -76,7 +76,10 @@ pub(in crate::ingress) async fn watch_queue(call: Call) -> Answer {
     ))
 }
 
-fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<String>, Problem> {
+pub(super) fn last_event(
+    headers: &HeaderMap,
+    of_query: Option<String>,
+) -> Result<Option<String>, Problem> {
     let Some(value) = headers.get(LAST_EVENT_ID) else {
         return Ok(of_query);
     };
@@ -86,11 +89,17 @@ fn last_event(headers: &HeaderMap, of_query: Option<String>) -> Result<Option<St
     Ok(Some(text.to_owned()))
 }
 
-fn events(watching: Watching) -> Response {
+/// The events of a watch, as a stream.
+pub(super) fn events(watching: Watching) -> Response {
     let events = stream::unfold(watching, async |mut watching| {
         let next = watching.next().await?;
         Some((written(next, watching.key()), watching))
     });
+    event_stream(events)
+}
+
+/// An answer of Server-Sent Events.
+pub(super) fn event_stream(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let events = stream::once(async { Bytes::from_static(RETRY.as_bytes()) }).chain(events);
     let head = [
         (header::CONTENT_TYPE, "text/event-stream"),

@@ -18,6 +18,12 @@ pub(in crate::ingress) async fn get_letters(call: Call) -> Answer {
     within(&call, &json::letters::Page::from(&page))
 }
 
+pub(in crate::ingress) async fn count_letters(call: Call) -> Answer {
+    let pages = json::letters::pages_of_query(call.query());
+    let reasons = call.state.api.letter_reasons(&call.caller, pages).await?;
+    within(&call, &reasons)
+}
+
 pub(in crate::ingress) async fn get_letter(Id(id): Id, call: Call) -> Answer {
     let letter = call.state.api.letter(&call.caller, &id).await?;
     within(&call, &json::letters::Letter::from(&letter))

@@ -18,7 +18,11 @@ mod problem;
 pub(super) mod reading;
 mod request;
 pub(super) mod sessions;
+pub(super) mod subscriptions;
 pub(super) mod tasks;
+pub(super) mod topics;
+pub(super) mod trees;
+pub(super) mod ui;
 mod waiting;
 
 use std::sync::Arc;
@@ -26,7 +30,7 @@ use std::sync::Arc;
 use axum::{
     Router,
     extract::{Request, State as Extract},
-    http::{HeaderValue, Method, StatusCode, Uri, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing,
@@ -104,6 +108,7 @@ fn router(state: State) -> Router {
     with_operations(&state.api)
         .route("/", routing::get(index))
         .merge(openapi::routes(auth))
+        .merge(ui::routes(&state))
         .fallback(no_such_route)
         .method_not_allowed_fallback(wrong_method)
         // Failures are logged by the code in which they occur.
@@ -189,8 +194,14 @@ async fn secure(mut answer: Response) -> Response {
     answer
 }
 
-/// Says what this is and where to go. It contains nothing that requires a token.
-async fn index(Extract(state): Extract<State>) -> impl IntoResponse {
+/// Says what this is and where to go. It contains nothing that requires a token. A browser is sent
+/// to the dashboard.
+async fn index(Extract(state): Extract<State>, headers: HeaderMap) -> Response {
+    if let Some(mut answer) = ui::for_browser(&state, &headers) {
+        let [(name, value)] = state.ports.header();
+        answer.headers_mut().insert(name, value);
+        return answer;
+    }
     let mut lines: Vec<(Method, &str, String, Role)> = Vec::new();
     for operation in operations::all() {
         let (Some(role), Some(route)) = (operation.role, operation.http) else {
@@ -215,13 +226,13 @@ async fn index(Extract(state): Extract<State>) -> impl IntoResponse {
     let text = format!(
         "taskd: a task queue for work that grows while it is being done.\n\n{routes}  \
          GET    /healthz, /readyz                  for probes\n\n\
-         /docs/ shows these routes in a browser; /openapi.json is the same for programs.\n\
+         /ui/ shows queues and tasks in a browser. /docs/ shows these routes; /openapi.json is the same for programs.\n\
          gRPC has the same on a port of its own, with reflection: grpcurl -plaintext HOST:PORT list\n\
          (without -plaintext if taskd has TLS).\n\
          A taskd with auth = tokens takes calls with the header Authorization: Bearer TOKEN.\n\
          taskd --help lists the commands; docs/api.md in the source describes the calls.\n"
     );
-    (state.ports.header(), text)
+    (state.ports.header(), text).into_response()
 }
 
 /// The routes of connections beyond the limit. They answer probes and refuse everything else.

@@ -99,6 +99,12 @@ pub(in crate::ingress) async fn get_processes(call: Call) -> Answer {
     list_within(&call, "processes", processes)
 }
 
+pub(in crate::ingress) async fn get_history(call: Call) -> Answer {
+    let queue = json::books::queue_of_query(call.query())?;
+    let history = call.state.api.depth_history(&call.caller, &queue).await?;
+    within(&call, &history)
+}
+
 pub(in crate::ingress) async fn get_books(call: Call) -> Answer {
     let queue = json::books::queue_of_query(call.query())?;
     let books = call.state.api.books(&call.caller, &queue).await?;

@@ -94,7 +94,7 @@ pub(super) async fn json_body(
 }
 
 /// Reads a body of at most `limit` bytes.
-async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Problem> {
+pub(super) async fn whole(headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, Problem> {
     let too_large = || {
         let why = format!(
             "the body has more than {limit} bytes (max_request_bytes); send less at once, or NDJSON"

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::{
     Json, Router,
-    http::StatusCode,
+    http::{StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -95,9 +95,17 @@ fn router(what: watch::Receiver<&'static str>, ports: Ports) -> Router {
         let body = json!({"status": "waiting", "for": *asked.borrow()});
         async move { (StatusCode::SERVICE_UNAVAILABLE, Json(body)) }
     };
-    let fallback = move || {
-        let why = why(*what.borrow());
-        async move { (ports.header(), refuse(why)) }
+    let fallback = move |uri: Uri| {
+        let what = *what.borrow();
+        async move {
+            let is_page = uri.path().starts_with("/ui/");
+            let answer = if is_page {
+                page(what)
+            } else {
+                refuse(why(what))
+            };
+            (ports.header(), answer)
+        }
     };
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
@@ -107,6 +115,21 @@ fn router(what: watch::Receiver<&'static str>, ports: Ports) -> Router {
 
 fn why(what: &str) -> String {
     format!("taskd is not ready: it waits for {what}; try again later")
+}
+
+/// For the dashboard: says what taskd waits for, and loads itself again.
+fn page(what: &str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'"),
+        (header::REFRESH, "2"),
+        (header::RETRY_AFTER, "1"),
+    ];
+    let text = format!(
+        "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\"><title>taskd starts</title>\
+         <p>taskd starts, and waits for {what}. This page loads itself again."
+    );
+    (StatusCode::SERVICE_UNAVAILABLE, headers, text).into_response()
 }
 
 fn refuse(why: String) -> Response {

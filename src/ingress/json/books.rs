@@ -79,6 +79,8 @@ struct Sql {
     fresh: u64,
     parked: u64,
     crowded: u64,
+    /// Behind others of their sequences.
+    behind: u64,
     scheduled: u64,
     missing: u64,
 }
@@ -140,6 +142,7 @@ impl<'a> From<&'a model::QueueBooks> for QueueBooks<'a> {
                     fresh: held.fresh,
                     parked: held.parked,
                     crowded: held.crowded,
+                    behind: held.behind,
                     scheduled: held.scheduled,
                     missing: held.missing,
                 },

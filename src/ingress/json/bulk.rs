@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
-use super::{super::tally::Tally, AtMost, Nested, Unread, object, search::Filter};
-use crate::model::{BulkChange, ChangeTasks, ItemAnswer, TaskCount, TasksChanged};
+use super::{super::tally::Tally, AtMost, Nested, Unread, object, search::Filter, text::Instant};
+use crate::model::{BulkChange, ChangeTasks, ItemAnswer, TaskCount, TasksChanged, to_rfc_3339};
 
 /// The most tasks that a call names by id.
 pub(super) const MAX_IDS: usize = 1000;
@@ -67,10 +67,18 @@ pub(in crate::ingress) enum Changed<'a> {
         matched: u64,
         looked_at: u64,
         at_least: bool,
+        /// With it in the filter, a change leaves out tasks that were inserted or changed since.
+        #[serde(rename = "as_of", serialize_with = "time")]
+        #[schemars(with = "Instant")]
+        as_of_unix_ms: i64,
     },
     Started {
         bulk: &'a BulkChange,
     },
+}
+
+fn time<S: Serializer>(unix_ms: &i64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&to_rfc_3339(*unix_ms))
 }
 
 impl<'a> From<&'a TasksChanged> for Changed<'a> {
@@ -81,10 +89,12 @@ impl<'a> From<&'a TasksChanged> for Changed<'a> {
                 matched,
                 looked_at,
                 at_least,
+                as_of_unix_ms,
             }) => Self::Counted {
                 matched: *matched,
                 looked_at: *looked_at,
                 at_least: *at_least,
+                as_of_unix_ms: *as_of_unix_ms,
             },
             TasksChanged::Started(bulk) => Self::Started { bulk },
         }

@@ -13,9 +13,9 @@ use super::{
     backoff::Backoff,
     first_byte, headers, item,
     text::{Instant, Priority, Time},
-    utf8, value,
+    trees, utf8, value,
 };
-use crate::model::{self, QueueName, validate::MAX_HEADERS};
+use crate::model::{self, OnDead, QueueName, TaskTree, validate::MAX_HEADERS};
 
 /// A task to insert.
 #[derive(Deserialize, JsonSchema)]
@@ -68,6 +68,19 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// What the task shares its limits with, in a queue with a `limit_by`. Empty: what that says.
     #[schemars(length(max = 255))]
     limit_key: String,
+    #[serde(default)]
+    /// The tasks of a queue with one sequence go one after the other, in the order of their inserts.
+    /// Empty: in no sequence.
+    #[schemars(length(max = 255))]
+    sequence: String,
+    #[serde(default)]
+    /// What the death of this task means for the ones after it in its sequence.
+    on_dead: OnDead,
+    #[serde(default, deserialize_with = "trees::of_task")]
+    #[schemars(with = "Option<trees::OfTask>")]
+    /// `new`: the task is the root of a tree. Or the id of an open tree, or the settings of a new one.
+    /// Not for discovered tasks, which are in the tree of their parent.
+    tree: Option<Box<TaskTree>>,
 }
 
 fn without_default(schema: &mut schemars::Schema) {
@@ -206,6 +219,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
     let (payload, payload_encoding) =
         value::read(body, "payload", task.payload, task.payload_base64)?;
     Ok(model::NewTask {
+        id: None,
         payload,
         payload_encoding,
         queue: task.queue,
@@ -223,6 +237,9 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         traceparent: task.traceparent,
         idempotency_key: task.idempotency_key,
         limit_key: task.limit_key,
+        sequence: task.sequence,
+        on_dead: task.on_dead,
+        tree: task.tree,
     })
 }
 
@@ -247,10 +264,11 @@ mod tests {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
                 "finish_within":"2h","lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
-                "idempotency_key":"i","limit_key":"l","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
+                "idempotency_key":"i","limit_key":"l","sequence":"s","on_dead":"hold","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
         )
         .unwrap();
         let expected = model::NewTask {
+            id: None,
             queue: "q".into(),
             key: "k".into(),
             payload: "{\"a\": 1}".into(),
@@ -267,6 +285,9 @@ mod tests {
             traceparent: "tp".into(),
             idempotency_key: "i".into(),
             limit_key: "l".into(),
+            sequence: "s".into(),
+            on_dead: OnDead::Hold,
+            tree: None,
             backoff: Some(model::NewBackoff {
                 kind: model::BackoffKind::Linear,
                 initial: Some(Duration::from_secs(2)),
@@ -449,6 +470,7 @@ mod tests {
             id: Some(id),
             error: String::new(),
             task_status: None,
+            tree: None,
         };
         assert_eq!(
             shown(created.clone()),

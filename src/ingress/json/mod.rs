@@ -21,7 +21,10 @@ pub mod read;
 mod schema;
 pub mod search;
 pub(super) mod sessions;
+pub(super) mod subscriptions;
 mod text;
+pub(super) mod topics;
+pub mod trees;
 mod value;
 pub mod work;
 
@@ -33,7 +36,10 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 
 pub(super) use self::text::Instant;
-use super::{MESSAGE, tally::Excess};
+use super::{
+    MESSAGE,
+    tally::{Excess, MAX_QUEUES},
+};
 use crate::{
     api::{ECHO, shorten},
     config::in_field,
@@ -113,33 +119,50 @@ impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N>
 fn headers<'de, D: Deserializer<'de>, const N: usize>(
     deserializer: D,
 ) -> Result<HashMap<String, String>, D::Error> {
-    struct Headers<const N: usize>;
+    entries::<D, String, N>(deserializer, "headers")
+}
 
-    impl<'de, const N: usize> de::Visitor<'de> for Headers<N> {
-        type Value = HashMap<String, String>;
+/// Reads the weights of queues, at most as many as a call may name.
+fn weights<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HashMap<String, u32>, D::Error> {
+    entries::<D, u32, MAX_QUEUES>(deserializer, "weights")
+}
+
+/// Reads a map of at most `N` entries, which an error calls by this name.
+fn entries<'de, D, V, const N: usize>(
+    deserializer: D,
+    name: &'static str,
+) -> Result<HashMap<String, V>, D::Error>
+where
+    D: Deserializer<'de>,
+    V: Deserialize<'de>,
+{
+    struct Entries<V, const N: usize>(&'static str, PhantomData<V>);
+
+    impl<'de, V: Deserialize<'de>, const N: usize> de::Visitor<'de> for Entries<V, N> {
+        type Value = HashMap<String, V>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a map")
         }
 
         fn visit_map<A: de::MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
-            let mut headers = HashMap::new();
+            let mut map = HashMap::new();
             while let Some((name, value)) = entries.next_entry::<String, _>()? {
-                if headers.contains_key(&name) {
+                if map.contains_key(&name) {
                     return Err(de::Error::custom(format_args!(
                         "duplicate field `{}`",
                         shorten(&name, ECHO)
                     )));
                 }
-                headers.insert(name, value);
-                if headers.len() > N {
-                    return Err(de::Error::custom(format_args!("more than {N} headers")));
+                map.insert(name, value);
+                if map.len() > N {
+                    return Err(de::Error::custom(format_args!("more than {N} {}", self.0)));
                 }
             }
-            Ok(headers)
+            Ok(map)
         }
     }
-    deserializer.deserialize_map(Headers::<N>)
+    deserializer.deserialize_map(Entries::<V, N>(name, PhantomData))
 }
 
 /// An object within another one. serde alone would also accept an array, field by field.

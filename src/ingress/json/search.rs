@@ -6,7 +6,10 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{headers, query, text::Instant};
-use crate::model::{QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName};
+use crate::{
+    api::{ECHO, shorten},
+    model::{QueueName, TaskFilter, TaskPages, TaskStatus, WorkerName},
+};
 
 /// Reads the query of a list.
 pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TaskPages, String> {
@@ -54,6 +57,12 @@ pub(super) struct Filter {
     since: String,
     /// Inserted before this time; empty: any.
     until: String,
+    /// The beginning of the reason why a task died.
+    reason: String,
+    /// Inserted at this time or before, and not changed since: a dry run answers it; empty: any.
+    as_of: String,
+    /// Only of this tree; with it the other parts need no queue.
+    tree: String,
 }
 
 impl Filter {
@@ -67,6 +76,9 @@ impl Filter {
             worker,
             since,
             until,
+            reason,
+            as_of,
+            tree,
         } = self;
         let mut filter = TaskFilter::default();
         for (name, value) in [
@@ -77,6 +89,9 @@ impl Filter {
             ("worker", worker),
             ("since", since),
             ("until", until),
+            ("reason", reason),
+            ("as_of", as_of),
+            ("tree", tree),
         ] {
             if !value.is_empty() {
                 set(&mut filter, name, &value)?;
@@ -100,6 +115,14 @@ fn set(filter: &mut TaskFilter, name: &str, value: &str) -> Result<(), String> {
         }
         "since" => filter.since_unix_ms = Some(value.parse::<Instant>()?.0),
         "until" => filter.until_unix_ms = Some(value.parse::<Instant>()?.0),
+        "reason" => filter.reason = value.to_owned(),
+        "as_of" => filter.as_of_unix_ms = Some(value.parse::<Instant>()?.0),
+        "tree" => {
+            let tree = value
+                .parse()
+                .map_err(|_| format!("tree {:?} is not the id of a tree", shorten(value, ECHO)))?;
+            filter.tree = Some(tree);
+        }
         _ => {}
     }
     Ok(())
@@ -115,7 +138,8 @@ mod tests {
         let id = TaskId::new();
         let text = format!(
             "queue=q&status=dead,CANCELLED&key_prefix=https%3A%2F%2Fa&header.site=a+b&header.x=&worker=&\
-             since=1970-01-01T00:00:01Z&until=1970-01-01T00:00:02Z&limit=7&cursor={id}"
+             since=1970-01-01T00:00:01Z&until=1970-01-01T00:00:02Z&reason=time&as_of=1970-01-01T00:00:03Z&\
+             limit=7&cursor={id}"
         );
         let filter = TaskFilter {
             queue: QueueName::new("q").ok(),
@@ -126,6 +150,9 @@ mod tests {
             worker: None,
             since_unix_ms: Some(1_000),
             until_unix_ms: Some(2_000),
+            reason: "time".into(),
+            as_of_unix_ms: Some(3_000),
+            tree: None,
         };
         assert_eq!(
             pages_of_query(&text),

@@ -1,6 +1,6 @@
 //! The calls of sessions without streams.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
 use schemars::JsonSchema;
@@ -13,6 +13,7 @@ use super::{
     large::Entry,
     object,
     text::Time,
+    weights,
     work::{self, Completion, Extension, LeasedTask, MAX_ITEMS, Rejection},
 };
 use crate::{
@@ -56,6 +57,10 @@ pub(in crate::ingress) struct OpenSession {
     #[serde(default)]
     /// The approximate size of an answer; 0 means 3.5 MiB.
     max_bytes: u64,
+    /// How the queues share the tasks, as of a call that gets tasks.
+    #[serde(default, deserialize_with = "weights")]
+    #[schemars(extend("maxProperties" = MAX_QUEUES))]
+    weights: HashMap<String, u32>,
 }
 
 /// A request for tasks of a session.
@@ -123,6 +128,7 @@ pub(in crate::ingress) fn open_session(body: &Bytes) -> Result<model::OpenSessio
         timeout: open.timeout.map(|time| time.0),
         lease_duration: open.lease_duration.map(|time| time.0),
         max_bytes: open.max_bytes,
+        weights: open.weights,
     })
 }
 

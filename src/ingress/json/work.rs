@@ -14,6 +14,7 @@ use super::{
     object,
     text::{Instant, Time},
     value::{self, Payload},
+    weights,
 };
 use crate::{
     api::{ECHO, shorten},
@@ -117,6 +118,11 @@ pub(in crate::ingress) struct GetTasks {
     #[serde(default)]
     /// The approximate size of the answer; 0 means 3.5 MiB.
     max_bytes: u64,
+    /// How the queues share the tasks while each has some: `{"a": 3, "b": 1}`; 1 to 1,000, by
+    /// default 1. Then priorities order the tasks of each queue only.
+    #[serde(default, deserialize_with = "weights")]
+    #[schemars(extend("maxProperties" = MAX_QUEUES))]
+    weights: HashMap<String, u32>,
 }
 
 /// A worker's report of tasks that it has done.
@@ -183,6 +189,7 @@ impl From<GetTasks> for model::GetTasks {
             wait: request.wait.map_or(Duration::ZERO, |time| time.0),
             lease_duration: request.lease_duration.map(|time| time.0),
             max_bytes: request.max_bytes,
+            weights: request.weights,
         }
     }
 }

@@ -39,6 +39,12 @@ pub struct Shortage {
 #[derive(Default)]
 struct Closed {
     shortage: Option<Shortage>,
+    /// Topics of users should lose what all their subscriptions have read.
+    logs_are_large: bool,
+    /// Why topics of users take no records: Redis needs what is left for tasks.
+    logs_shortage: Option<String>,
+    /// The bytes that topics of users may take until the next check of memory; `None`: any.
+    logs_room: Option<u64>,
     /// When the database last refused new tasks for lack of space, and its message. `None` once it
     /// has stored a task since.
     full_database: Option<(Instant, String)>,
@@ -112,6 +118,46 @@ impl Gates {
 
     pub fn shortage(&self) -> Option<Shortage> {
         self.0.read().shortage.clone()
+    }
+
+    pub fn set_logs_large(&self, are_large: bool) {
+        self.0.write().logs_are_large = are_large;
+    }
+
+    /// Whether Redis has so little memory left that records that are read should leave it.
+    pub fn logs_are_large(&self) -> bool {
+        self.0.read().logs_are_large
+    }
+
+    pub fn set_logs_shortage(&self, why: Option<String>) {
+        self.0.write().logs_shortage = why;
+    }
+
+    /// Why topics of users take no records, if they are in Redis.
+    pub fn logs_shortage(&self) -> Option<String> {
+        self.0.read().logs_shortage.clone()
+    }
+
+    pub fn set_logs_room(&self, bytes: Option<u64>) {
+        self.0.write().logs_room = bytes;
+    }
+
+    /// Takes room for a record of a topic of users, if the topics are in Redis. False: what they may
+    /// take until the next check of memory is used up. The last record may be larger than what is
+    /// left, so that one of any size finds room.
+    pub fn take_logs_room(&self, bytes: u64) -> bool {
+        if self.0.read().logs_room.is_none() {
+            return true;
+        }
+        let mut gates = self.0.write();
+        match &mut gates.logs_room {
+            None => true,
+            Some(0) => false,
+            Some(room) => {
+                *room = room.saturating_sub(bytes);
+                true
+            }
+        }
     }
 
     /// Whether Redis has little memory left.

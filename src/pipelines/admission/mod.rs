@@ -2,14 +2,17 @@
 //! each has.
 //!
 //! Each process keeps its own copy. [`QueueSync`] reads it from SQL, so a decision may be half a
-//! second old.
+//! second old. [`LimitSync`] does the same for own limits of limit keys, which the shards in Redis
+//! have to know.
 
 mod gates;
 mod occupancy;
+mod own_limits;
 mod sync;
 
 pub use self::{
     gates::{Gates, Shortage},
     occupancy::{NoName, Occupancy, OccupancyPermit},
+    own_limits::LimitSync,
     sync::QueueSync,
 };

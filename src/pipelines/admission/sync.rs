@@ -1,5 +1,5 @@
 //! Reads from SQL, for this process, what all processes must know about queues: open shards,
-//! pauses, own limits, unfinished tasks, full queues.
+//! pauses, unfinished tasks, full queues.
 //!
 //! The cost grows with the queues that have something, not with all names that ever existed.
 
@@ -13,7 +13,6 @@ use tokio::sync::Mutex;
 
 use super::{Gates, Occupancy};
 use crate::{
-    model::{ChangedLimits, ShardId},
     queue::Shards,
     runtime::{Clock, Supervisor},
     store::{self, Store, StoredShard},
@@ -28,8 +27,6 @@ const OLDEST_EVERY: Duration = Duration::from_secs(2);
 /// How often to read all open shards and all pauses. Reading only changes may miss some: of a
 /// database that was set back, or of an older taskd that does not number them.
 const WHOLE_EVERY: Duration = Duration::from_secs(60);
-/// The changes of own limits that are read at once.
-const LIMITS_AT_ONCE: u32 = 1000;
 
 /// The reader of one process, and how far it has read.
 pub struct QueueSync {
@@ -42,13 +39,6 @@ pub struct QueueSync {
     pauses: Option<PausesRead>,
     parked: Option<Instant>,
     oldest: Option<Instant>,
-    /// Whether a queue has limit keys.
-    has_limits: bool,
-    /// Own limits that some open shard may not know yet, and the version before them.
-    untold: Vec<ChangedLimits>,
-    told: u64,
-    /// Shards that were opened, perhaps by a process that did not know all own limits.
-    opened: HashSet<ShardId>,
 }
 
 #[derive(Clone, Copy)]
@@ -75,7 +65,6 @@ impl QueueSync {
         gates: Gates,
         occupancy: Occupancy,
         clock: Clock,
-        has_limits: bool,
     ) -> store::Result<Self> {
         let mut sync = Self {
             store,
@@ -87,10 +76,6 @@ impl QueueSync {
             pauses: Default::default(),
             parked: Default::default(),
             oldest: Default::default(),
-            has_limits,
-            untold: Vec::new(),
-            told: 0,
-            opened: HashSet::new(),
         };
         sync.read().await?;
         Ok(sync)
@@ -109,14 +94,8 @@ impl QueueSync {
     }
 
     async fn read(&mut self) -> store::Result<()> {
-        if self.has_limits {
-            self.read_limits().await?;
-        }
         self.read_shards().await?;
         self.read_pauses().await?;
-        if self.has_limits {
-            self.tell_limits().await;
-        }
         let unfinished = self.store.unfinished().await?.into_iter().collect();
         self.occupancy.set_names(
             unfinished,
@@ -132,48 +111,6 @@ impl QueueSync {
             self.oldest = Some(self.clock.now());
         }
         Ok(())
-    }
-
-    /// Reads the own limits that have changed.
-    async fn read_limits(&mut self) -> store::Result<()> {
-        // All changes up to this version are committed.
-        let version = self.store.limits_version().await?;
-        let mut known = self.queue.limits_version();
-        while known < version {
-            let changes = self.store.changed_limits(known, LIMITS_AT_ONCE).await?;
-            let is_last = changes.len() < LIMITS_AT_ONCE as usize;
-            let last = changes.last().map_or(0, |change| change.version);
-            known = if is_last { last.max(version) } else { last };
-            self.queue.learn_limits(&changes, known);
-            self.untold.extend(changes);
-        }
-        Ok(())
-    }
-
-    /// Tells the shards in Redis the own limits that they may not know. What fails is told again in
-    /// the next round.
-    async fn tell_limits(&mut self) {
-        let version = self.queue.limits_version();
-        let mut failure = None;
-        let opened: Vec<ShardId> = self.opened.drain().collect();
-        for (shard, error) in self.queue.push_all_limits(&opened).await {
-            self.opened.insert(shard);
-            failure = Some(error);
-        }
-        let failed = self
-            .queue
-            .push_limits(&self.untold, self.told, version)
-            .await;
-        for (shard, error) in failed {
-            // One shard that does not answer keeps no other from its limits.
-            self.opened.insert(shard);
-            failure = Some(error);
-        }
-        self.untold.clear();
-        self.told = version;
-        if let Some(error) = failure {
-            tracing::debug!("cannot tell shards their own limits, trying again: {error}");
-        }
     }
 
     async fn read_pauses(&mut self) -> store::Result<()> {
@@ -212,12 +149,11 @@ impl QueueSync {
                 false => self.queue.remove_shard(id),
             }
         }
-        // With each whole read all of them, because Redis may have lost its last second, and with it
-        // limits that a shard was told. One without own limits costs no call.
-        if self.has_limits {
-            let open = shards.iter().filter(|shard| shard.is_open);
-            self.opened.extend(open.map(|shard| shard.id.clone()));
-        }
+        // A process that does not know all own limits may have opened them. With each whole read all
+        // of them, to be safe. One without own limits costs no call.
+        let open = shards.iter().filter(|shard| shard.is_open);
+        self.queue
+            .note_unsure_of_limits(open.map(|shard| shard.id.clone()));
         if known.is_none() {
             // This also removes a shard that was opened during the read. The next read of changes
             // adds it.

@@ -21,8 +21,33 @@ pub use self::{
 };
 use crate::{
     model::{Find, FindKind, QueueName, ShardId, TaskId},
-    store::{Stretch, Unpublished, Walked},
+    store::{Stretch, Unpublished, Walked, WrongTree},
 };
+
+/// How many trees are compared at a time.
+const TREES_AT_ONCE: u32 = 200;
+
+fn says_of_tree(wrong: &WrongTree) -> String {
+    let WrongTree {
+        open,
+        held,
+        counted_open,
+        counted_held,
+        is_over,
+        ..
+    } = wrong;
+    if (open, held) == (counted_open, counted_held) {
+        return "the tree is open, and waits for nothing".to_owned();
+    }
+    let over = if *is_over {
+        ", so it waits for nothing"
+    } else {
+        ""
+    };
+    format!(
+        "the tree counts {open} unfinished tasks and {held} that hold it, and has {counted_open} and {counted_held}{over}"
+    )
+}
 
 impl Checker {
     /// Checks a shard against itself and SQL. Finds nothing in a shard without a generation, which
@@ -74,21 +99,29 @@ impl Checker {
         Ok((found, page.tasks, page.next))
     }
 
-    /// Counts the unfinished tasks of all queues again. If a stored count is too high, also finds
-    /// tasks that nobody would publish.
+    /// Counts the unfinished tasks of all queues again, and checks all sequences and trees. If a stored
+    /// count is too high, also finds tasks that nobody would publish.
     pub async fn counts(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
         let mut found = Found::default();
         let mut stranded = BTreeMap::new();
         let mut wrong = self.store.wrong_counts().await?;
         wrong.retain(|wrong| queue.is_none_or(|queue| wrong.queue == *queue));
         // Either the count is wrong, or a task is lost.
-        if wrong.iter().any(|wrong| wrong.kept > wrong.counted) {
+        if wrong
+            .iter()
+            .any(|wrong| !wrong.are_behind && wrong.kept > wrong.counted)
+        {
             stranded = self.stranded(queue, mends, &mut found).await?;
         }
         for wrong in wrong {
-            let counted = wrong
-                .counted
-                .saturating_add(stranded.get(&wrong.queue).copied().unwrap_or(0));
+            let mut counted = wrong.counted;
+            let mut of = "unfinished tasks";
+            if wrong.are_behind {
+                of = "tasks that wait in sequences";
+            } else {
+                let stranded = stranded.get(&wrong.queue).copied().unwrap_or(0);
+                counted = counted.saturating_add(stranded);
+            }
             if wrong.kept == counted {
                 continue;
             }
@@ -96,14 +129,77 @@ impl Checker {
                 self.store.correct_count(&wrong.queue).await?;
             }
             let says = format!(
-                "SQL keeps a count of {} unfinished tasks, and has {counted}",
+                "SQL keeps a count of {} {of}, and has {counted}",
                 wrong.kept
             );
             let kind = FindKind::WrongQueueCount;
             let queue = wrong.queue.as_str().to_owned();
             found.add(Find::new(kind, queue, None, None, says, mends));
         }
+        found.absorb(self.sequences(queue, mends).await?);
+        found.absorb(self.trees(queue, mends).await?);
         Ok(found)
+    }
+
+    /// Checks all sequences: each with waiting tasks must have one that goes first.
+    async fn sequences(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
+        let mut found = Found::default();
+        let mut after = None;
+        loop {
+            let page = self.paced(self.store.broken_sequences(after)).await?;
+            for broken in page.broken {
+                if queue.is_some_and(|queue| broken.queue != *queue) {
+                    continue;
+                }
+                // Somebody may have ended tasks of it since.
+                if mends && !self.store.mend_sequence(broken.hash, &broken.queue).await? {
+                    continue;
+                }
+                found.add(Find::new(
+                    FindKind::BrokenSequence,
+                    broken.queue.as_str().to_owned(),
+                    None,
+                    Some(broken.task),
+                    broken.says.to_owned(),
+                    mends,
+                ));
+            }
+            let Some(next) = page.next else {
+                return Ok(found);
+            };
+            after = Some(next);
+        }
+    }
+
+    /// Compares all trees with their tasks. With a queue: those whose roots are in it.
+    async fn trees(&self, queue: Option<&QueueName>, mends: bool) -> Result<Found, Error> {
+        let mut found = Found::default();
+        let mut after = None;
+        loop {
+            let compared = self
+                .paced(self.store.wrong_trees(after, TREES_AT_ONCE))
+                .await?;
+            for wrong in compared.wrong {
+                if queue.is_some_and(|queue| wrong.queue != *queue) {
+                    continue;
+                }
+                if mends {
+                    self.store.correct_tree(wrong.id).await?;
+                }
+                found.add(Find::new(
+                    FindKind::WrongTree,
+                    wrong.queue.as_str().to_owned(),
+                    None,
+                    Some(wrong.id),
+                    says_of_tree(&wrong),
+                    mends,
+                ));
+            }
+            after = compared.last;
+            if after.is_none() {
+                return Ok(found);
+            }
+        }
     }
 
     /// Goes over all tasks. Returns for each queue how many tasks nobody would publish.

@@ -274,7 +274,8 @@ impl<'a> Walk<'a> {
         Ok(found)
     }
 
-    /// Finds live tasks that SQL shows final. Workers would do them for nothing.
+    /// Finds live tasks that SQL shows final, or behind others of their sequences. Workers would do
+    /// them for nothing, or too early.
     ///
     /// A task ends in Redis first. So one that is final in SQL before Redis shows it live will
     /// never end here, unless it was sent again in between: SQL is asked a second time.
@@ -289,15 +290,17 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Returns the tasks that SQL shows as completed or dead. Not the cancelled ones, which may
-    /// just be leaving Redis.
+    /// Returns the tasks that SQL shows as completed or dead, or behind. Not the cancelled ones,
+    /// which may just be leaving Redis.
     async fn ended(&self, ids: &[TaskId]) -> Result<Vec<(TaskId, Suspicion)>, Error> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
         let states = self.checker.paced(self.checker.store.states(ids)).await?;
         let is_over = |status| matches!(status, StoredStatus::Completed | StoredStatus::Dead);
-        let ended = states.into_iter().filter(|state| is_over(state.status));
+        let ended = states
+            .into_iter()
+            .filter(|state| is_over(state.status) || state.is_behind);
         Ok(ended.map(|state| (state.id, Suspicion::Ended)).collect())
     }
 

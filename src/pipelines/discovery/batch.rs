@@ -1,6 +1,7 @@
 //! Batches: the tasks of concurrent callers go into SQL in one transaction, then to the bus.
 
 use std::{
+    collections::HashSet,
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
@@ -35,8 +36,9 @@ const WAIT: Duration = Duration::from_secs(5);
 /// that is a sixth less work per task, and one wait for the disk instead of four.
 const PILED_UP: usize = 4;
 
-/// The answer to a row, and its turn; `None` if the row was not stored.
-type Answer = Option<(Inserted, Turn)>;
+/// The answer to a row, and its turn, which it has if it may be published now; `None` if the row was
+/// not stored.
+type Answer = Option<(Inserted, Option<Turn>)>;
 
 /// A stored batch: its tasks on their way to the queue, and its keys on their way to the filter.
 pub(super) struct Batch {
@@ -143,7 +145,7 @@ pub(super) async fn publish(
         if !rows.is_empty() {
             // The first batch is the oldest.
             let stored_behind = batches.first().and_then(|batch| batch.before);
-            context.publish(&rows, stored_behind, &to_mark).await?;
+            context.publish(&rows, &[], stored_behind, &to_mark).await?;
         }
         if let Some(learnt) = batches
             .into_iter()
@@ -257,7 +259,10 @@ async fn store(context: &Context, batch: Vec<Pending>, asking: &Asking) -> Batch
         .into_iter()
         .zip(answers)
         .filter(|(_, answer)| is_new(answer));
-    let new = new.filter_map(|(row, answer)| answer.map(|(_, turn)| (row.task, turn)));
+    let new = new.filter_map(|(row, answer)| {
+        let (_, turn) = answer?;
+        Some((row.task, turn?))
+    });
     let fresh = new
         .filter(|(row, turn)| {
             publishing::goes_out_now(row, *turn, &context.gates, &context.settings)
@@ -326,6 +331,8 @@ async fn insert_rows(context: &Context, rows: &[NewRow]) -> store::Result<Stored
         return Ok(Stored {
             answers: Vec::new(),
             batch: Turn::FIRST,
+            behind: HashSet::new(),
+            released: Vec::new(),
         });
     }
     let stored = context.store.insert(rows).await;
@@ -367,7 +374,7 @@ async fn store_by_caller(context: &Context, callers: Vec<Caller>, rows: &[NewRow
 fn count_batch(callers: &[Caller], inserted: &[Inserted], started: Instant) -> usize {
     let count = |of| inserted.iter().filter(|one| **one == of).count();
     let created = count(Inserted::New);
-    let rejected = count(Inserted::KeyReused);
+    let rejected = count(Inserted::KeyReused) + count(Inserted::TreeClosed);
     let taken = tasks_of(callers) - rejected;
     metrics::discovery_batch(
         Source::Api,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{bus, dedup, pipelines::publishing, runtime::LoopError, store};
+use crate::{bus, coordination, dedup, pipelines::publishing, runtime::LoopError, store};
 
 /// Why an insert failed as a whole. The caller is promised nothing of it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -36,6 +36,8 @@ pub enum Failure {
     Publish(#[from] publishing::Error),
     #[error(transparent)]
     Filter(#[from] dedup::Error),
+    #[error(transparent)]
+    Coordination(#[from] coordination::Error),
 }
 
 impl LoopError for Failure {
@@ -43,6 +45,7 @@ impl LoopError for Failure {
         match self {
             Self::Bus(error) => error.ends_round(),
             Self::Publish(error) => error.ends_round(),
+            Self::Coordination(error) => error.ends_round(),
             Self::Store(_) | Self::Filter(_) => false,
         }
     }

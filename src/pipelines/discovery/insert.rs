@@ -15,6 +15,7 @@ use super::{
     mark_published::ToMark,
     schema,
     traced::Inserts,
+    trees,
     turned_away::Tally,
 };
 use crate::{
@@ -90,7 +91,7 @@ impl Handle {
     /// Returns an error if no task was stored. If only the rest could not be stored, its tasks are
     /// answered `TRY_LATER`.
     pub async fn insert(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
-        self.insert_all(tasks, true).await
+        self.insert_all(tasks, &[], Refused::AsTheQueueSays).await
     }
 
     /// Admits the queue name of a caller that is restricted to a scope, before [`Self::insert`].
@@ -110,13 +111,25 @@ impl Handle {
     /// Inserts tasks of dead letters. A task that is refused again keeps its letter, and gets no
     /// other.
     pub async fn insert_again(&self, tasks: Vec<NewTask>) -> Result<Vec<InsertAnswer>, Error> {
-        self.insert_all(tasks, false).await
+        self.insert_all(tasks, &[], Refused::Dropped).await
     }
 
+    /// Inserts the tasks of records, with their ids. A task that was stored before stays as it is,
+    /// and is answered as a duplicate of itself or as new. Each refused task becomes a letter.
+    pub(super) async fn insert_records(
+        &self,
+        ids: &[TaskId],
+        tasks: Vec<NewTask>,
+    ) -> Result<Vec<InsertAnswer>, Error> {
+        self.insert_all(tasks, ids, Refused::Kept).await
+    }
+
+    /// `ids` are those of the tasks; if there are none, the tasks get new ones.
     async fn insert_all(
         &self,
         tasks: Vec<NewTask>,
-        keeps_refused: bool,
+        mut ids: &[TaskId],
+        refused: Refused,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let mut answers = Vec::with_capacity(tasks.len());
         let mut enrich_left = self.enrichment.time();
@@ -127,8 +140,10 @@ impl Handle {
                 .take(self.context.settings.discovery.batch_max)
                 .collect();
             let unstored = some.len() + rest.len();
+            let (ids_of_some, ids_of_rest) = ids.split_at(some.len().min(ids.len()));
+            ids = ids_of_rest;
             match self
-                .insert_batch(some, keeps_refused, &mut enrich_left)
+                .insert_batch(some, ids_of_some, refused, &mut enrich_left)
                 .await
             {
                 Ok(some) => answers.extend(some),
@@ -149,15 +164,13 @@ impl Handle {
     async fn insert_batch(
         &self,
         tasks: Vec<NewTask>,
-        keeps_refused: bool,
+        ids: &[TaskId],
+        refused: Refused,
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
-        let (sorted, traced) = self.sort(tasks, keeps_refused, now).await;
-        match self
-            .store_sorted(sorted, keeps_refused, now, enrich_left)
-            .await
-        {
+        let (sorted, traced) = self.sort(tasks, ids, refused, now).await;
+        match self.store_sorted(sorted, refused, now, enrich_left).await {
             Ok(answers) => {
                 traced.end(&answers);
                 Ok(answers)
@@ -174,7 +187,7 @@ impl Handle {
     async fn store_sorted(
         &self,
         sorted: Sorted,
-        keeps_refused: bool,
+        keeps: Refused,
         now: i64,
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
@@ -196,9 +209,7 @@ impl Handle {
                 self.tally.rejected(rows[*at].queue.as_str());
                 (places[*at], refusal(NewTask::from(&rows[*at]), error, now))
             });
-            let is_kept = |letter: &DeadLetter| {
-                keeps_refused && self.context.settings.keeps_refused(&letter.queue)
-            };
+            let is_kept = |letter: &DeadLetter| self.keeps(keeps, &letter.queue);
             refused.extend(letters.filter(|(_, letter)| is_kept(letter)));
             retain(&mut rows, |at| !rejected.contains_key(&at));
             retain(&mut places, |at| !rejected.contains_key(&at));
@@ -246,7 +257,13 @@ impl Handle {
     }
 
     /// Makes rows of the valid tasks, and answers for the others.
-    async fn sort(&self, tasks: Vec<NewTask>, keeps_refused: bool, now: i64) -> (Sorted, Inserts) {
+    async fn sort(
+        &self,
+        tasks: Vec<NewTask>,
+        ids: &[TaskId],
+        keeps: Refused,
+        now: i64,
+    ) -> (Sorted, Inserts) {
         let settings = &self.context.settings;
         let partitions = self.context.partitions();
         let mut answers = vec![InsertAnswer::rejected(String::new()); tasks.len()];
@@ -265,10 +282,30 @@ impl Handle {
             }) {
                 Ok(checked) => match self.context.let_in(checked.queue(), None) {
                     Ok(()) => {
-                        let id = TaskId::at(now, place);
-                        traced.begin(place, id, checked.queue(), &mut task);
-                        rows.push(checked.row(task, id, partitions));
-                        places.push(place);
+                        let given = task.id.or_else(|| ids.get(place).copied());
+                        let id = given.unwrap_or_else(|| TaskId::at(now, place));
+                        let tree = match task.tree.take() {
+                            Some(tree) => trees::row_tree(&self.context, *tree, id, now).map(Some),
+                            None => Ok(None),
+                        };
+                        match tree {
+                            Ok(tree) => {
+                                traced.begin(place, id, checked.queue(), &mut task);
+                                let mut row = checked.row(task, id, partitions);
+                                trees::join(&mut row, tree);
+                                rows.push(row);
+                                places.push(place);
+                            }
+                            Err(error) => {
+                                metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
+                                self.tally.rejected(&task.queue);
+                                answers[place] = InsertAnswer::rejected(error);
+                            }
+                        }
+                    }
+                    // There may be room for the queue later.
+                    Err(error) if !ids.is_empty() => {
+                        answers[place] = InsertAnswer::try_later(error)
                     }
                     Err(error) => {
                         metrics::discovery_dropped(Source::Api, Dropped::MaxQueues, 1);
@@ -279,7 +316,7 @@ impl Handle {
                 Err(error) => {
                     metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
                     self.tally.rejected(&task.queue);
-                    if keeps_refused && settings.keeps_refused(&task.queue) {
+                    if self.keeps(keeps, &task.queue) {
                         refused.push((place, refusal(task, &error, now)));
                     }
                     answers[place] = InsertAnswer::rejected(error);
@@ -295,6 +332,15 @@ impl Handle {
             },
             traced,
         )
+    }
+
+    /// Whether a refused task of this queue becomes a letter.
+    fn keeps(&self, refused: Refused, queue: &str) -> bool {
+        match refused {
+            Refused::AsTheQueueSays => self.context.settings.keeps_refused(queue),
+            Refused::Kept => true,
+            Refused::Dropped => false,
+        }
     }
 
     /// Keeps refused tasks as dead letters. If that fails, their answers ask the caller to send
@@ -332,26 +378,33 @@ impl Handle {
             return Err(Error::Busy("too many tasks wait to be stored".into()));
         };
         let room = batch::BufferPermit::new([room, room_kib], rows.len());
-        let tasks: Vec<_> = rows.iter().map(|row| (row.id, row.queue.clone())).collect();
+        let tasks: Vec<_> = rows
+            .iter()
+            .map(|row| (row.id, row.queue.clone(), row.has_key()))
+            .collect();
         let (answer, answered) = oneshot::channel();
         let stopping = Error::Unavailable(Unavailable::Stopping);
         self.sender
             .send(Pending { rows, answer, room })
             .map_err(|_| stopping.clone())?;
         let inserted = answered.await.unwrap_or(Err(stopping))?;
-        for ((_, queue), inserted) in tasks.iter().zip(&inserted) {
+        for ((id, queue, has_key), inserted) in tasks.iter().zip(&inserted) {
             match inserted {
                 Inserted::New => {}
+                // Whoever inserts tasks without keys counts them where they come from.
+                _ if !has_key => {}
+                // A record that was read again.
+                Inserted::Duplicate { id: owner, .. } if owner == id => {}
                 Inserted::Duplicate { .. } | Inserted::Repeated { .. } => {
                     self.tally.duplicate(queue)
                 }
-                Inserted::KeyReused => self.tally.rejected(queue.as_str()),
+                Inserted::KeyReused | Inserted::TreeClosed => self.tally.rejected(queue.as_str()),
             }
         }
         Ok(tasks
             .into_iter()
             .zip(inserted)
-            .map(|((id, queue), inserted)| (id, queue, inserted))
+            .map(|((id, queue, _), inserted)| (id, queue, inserted))
             .collect())
     }
 
@@ -375,6 +428,16 @@ impl Handle {
                 ))
             })
     }
+}
+
+/// What becomes of refused tasks.
+#[derive(Clone, Copy)]
+enum Refused {
+    /// They become dead letters if their queue keeps them.
+    AsTheQueueSays,
+    /// They become dead letters.
+    Kept,
+    Dropped,
 }
 
 /// The tasks of a batch, checked.
@@ -454,6 +517,7 @@ fn created(id: TaskId) -> InsertAnswer {
         id: Some(id),
         error: String::new(),
         task_status: None,
+        tree: None,
     }
 }
 
@@ -477,9 +541,13 @@ fn answer(id: TaskId, inserted: Inserted) -> InsertAnswer {
                 id: Some(id),
                 error: error.to_owned(),
                 task_status,
+                tree: None,
             }
         }
         Inserted::Repeated { id } => created(id),
+        Inserted::TreeClosed => InsertAnswer::rejected(
+            "the tree has ended or is being cancelled: it takes nothing more".into(),
+        ),
         Inserted::KeyReused => InsertAnswer::rejected(
             "the idempotency_key was used with another task, whose key or payload is not this one's".into(),
         ),

@@ -49,7 +49,7 @@ impl Learnt {
             numbers,
         };
         let mut open = BTreeMap::new();
-        for (row, inserted) in answers {
+        for (row, inserted) in answers.filter(|(row, _)| row.has_key()) {
             let id = match inserted {
                 Inserted::New => row.id,
                 // Leave out tasks with another status, which SQL has to tell, and tasks of a closed
@@ -63,7 +63,10 @@ impl Learnt {
                 {
                     id
                 }
-                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => {
+                Inserted::Duplicate { .. }
+                | Inserted::Repeated { .. }
+                | Inserted::KeyReused
+                | Inserted::TreeClosed => {
                     continue;
                 }
             };

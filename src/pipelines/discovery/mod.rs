@@ -1,4 +1,5 @@
-//! Discovery: from the insert API and from `task-results` to new tasks in SQL and on the bus.
+//! Discovery: from the insert API, from `task-results` and from topics (`feeds`) to new tasks in SQL
+//! and on the bus.
 //!
 //! filter → one SQL transaction (new tasks and their batch, results, statuses) → publish → mark the
 //! filter → commit the input. A separate loop marks the published tasks in SQL, a little later.
@@ -18,6 +19,7 @@ mod batch;
 mod enrich;
 mod error;
 mod fallback;
+mod feeds;
 mod history;
 mod insert;
 mod latency;
@@ -31,6 +33,7 @@ mod schema;
 mod seen;
 mod steps;
 mod traced;
+mod trees;
 mod turned_away;
 
 use std::sync::Arc;
@@ -39,6 +42,7 @@ use self::turned_away::Tally;
 pub use self::{
     error::{Error, Failure, Unavailable},
     fallback::check as check_filter,
+    feeds::record_task,
     insert::Handle,
 };
 use crate::{enrichment::Enrichment, pipelines::context::Context, runtime::Supervisor};
@@ -59,5 +63,7 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
         tally.clone(),
         supervisor,
     );
-    insert::start(context.clone(), enrichment, to_mark, tally, supervisor)
+    let handle = insert::start(context.clone(), enrichment, to_mark, tally, supervisor);
+    feeds::start(context, &handle, supervisor);
+    handle
 }

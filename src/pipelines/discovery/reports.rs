@@ -165,6 +165,8 @@ impl<'m> Reports<'m> {
             Ok(mut task) => {
                 // The ids of discovered tasks make their reports repeatable.
                 task.idempotency_key.clear();
+                // They are in the tree of their parent.
+                task.tree = None;
                 let rules = context.settings.task_rules(&task.queue).for_accepted();
                 match validate::check(&task, &rules, context.clock.now_unix_ms()) {
                     Ok(checked) => {

@@ -24,10 +24,11 @@ use super::{
     seen::{self, Asking},
     steps::{Began, Patience},
     traced::{self, Discoveries},
+    trees,
     turned_away::Tally,
 };
 use crate::{
-    bus::{Message, Reading, Subscription, Topic, Uncommitted},
+    bus::{Message, Reader, Reading, Topic, Uncommitted},
     enrichment::Enrichment,
     model::{DeadLetter, KeyHash, NewTask, QueueName, StoredStatus, TaskId, TaskRow},
     pipelines::{context::Context, publishing},
@@ -91,15 +92,15 @@ struct Results {
 
 impl Results {
     async fn consume(&self, cx: Loop) -> Result<(), Failure> {
-        let mut subscription = self
+        let mut reader = self
             .context
             .bus
             .subscribe(Topic::TaskResults, Reading::Shared)
             .await?;
         let mut done = Uncommitted::default();
-        let ended = self.read_on(&mut *subscription, &mut done, &cx).await;
+        let ended = self.read_on(&mut *reader, &mut done, &cx).await;
         // What is not committed is delivered again.
-        if let Err(error) = done.commit(&mut *subscription).await {
+        if let Err(error) = done.commit(&mut *reader).await {
             tracing::debug!("the last reports come again: {error}");
         }
         ended
@@ -107,7 +108,7 @@ impl Results {
 
     async fn read_on(
         &self,
-        subscription: &mut dyn Subscription,
+        reader: &mut dyn Reader,
         done: &mut Uncommitted,
         cx: &Loop,
     ) -> Result<(), Failure> {
@@ -124,8 +125,8 @@ impl Results {
             let reads_on = end.is_none();
             let next = async {
                 match count {
-                    0 => cx.await_work(subscription.next(RECORDS)).await,
-                    _ => subscription.next(RECORDS).await,
+                    0 => cx.await_work(reader.next(RECORDS)).await,
+                    _ => reader.next(RECORDS).await,
                 }
             };
             tokio::select! {
@@ -139,7 +140,7 @@ impl Results {
                 () = cx.stop.cancelled(), if reads_on => end = Some(Ok(())),
             }
             let committed = {
-                let mut commit = pin!(done.commit_if_due(subscription, RECORDS));
+                let mut commit = pin!(done.commit_if_due(reader, RECORDS));
                 loop {
                     tokio::select! {
                         committed = &mut commit => break committed,
@@ -237,7 +238,8 @@ impl Results {
                     let traces = origins.iter().map(|origin| origin.trace);
                     traced::settled(reports, traces.clone(), &stored.answers, discoveries, since);
                     latency::completed(reports, traces, &stored.answers);
-                    self.follow(reports, stored, learnt, began).await?;
+                    let reports = trees::with_deadlines(reports, &stored.answers);
+                    self.follow(&reports, stored, learnt, began).await?;
                 }
                 Err(error) if !error.is_refusal() => return Err(error.into()),
                 Err(error) => match origins {
@@ -290,9 +292,14 @@ impl Results {
         );
         let goes_out =
             |(row, turn): &(&TaskRow, Turn)| publishing::goes_out_now(row, *turn, gates, settings);
-        let publish: Vec<_> = new.iter().copied().filter(goes_out).collect();
+        let now = new
+            .iter()
+            .filter_map(|(row, turn)| turn.map(|turn| (*row, turn)));
+        let publish: Vec<_> = now.filter(goes_out).collect();
+        let released = stored.released.iter().map(|row| (&row.task, row.turn));
+        let released: Vec<_> = released.filter(goes_out).collect();
         self.patience
-            .publish(&self.context, &publish, before, &self.to_mark)
+            .publish(&self.context, &publish, &released, before, &self.to_mark)
             .await?;
         self.context.mark(&learnt).await;
         self.send_letters(reports, &stored.answers, traces::now() - started.elapsed())
@@ -408,18 +415,22 @@ fn discovered_in<'r>(
     })
 }
 
-/// The discovered tasks that were new, each with its turn, and the others.
+/// The discovered tasks that were new, each with its turn if it may be published now, and the
+/// others.
 fn new_tasks<'a>(
     reports: &'a [Settlement],
     stored: &Stored<Settled>,
-) -> (Vec<(&'a TaskRow, Turn)>, Vec<&'a TaskRow>) {
+) -> (Vec<(&'a TaskRow, Option<Turn>)>, Vec<&'a TaskRow>) {
     let mut duplicates = Vec::new();
     let mut new = Vec::new();
     for (report, settled) in reports.iter().zip(&stored.answers) {
         for (row, inserted) in discovered(report).iter().zip(&settled.discovered) {
             match inserted {
                 Inserted::New => new.push((&row.task, stored.turn_of(row))),
-                Inserted::Duplicate { .. } | Inserted::Repeated { .. } | Inserted::KeyReused => {
+                Inserted::Duplicate { .. }
+                | Inserted::Repeated { .. }
+                | Inserted::KeyReused
+                | Inserted::TreeClosed => {
                     duplicates.push(&row.task);
                 }
             }

@@ -33,7 +33,8 @@ impl Asking {
     /// Returns for each row the task that has its key, if a filter knows the key. SQL decides about
     /// the others.
     pub(super) async fn owners(&self, context: &Context, rows: &[&TaskRow]) -> Vec<Option<Owner>> {
-        match self.is_about(rows.len()) {
+        let with_keys = rows.iter().filter(|row| row.has_key()).count();
+        match with_keys > 0 && self.is_about(with_keys) {
             true => {
                 owners(
                     &context.filter,
@@ -121,8 +122,9 @@ async fn owners(
     queues: &Queues,
     rows: &[&TaskRow],
 ) -> Vec<Option<Owner>> {
-    let (numbers, hashes): (Vec<usize>, Vec<usize>) =
-        (0..rows.len()).partition(|place| has_bitmap(queues, &rows[*place].queue));
+    let (numbers, hashes): (Vec<usize>, Vec<usize>) = (0..rows.len())
+        .filter(|place| rows[*place].has_key())
+        .partition(|place| has_bitmap(queues, &rows[*place].queue));
     let mut owners = vec![None; rows.len()];
     let keys: Vec<_> = hashes
         .iter()

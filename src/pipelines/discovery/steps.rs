@@ -42,10 +42,11 @@ impl Patience {
         &self,
         context: &Context,
         rows: &[(&TaskRow, Turn)],
+        released: &[(&TaskRow, Turn)],
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
-        if rows.is_empty()
+        if rows.is_empty() && released.is_empty()
             || self
                 .waited_in_vain
                 .lock()
@@ -53,10 +54,10 @@ impl Patience {
         {
             return Ok(());
         }
-        let publish = context.publish(rows, stored_behind, to_mark);
+        let publish = context.publish(rows, released, stored_behind, to_mark);
         let Ok(published) = tokio::time::timeout(PUBLISH_WITHIN, publish).await else {
             *self.waited_in_vain.lock() = Some(Instant::now());
-            let count = rows.len();
+            let count = rows.len() + released.len();
             tracing::warn!(
                 "could not publish {count} new tasks within {PUBLISH_WITHIN:?}, the watchdog will"
             );
@@ -104,13 +105,15 @@ impl Context {
     }
 
     /// Enqueues tasks that were stored after a moment, publishes the others, and passes them on to
-    /// be marked.
+    /// be marked. `released` are tasks that were stored before, and could not be published until
+    /// then: those that were behind others of their sequences.
     ///
     /// Returns an error only if every later publish will fail, too. After any other error the
     /// watchdog publishes the rows.
     pub(super) async fn publish(
         &self,
         rows: &[(&TaskRow, Turn)],
+        released: &[(&TaskRow, Turn)],
         stored_behind: Option<Moment>,
         to_mark: &ToMark,
     ) -> Result<(), publishing::Error> {
@@ -119,6 +122,7 @@ impl Context {
             .as_ref()
             .filter(|_| !self.publisher.are_late(rows))
             .zip(stored_behind);
+        let rows = &[rows, released].concat()[..];
         let Sent {
             mut published,
             rest,

@@ -114,7 +114,7 @@ impl Discoveries {
                     Inserted::Duplicate { id, .. } | Inserted::Repeated { id } => {
                         (*id, "duplicate")
                     }
-                    Inserted::KeyReused => (task.id, "refused"),
+                    Inserted::KeyReused | Inserted::TreeClosed => (task.id, "refused"),
                 };
                 begun.end(Hop::Insert, id, &task.queue, outcome, String::new());
             }

@@ -96,7 +96,7 @@ impl Fanout {
             if asked.contains(&id) {
                 group.again = true;
                 match states.remove(&id) {
-                    Some(state) if !state.status.is_final() => {
+                    Some(state) if !state.status.is_final() && !state.is_behind => {
                         // A task that was sent again comes from the outbox, so SQL is asked about
                         // it.
                         credited = state.workers;
@@ -109,8 +109,8 @@ impl Fanout {
                             body = wire::with_body_values(&body, replicas, state.priority);
                         }
                     }
-                    // The task is final or removed, is twice in this batch, or belongs to a store
-                    // that was replaced.
+                    // The task is final or removed, is twice in this batch, belongs to a store that
+                    // was replaced, or was sent again and waits behind others of its sequence.
                     _ => {
                         done.again_final += 1;
                         continue;

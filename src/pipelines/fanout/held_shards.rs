@@ -35,7 +35,7 @@ use super::{
     reader::Fanout,
 };
 use crate::{
-    bus::{Message, Subscription, Uncommitted},
+    bus::{Message, Reader, Uncommitted},
     model::{Offset, ShardId},
     pipelines::shortcut::HeldBack,
     queue,
@@ -167,9 +167,9 @@ impl HeldShards {
 
     /// Forgets partitions that this reader has lost, even if it has been assigned them again: their
     /// records are delivered again.
-    pub(super) fn forget_lost(&mut self, subscription: &dyn Subscription) {
+    pub(super) fn forget_lost(&mut self, reader: &dyn Reader) {
         self.partitions
-            .retain(|number, partition| subscription.tenure(*number) == partition.tenure);
+            .retain(|number, partition| reader.tenure(*number) == partition.tenure);
     }
 
     /// Waits until a retry ends, and returns all that have ended by the next
@@ -398,7 +398,7 @@ impl Fanout {
             records,
             outcome,
         }: Tried,
-        subscription: &mut dyn Subscription,
+        reader: &mut dyn Reader,
         owned: &mut Owned,
         held: &mut HeldShards,
         uncommitted: &mut Uncommitted,
@@ -441,8 +441,7 @@ impl Fanout {
             }
             Ok(Enqueuing::Behind) => {
                 uncommitted.retain(|message| message.partition != shard.number);
-                self.seek_back(shard.number, subscription, owned, held)
-                    .await?;
+                self.seek_back(shard.number, reader, owned, held).await?;
             }
             Ok(Enqueuing::Gone) => return Err(self.lost(shard).await),
             Err(Error::Enqueue { cause, .. }) if is_of_shard(&cause) => {

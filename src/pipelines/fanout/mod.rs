@@ -29,7 +29,7 @@ use std::{collections::BTreeSet, time::Instant};
 pub use self::error::Error;
 use self::{groups::Groups, held_shards::HeldShards, owned::Owned, reader::Fanout};
 use crate::{
-    bus::{self, Message, Reading, Subscription, Topic, Uncommitted},
+    bus::{self, Message, Reader, Reading, Topic, Uncommitted},
     model::ShardId,
     pipelines::context::Context,
     runtime::{Loop, Supervisor},
@@ -43,16 +43,14 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
 
 impl Fanout {
     async fn consume(self, cx: Loop) -> Result<(), Error> {
-        let mut subscription = self
+        let mut reader = self
             .0
             .bus
             .subscribe(Topic::Pipeline, Reading::Ordered)
             .await?;
         let mut done = Uncommitted::default();
         let mut held = HeldShards::new();
-        let ended = self
-            .read(&mut *subscription, &mut held, &mut done, &cx)
-            .await;
+        let ended = self.read(&mut *reader, &mut held, &mut done, &cx).await;
         held.end().await;
         if let Err(Error::MadeAnew { partition }) = &ended {
             // Their offsets belong to the bus as it was before it was set back. Committing them
@@ -61,7 +59,7 @@ impl Fanout {
         }
         // What is not committed is delivered again to the next reader, and a shard that was closed
         // and opened again would take it for new.
-        if let Err(error) = done.commit(&mut *subscription).await {
+        if let Err(error) = done.commit(&mut *reader).await {
             tracing::debug!("the last records come again: {error}");
         }
         ended
@@ -69,7 +67,7 @@ impl Fanout {
 
     async fn read(
         &self,
-        subscription: &mut dyn Subscription,
+        reader: &mut dyn Reader,
         held: &mut HeldShards,
         done: &mut Uncommitted,
         cx: &Loop,
@@ -79,21 +77,20 @@ impl Fanout {
         loop {
             let may_read = held.may_read();
             let (messages, tried) = tokio::select! {
-                messages = read_on(subscription, may_read, max, cx) => (messages?, Vec::new()),
+                messages = read_on(reader, may_read, max, cx) => (messages?, Vec::new()),
                 tried = held.tried() => (Vec::new(), tried),
                 () = done.wait_until_due() => (Vec::new(), Vec::new()),
                 () = cx.stop.cancelled() => return Ok(()),
             };
-            held.forget_lost(subscription);
+            held.forget_lost(reader);
             for tried in tried {
-                self.tried(tried, subscription, &mut owned, held, done)
-                    .await?;
+                self.tried(tried, reader, &mut owned, held, done).await?;
             }
             if !messages.is_empty() {
-                self.handle(messages, subscription, &mut owned, held, done)
+                self.handle(messages, reader, &mut owned, held, done)
                     .await?;
             }
-            done.commit_if_due(subscription, max).await?;
+            done.commit_if_due(reader, max).await?;
             // A full reader does not count as making progress.
             if !held.is_full() {
                 cx.beat();
@@ -104,7 +101,7 @@ impl Fanout {
     async fn handle(
         &self,
         mut messages: Vec<Message>,
-        subscription: &mut dyn Subscription,
+        reader: &mut dyn Reader,
         owned: &mut Owned,
         held: &mut HeldShards,
         uncommitted: &mut Uncommitted,
@@ -121,7 +118,7 @@ impl Fanout {
             .map(|shard| shard.number)
             .collect::<BTreeSet<_>>()
         {
-            self.take_epoch(partition, subscription.tenure(partition), owned)
+            self.take_epoch(partition, reader.tenure(partition), owned)
                 .await?;
         }
         groups.retain(|shard, _| !held.has(shard));
@@ -157,8 +154,7 @@ impl Fanout {
         // Records that are to be read again must not be committed: they have to stay on the bus.
         uncommitted.retain(|message| !outcome.behind.contains(&message.partition));
         for partition in &outcome.behind {
-            self.seek_back(*partition, subscription, owned, held)
-                .await?;
+            self.seek_back(*partition, reader, owned, held).await?;
         }
         metrics::fanout_batch(done, started.elapsed());
         Ok(())
@@ -177,13 +173,13 @@ impl Fanout {
 
 /// Returns the next records, or none if the reader is only to stay in its group.
 async fn read_on(
-    subscription: &mut dyn Subscription,
+    reader: &mut dyn Reader,
     may_read: bool,
     max: usize,
     cx: &Loop,
 ) -> bus::Result<Vec<Message>> {
     match may_read {
-        true => cx.await_work(subscription.next(max)).await,
-        false => subscription.stay().await.map(|()| Vec::new()),
+        true => cx.await_work(reader.next(max)).await,
+        false => reader.stay().await.map(|()| Vec::new()),
     }
 }

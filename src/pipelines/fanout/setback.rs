@@ -10,7 +10,7 @@ use super::{
     reader::{AT_ONCE, Fanout},
 };
 use crate::{
-    bus::{Subscription, Topic},
+    bus::{Reader, Topic},
     model::{Offset, ShardId},
     queue,
 };
@@ -60,7 +60,7 @@ impl Fanout {
     pub(super) async fn seek_back(
         &self,
         partition: u32,
-        subscription: &mut dyn Subscription,
+        reader: &mut dyn Reader,
         owned: &mut Owned,
         held: &mut HeldShards,
     ) -> Result<(), Error> {
@@ -72,7 +72,7 @@ impl Fanout {
             partition,
             "redis fell back: reading pipeline/{partition} again from {stored:?}"
         );
-        subscription.seek(partition, stored).await?;
+        reader.seek(partition, stored).await?;
         Ok(())
     }
 

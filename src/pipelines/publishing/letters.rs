@@ -7,7 +7,7 @@ use tokio::time::timeout;
 
 use super::{Error, PUBLISH_BYTES, reporting::Reporting};
 use crate::{
-    bus::{self, Bus, Record, Topic},
+    bus::{self, Bus, Log, LogRecord, Logs, Topic},
     model::{DeadLetter, MAX_RECORD_BYTES},
     runtime::Clock,
     store::{self, Operators},
@@ -42,17 +42,17 @@ const SOON: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 pub struct DeadLetters {
     store: Arc<dyn Operators>,
-    bus: Arc<dyn Bus>,
+    logs: Arc<dyn Logs>,
     topic: Arc<Reporting>,
     clock: Clock,
 }
 
 impl DeadLetters {
-    pub fn new(store: Arc<dyn Operators>, bus: Arc<dyn Bus>, clock: Clock) -> Self {
+    pub fn new(store: Arc<dyn Operators>, bus: &dyn Bus, clock: Clock) -> Self {
         Self {
             store,
-            bus,
-            topic: Arc::new(Reporting::new(Topic::DeadLetters)),
+            logs: bus.logs(),
+            topic: Arc::new(Reporting::new(Log::DEAD_LETTERS)),
             clock,
         }
     }
@@ -79,10 +79,10 @@ impl DeadLetters {
             return Ok(self.publish(letters).await?);
         }
         let count = letters.len();
-        let topic = Topic::DeadLetters;
+        let topic = Log::DEAD_LETTERS.name;
         let late = |_| {
             Err(bus::Error::Publish {
-                topic,
+                topic: topic.clone(),
                 cause: format!("no answer within {SOON:?}").into(),
             })
         };
@@ -93,7 +93,7 @@ impl DeadLetters {
         };
         if let Err(error) = self.topic.publish(count, publish).await {
             tracing::debug!("SQL has {count} letters that {topic} did not take: {error}");
-            metrics::reports_left_out(topic.as_str(), count);
+            metrics::reports_left_out(&topic, count);
         }
         Ok(())
     }
@@ -136,15 +136,15 @@ impl DeadLetters {
         for (n, letter) in letters.into_iter().enumerate() {
             let value = wire::dead_letter(&letter);
             bytes += value.len();
-            records.push(Record {
-                partition: 0,
+            records.push(LogRecord {
                 value,
+                ..LogRecord::default()
             });
             some.push(letter);
             if bytes < PUBLISH_BYTES && n + 1 < count {
                 continue;
             }
-            match self.bus.publish(Topic::DeadLetters, &records).await {
+            match self.logs.append(&Log::DEAD_LETTERS, &records).await {
                 Ok(_) => {}
                 // One letter is too large: send each by itself, shortened if necessary.
                 Err(bus::Error::TooLarge { .. }) => {
@@ -166,11 +166,11 @@ impl DeadLetters {
         let mut shorter = SHORTER.iter();
         let reason = letter.reason.clone();
         loop {
-            let record = Record {
-                partition: 0,
+            let record = LogRecord {
                 value: wire::dead_letter(&letter),
+                ..LogRecord::default()
             };
-            match self.bus.publish(Topic::DeadLetters, &[record]).await {
+            match self.logs.append(&Log::DEAD_LETTERS, &[record]).await {
                 Err(error @ bus::Error::TooLarge { .. }) => {
                     let Some((without, shorten)) = shorter.next() else {
                         return Err(error);

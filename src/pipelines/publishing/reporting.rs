@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::{
-    bus::{self, Topic},
+    bus::{self, Log},
     telemetry::metrics,
 };
 
@@ -17,7 +17,7 @@ const TRY_AGAIN: Duration = Duration::from_secs(300);
 
 /// A topic that only reports, and since when it has refused records.
 pub struct Reporting {
-    topic: Topic,
+    log: Log,
     refuses: Mutex<Option<Refuses>>,
 }
 
@@ -34,9 +34,9 @@ impl Refuses {
 }
 
 impl Reporting {
-    pub fn new(topic: Topic) -> Self {
+    pub fn new(log: Log) -> Self {
         Self {
-            topic,
+            log,
             refuses: Mutex::default(),
         }
     }
@@ -53,18 +53,18 @@ impl Reporting {
             return Ok(());
         }
         if self.rests() {
-            metrics::reports_left_out(self.topic.as_str(), count);
+            metrics::reports_left_out(&self.log.name, count);
             return Ok(());
         }
         match publish.await {
             Ok(()) => *self.refuses.lock() = None,
             Err(error) if error.is_lost() => return Err(error),
             Err(error) if self.note(Instant::now()) => {
-                let topic = self.topic;
+                let topic = &self.log.name;
                 tracing::warn!(
                     "{topic} takes nothing, so its reports are left out, and tried again later: {error}"
                 );
-                metrics::reports_left_out(topic.as_str(), count);
+                metrics::reports_left_out(topic, count);
             }
             Err(error) => return Err(error),
         }
@@ -105,14 +105,14 @@ mod tests {
 
     fn refused() -> bus::Result<()> {
         Err(bus::Error::Publish {
-            topic: Topic::Expirations,
+            topic: Log::EXPIRATIONS.name,
             cause: "no".into(),
         })
     }
 
     #[tokio::test]
     async fn a_topic_that_refuses_for_long_is_left_out_until_it_is_tried_again() {
-        let reporting = Reporting::new(Topic::Expirations);
+        let reporting = Reporting::new(Log::EXPIRATIONS);
         let began = Instant::now();
         assert!(
             reporting.publish(1, async { refused() }).await.is_err(),

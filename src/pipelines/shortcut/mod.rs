@@ -48,6 +48,8 @@ use crate::{
 
 /// The most shards that are called concurrently.
 const AT_ONCE: usize = 256;
+/// The most tasks of a call that releases them from SQL. Only one such call goes by a fence.
+const RELEASED_AT_ONCE: usize = 2048;
 /// About how many bytes of tasks go in one call.
 const CALL_BYTES: usize = 4 << 20;
 /// How long tasks wait for the fanout to make progress, if earlier tasks went by the bus.
@@ -282,9 +284,13 @@ impl Shortcut {
     /// Enqueues rows of one shard.
     async fn put(&self, shard: &ShardId, rows: &[(&TaskRow, Turn)], source: Source<'_>) -> Put {
         let mut put = Put::default();
+        let most = match source {
+            Source::Waiting(_) => RELEASED_AT_ONCE,
+            _ => self.0.settings.fanout.batch_max,
+        };
         while put.count < rows.len() {
             let since = traces::now();
-            let rows = self.call(&rows[put.count..]);
+            let rows = call(&rows[put.count..], most);
             let mut traced = Enqueues::default();
             rows.iter()
                 .enumerate()
@@ -321,19 +327,6 @@ impl Shortcut {
             }
         }
         put
-    }
-
-    /// Returns the first rows, as many as fit into one call.
-    fn call<'r, 'a>(&self, rows: &'r [(&'a TaskRow, Turn)]) -> &'r [(&'a TaskRow, Turn)] {
-        let mut bytes = 0;
-        let fits = rows
-            .iter()
-            .take(self.0.settings.fanout.batch_max)
-            .take_while(|(row, _)| {
-                bytes += row.weight();
-                bytes <= CALL_BYTES
-            });
-        &rows[..fits.count().max(1)]
     }
 
     fn batch<'t>(
@@ -491,6 +484,16 @@ impl Drop for HeldBack {
             progress.read = Offset::default();
         }
     }
+}
+
+/// Returns the first rows, `most` at most, as many as fit into one call.
+fn call<'r, 'a>(rows: &'r [(&'a TaskRow, Turn)], most: usize) -> &'r [(&'a TaskRow, Turn)] {
+    let mut bytes = 0;
+    let fits = rows.iter().take(most).take_while(|(row, _)| {
+        bytes += row.weight();
+        bytes <= CALL_BYTES
+    });
+    &rows[..fits.count().max(1)]
 }
 
 fn task(row: &TaskRow) -> EnqueueTask {

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 
 use futures::future::join_all;
 
-use super::Shortcut;
+use super::{RELEASED_AT_ONCE, Shortcut, call};
 use crate::{
     model::{Offset, ShardId, TaskId, TaskRow},
     queue::{self, Fence, Source},
@@ -76,7 +76,7 @@ impl Shortcut {
                 .collect();
             if !rows.is_empty() {
                 calls.push(async move {
-                    let now = self.call(&rows);
+                    let now = call(&rows, RELEASED_AT_ONCE);
                     let put = self.put(shard, now, Source::Waiting(fence)).await;
                     let crowded: HashSet<TaskId> = put.crowded.iter().copied().collect();
                     let tasks: Vec<_> = now[..put.count]

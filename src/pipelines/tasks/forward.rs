@@ -21,7 +21,7 @@ use self::{
     records::{Packed, Records},
 };
 use crate::{
-    bus::{self, Bus, Topic},
+    bus::{self, Bus, Log, Topic},
     config::Settings,
     model::ShardId,
     pipelines::publishing::Reporting,
@@ -122,7 +122,7 @@ pub(super) fn start(
         grace: settings.watchdog.grace,
         horizon: settings.watchdog.horizon,
     };
-    let expirations = Arc::new(Reporting::new(Topic::Expirations));
+    let expirations = Arc::new(Reporting::new(Log::EXPIRATIONS));
     let forwarder = Forwarder {
         queue,
         bus,
@@ -422,24 +422,26 @@ impl Forwarder {
                     .for_each(|failure| records.failure(failure, entry.at_unix_ms));
             }
         }
-        for (topic, records) in records.finish() {
-            // A client of the bus may put several records into one request, which the topic may
-            // refuse as too large.
-            let together = match packed {
-                Packed::Densely => records.len(),
-                Packed::Loosely => 1,
-            };
-            let publish = async {
-                for some in records.chunks(together.max(1)) {
-                    self.bus.publish(topic, some).await?;
-                }
-                Ok(())
-            };
-            match topic {
-                Topic::Expirations => self.expirations.publish(records.len(), publish).await?,
-                _ => publish.await?,
-            }
+        let (results, expirations) = records.finish();
+        // A client of the bus may put several records into one request, which the topic may refuse
+        // as too large.
+        let together = |count: usize| match packed {
+            Packed::Densely => count.max(1),
+            Packed::Loosely => 1,
+        };
+        for some in results.chunks(together(results.len())) {
+            self.bus.publish(Topic::TaskResults, some).await?;
         }
+        // These come last: they may be refused for a long time, and each retry would publish the
+        // task results again.
+        let report = async {
+            let logs = self.bus.logs();
+            for some in expirations.chunks(together(expirations.len())) {
+                logs.append(&Log::EXPIRATIONS, some).await?;
+            }
+            Ok(())
+        };
+        self.expirations.publish(expirations.len(), report).await?;
         metrics::results_forwarded(count, started.elapsed());
         Ok(())
     }

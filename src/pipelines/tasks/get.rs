@@ -2,7 +2,7 @@
 //! first. If there is nothing, the call waits.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher},
     sync::{Arc, atomic::Ordering},
     time::{Duration, SystemTime},
@@ -15,10 +15,11 @@ use super::{
     error::Error,
     handle::{Handle, worker},
     traced,
+    weights::Weights,
 };
 use crate::{
     model::{GetTasks, LeasedTask, Priority, QueueName, WorkerName, validate},
-    queue::{Claim, Delivery, Granted, Leased, Shard},
+    queue::{self, Claim, Delivery, Granted, Leased, Shard},
     telemetry::{metrics, traces},
     wire,
 };
@@ -61,12 +62,17 @@ impl Leases {
 /// A checked request for tasks that are available now.
 pub struct QueueRequest {
     queues: Vec<QueueName>,
+    weights: Weights,
     claim: Claim,
 }
 
 /// What one pass has found so far.
 struct Found {
     claim: Claim,
+    /// The number of tasks at which to stop: all, or what is left of a queue's share.
+    most: usize,
+    /// The bytes at which to stop, likewise.
+    most_bytes: usize,
     granted: Vec<Granted>,
     tasks: usize,
     bytes: usize,
@@ -83,6 +89,8 @@ struct Found {
 impl Found {
     fn new(claim: Claim) -> Self {
         Self {
+            most: claim.max_tasks,
+            most_bytes: claim.max_bytes,
             claim,
             granted: Vec::new(),
             tasks: 0,
@@ -95,12 +103,12 @@ impl Found {
     }
 
     fn is_enough(&self) -> bool {
-        self.tasks >= self.claim.max_tasks || self.bytes >= self.claim.max_bytes
+        self.tasks >= self.most || self.bytes >= self.most_bytes
     }
 
     fn rest(&self, priority: Option<Priority>) -> Claim {
-        let max_tasks = self.claim.max_tasks - self.tasks;
-        let max_bytes = self.claim.max_bytes - self.bytes;
+        let max_tasks = self.most - self.tasks;
+        let max_bytes = self.most_bytes - self.bytes;
         Claim {
             max_tasks,
             max_bytes,
@@ -123,8 +131,10 @@ impl Handle {
     /// leased.
     pub async fn get(&self, request: GetTasks) -> Result<Leases, Error> {
         let queues = queues(&request.queues)?;
+        let weights = Weights::new(&request.weights, &queues)?;
         let (claim, wait) = self.claim(&request)?;
-        self.wait_for(&queues, || claim.clone(), wait).await
+        self.wait_for(&queues, &weights, || claim.clone(), wait)
+            .await
     }
 
     /// Checks a request for tasks that are available now, so it must not have a wait.
@@ -134,8 +144,10 @@ impl Handle {
                 "next has a wait: a report does not wait for tasks".into(),
             ));
         }
+        let queues = queues(&request.queues)?;
         Ok(QueueRequest {
-            queues: queues(&request.queues)?,
+            weights: Weights::new(&request.weights, &queues)?,
+            queues,
             claim: self.claim(request)?.0,
         })
     }
@@ -147,8 +159,12 @@ impl Handle {
             return Ok(Leases::default());
         }
         let since = traces::now();
-        let QueueRequest { queues, claim } = wish;
-        match Box::pin(self.look(&queues, &claim, false)).await {
+        let QueueRequest {
+            queues,
+            weights,
+            claim,
+        } = wish;
+        match Box::pin(self.look(&queues, &weights, &claim, false)).await {
             Found {
                 granted,
                 error: Some(error),
@@ -162,6 +178,7 @@ impl Handle {
     pub(super) async fn wait_for(
         &self,
         queues: &[QueueName],
+        weights: &Weights,
         claim: impl Fn() -> Claim,
         wait: Duration,
     ) -> Result<Leases, Error> {
@@ -179,7 +196,7 @@ impl Handle {
             // space for a pass.
             let look = Box::pin(async {
                 let before = self.queue.offers(batons.queues());
-                let found = self.look(&look_at, &claim, is_last).await;
+                let found = self.look(&look_at, weights, &claim, is_last).await;
                 // A paused queue counts as empty, because its resumption wakes all.
                 let is_empty =
                     |queue: &QueueName| self.queue.is_paused(queue) || before.are_taken(queue);
@@ -263,7 +280,13 @@ impl Handle {
     ///
     /// A call that can wait leaves out the shards that are known to be empty, and trusts the last
     /// peeks and claims: a wake tells it of what has come since.
-    async fn look(&self, queues: &[QueueName], claim: &Claim, is_last: bool) -> Found {
+    async fn look(
+        &self,
+        queues: &[QueueName],
+        weights: &Weights,
+        claim: &Claim,
+        is_last: bool,
+    ) -> Found {
         // A paused queue counts as empty. Its resumption is a wake.
         let queues = queues.iter().filter(|queue| !self.queue.is_paused(queue));
         let mut shards: Vec<_> = queues
@@ -291,24 +314,57 @@ impl Handle {
             .buffered(PEEKS_AT_ONCE)
             .collect()
             .await;
+        if !weights.is_empty() {
+            let mut shared = 0;
+            for (queue, share) in weights.shares(&with_tasks(&peeks), claim.max_tasks, turn) {
+                shared += share;
+                found.most = found.tasks + share;
+                // Large tasks fill an answer before they are many, so the bytes are shared, too.
+                // What the queues before have left of theirs goes to this one: it may be less than
+                // one task.
+                found.most_bytes = part(claim.max_bytes, shared, claim.max_tasks);
+                let of_queue = |shard: &Shard| shard.id.queue == *queue;
+                self.take_in_order(&peeks, of_queue, turn, is_last, &mut found)
+                    .await;
+            }
+            // What some queues have less of than their share goes to the others.
+            found.most = claim.max_tasks;
+            found.most_bytes = claim.max_bytes;
+        }
+        self.take_in_order(&peeks, |_| true, turn, is_last, &mut found)
+            .await;
+        found
+    }
+
+    /// Claims the most urgent tasks of these shards, until there is enough.
+    async fn take_in_order(
+        &self,
+        peeks: &[Peeked],
+        takes: impl Fn(&Shard) -> bool,
+        turn: usize,
+        is_last: bool,
+        found: &mut Found,
+    ) {
         for priority in order(turn) {
-            for (peeked, shard) in &peeks {
+            for (peeked, shard) in peeks {
+                if found.is_enough() {
+                    return;
+                }
+                if !takes(shard) {
+                    continue;
+                }
                 match peeked {
                     // Another call may have emptied it since.
                     Ok(priorities)
                         if priorities.contains(&priority) && (is_last || !shard.is_drained()) =>
                     {
-                        self.take(shard, Some(priority), &mut found).await;
+                        self.take(shard, Some(priority), found).await;
                     }
                     Ok(_) => found.any_asked = true,
                     Err(error) => found.error = Some(error.clone().into()),
                 }
-                if found.is_enough() {
-                    return found;
-                }
             }
         }
-        found
     }
 
     /// Claims what the shard has, until there is enough.
@@ -339,6 +395,24 @@ impl Handle {
             }
         }
     }
+}
+
+/// Returns `count` of `of` equal parts of `bytes`.
+fn part(bytes: usize, count: usize, of: usize) -> usize {
+    let part = bytes as u128 * count as u128 / of as u128;
+    usize::try_from(part).unwrap_or(bytes)
+}
+
+/// A shard, and the priorities of which it has tasks.
+type Peeked = (queue::Result<Vec<Priority>>, Arc<Shard>);
+
+/// The queues that have tasks.
+fn with_tasks(peeks: &[Peeked]) -> BTreeSet<&QueueName> {
+    peeks
+        .iter()
+        .filter(|(peeked, _)| peeked.as_ref().is_ok_and(|has| !has.is_empty()))
+        .map(|(_, shard)| &shard.id.queue)
+        .collect()
 }
 
 /// After this many calls the start of the next pass moves on by one more.

@@ -9,6 +9,7 @@ mod report;
 mod schema;
 mod sessions;
 mod traced;
+mod weights;
 
 use std::sync::Arc;
 

@@ -4,10 +4,15 @@
 //! A shard knows which of its limit keys have tasks in SQL, by marks. Enqueue sets a mark before its
 //! caller puts the task into SQL; this loop clears it when it finds no task there. If the task comes
 //! right after, the walk over the limit keys in SQL sets the mark again. It also does so after Redis
-//! was lost.
+//! was lost. Marks that an earlier run of this loop did not clear are found by asking all shards, at
+//! the start and once a minute.
+//!
+//! SQL is told which tasks were released beside the next release, so that each does not wait for the
+//! other.
 //!
 //! Crash windows: a task that is in the queue and not marked as published waits in SQL still. It is
-//! released again, and the queue knows it: see [`crate::pipelines::shortcut`].
+//! released again, and the queue knows it: see [`crate::pipelines::shortcut`]. These are the tasks of
+//! at most two releases.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -15,28 +20,35 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::join;
+
 use super::{
     error::Error, lead::Lead, on_their_way::OnTheirWay, republish::Republish, shared::Forgets,
 };
 use crate::{
     bus::{Bus, Topic},
     config::Settings,
-    model::{LimitHash, QueueName, ShardId, TaskId, TaskRow, limit_partition},
+    model::{LimitBy, LimitHash, QueueName, ShardId, TaskId, TaskRow, limit_partition},
     pipelines::{admission::Gates, context::Context, shortcut::Shortcut},
     queue::{self, CrowdMarks, Failing, Uncrowded, Upkeep},
     runtime::{Clock, Loop},
-    store::{Outbox, OutboxRow, PAGE_BYTES, Turn},
+    store::{self, Outbox, OutboxRow, PAGE_BYTES, Published, Turn},
     telemetry::metrics::{self, Republished},
 };
 
 /// How often the walk reads limit keys from SQL, and how many: 1,000 a second.
 const WALK_EVERY: Duration = Duration::from_secs(1);
 const WALKED_AT_ONCE: usize = 1000;
+/// How often to ask all shards of queues with limits for marks.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 /// The pause between two rounds while tasks are crowded, and when the last one released some.
 const WHILE_CROWDED: Duration = Duration::from_millis(100);
 const AT_ONCE: Duration = Duration::from_millis(1);
 /// How often to look for crowded tasks if no queue has limits any more.
 const WITHOUT_LIMITS: Duration = Duration::from_secs(60);
+/// The most tasks of one release: what brings a limit key from half of what may wait in Redis to
+/// all of it.
+const RELEASED_AT_ONCE: usize = 2048;
 /// The most limit keys of a shard in one round.
 const KEYS_OF_ROUND: usize = 64;
 /// After this many refusals in a row the tasks of a shard go by the bus, which always takes them.
@@ -69,12 +81,26 @@ struct Rounds {
     queues: Vec<QueueName>,
     /// The queues whose shards had marks in the last round.
     marked: BTreeSet<QueueName>,
+    /// When all shards of queues with limits were last asked for marks. Those of a leader before,
+    /// or of this loop before an error, are found by this.
+    looked: Option<Instant>,
     /// Where the walk goes on.
     after: Option<(QueueName, LimitHash)>,
     walked: Option<Instant>,
     /// Rows that SQL refuses to mark. They are left out until the next walk begins.
     refused: HashSet<TaskId>,
+    /// What was released last.
+    unmarked: Option<Unmarked>,
     failing: Failing<Error>,
+}
+
+/// Tasks that are in the queue, which SQL does not know yet.
+struct Unmarked {
+    shard: ShardId,
+    rows: Vec<OutboxRow>,
+    published: Vec<Published>,
+    keys: HashSet<LimitHash>,
+    ids: HashSet<TaskId>,
 }
 
 /// The outcome of a shard's turn.
@@ -130,6 +156,9 @@ impl Crowded {
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             let has_more = self.round(&mut rounds, &cx).await?;
+            if !has_more {
+                self.mark_last(&mut rounds).await?;
+            }
             metrics::watchdog_step("crowded", started.elapsed());
             cx.beat();
             let wait = match (rounds.queues.is_empty(), has_more) {
@@ -140,7 +169,7 @@ impl Crowded {
             };
             cx.idle(cx.pause(wait)).await;
         }
-        Ok(())
+        self.mark_last(&mut rounds).await
     }
 
     /// Releases tasks of limit keys that have few in Redis. Returns whether any shard may be able to
@@ -175,7 +204,7 @@ impl Crowded {
                 continue;
             }
             let began = Instant::now();
-            let turn = self.turn(&shard, keys, &mut rounds.refused).await;
+            let turn = self.turn(&shard, keys, rounds).await;
             let turn = match turn {
                 Err(error @ (Error::Store(_) | Error::Bus(_))) => return Err(error),
                 turn => rounds.failing.note(&shard, began, turn),
@@ -221,6 +250,14 @@ impl Crowded {
         if rounds.after.is_none() {
             rounds.refused.clear();
         }
+        if rounds.looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+            for shard in self.queue.shards() {
+                if self.settings.queues.get(&shard.queue).limit_by != LimitBy::Nothing {
+                    found.entry(shard).or_default();
+                }
+            }
+            rounds.looked = Some(Instant::now());
+        }
         // At its end: if reading takes long, rounds without a walk follow.
         rounds.walked = Some(Instant::now());
         Ok(found)
@@ -247,7 +284,7 @@ impl Crowded {
         &mut self,
         shard: &ShardId,
         walked: Vec<LimitHash>,
-        refused: &mut HashSet<TaskId>,
+        rounds: &mut Rounds,
     ) -> Result<Turned, Error> {
         let settings = self.settings.queues.get(&shard.queue);
         let (bytes, live) = (settings.high_water_bytes, settings.live_tasks_max());
@@ -277,7 +314,7 @@ impl Crowded {
             return Ok(turned);
         }
         let is_all = keys.len() < KEYS_OF_ROUND;
-        let Refilled { empty, has_more } = self.refill(shard, &keys, each, refused).await?;
+        let Refilled { empty, has_more } = self.refill(shard, &keys, each, rounds).await?;
         turned.goes_on = has_more || !is_all && !empty.is_empty();
         if !empty.is_empty() {
             let marks = CrowdMarks {
@@ -294,12 +331,85 @@ impl Crowded {
     }
 
     /// Releases tasks of these limit keys, `each` at most of each, as many as fit into one call.
+    /// Beside it, marks what was released last.
     async fn refill(
         &mut self,
         shard: &ShardId,
         keys: &[LimitHash],
         each: usize,
+        rounds: &mut Rounds,
+    ) -> Result<Refilled, Error> {
+        let last = rounds.unmarked.take();
+        let store = Arc::clone(&self.store);
+        let bus = Arc::clone(&self.bus);
+        let generation = bus.generation();
+        let marking = async {
+            match &last {
+                Some(last) => store.mark_published(generation, &last.published).await,
+                None => Ok(()),
+            }
+        };
+        let releasing = self.release(shard, keys, each, last.as_ref(), rounds);
+        let (refilled, marked) = join(releasing, marking).await;
+        if let Some(last) = last {
+            self.note_marked(last, marked, rounds).await?;
+        }
+        refilled
+    }
+
+    /// Marks what was released last.
+    async fn mark_last(&mut self, rounds: &mut Rounds) -> Result<(), Error> {
+        let Some(last) = rounds.unmarked.take() else {
+            return Ok(());
+        };
+        let generation = self.bus.generation();
+        let marked = self.store.mark_published(generation, &last.published).await;
+        self.note_marked(last, marked, rounds).await
+    }
+
+    async fn note_marked(
+        &mut self,
+        last: Unmarked,
+        marked: store::Result<()>,
+        rounds: &mut Rounds,
+    ) -> Result<(), Error> {
+        match marked {
+            // SQL refuses to mark them together. By the bus each is marked separately, and the
+            // queue recognises them.
+            Err(error) if error.is_refusal() => {
+                self.publish(&last.shard, &last.rows, &mut rounds.refused)
+                    .await
+            }
+            marked => {
+                marked?;
+                metrics::outbox_republished(Republished::Refilled, last.ids.len());
+                Ok(())
+            }
+        }
+    }
+
+    /// Publishes rows to the bus.
+    async fn publish(
+        &mut self,
+        shard: &ShardId,
+        rows: &[OutboxRow],
         refused: &mut HashSet<TaskId>,
+    ) -> Result<(), Error> {
+        let last = self
+            .republish
+            .publish(&pairs(rows), Republished::Refilled, refused)
+            .await?;
+        self.on_their_way.add(shard.clone(), last, self.clock.now());
+        Ok(())
+    }
+
+    async fn release(
+        &mut self,
+        shard: &ShardId,
+        keys: &[LimitHash],
+        each: usize,
+        last: Option<&Unmarked>,
+        rounds: &mut Rounds,
     ) -> Result<Refilled, Error> {
         let is_refused = self.refusals.get(shard) >= Some(&REFUSED_OFTEN);
         // Read the fence before the rows.
@@ -311,27 +421,41 @@ impl Crowded {
             }
             None => None,
         };
-        let most = self.settings.fanout.batch_max;
         let mut refilled = Refilled::default();
         let mut rows: Vec<OutboxRow> = Vec::new();
         let mut bytes = 0;
+        let mut taken = HashSet::new();
         for key in keys {
-            let limit = each.min(most - rows.len());
-            let page = self
-                .store
-                .crowded(&shard.queue, key, limit, refused)
-                .await?;
-            if page.is_empty() {
+            let limit = each.min(RELEASED_AT_ONCE - rows.len());
+            let unmarked = last.filter(|last| last.keys.contains(key));
+            let page = match unmarked {
+                Some(last) => {
+                    let without = &rounds.refused | &last.ids;
+                    let page = self.store.crowded(&shard.queue, key, limit, &without);
+                    page.await?
+                }
+                None => {
+                    let page = self
+                        .store
+                        .crowded(&shard.queue, key, limit, &rounds.refused);
+                    page.await?
+                }
+            };
+            // If the last ones cannot be marked, they wait in SQL still.
+            if page.is_empty() && unmarked.is_none() {
                 refilled.empty.push(*key);
+            }
+            if !page.is_empty() {
+                taken.insert(*key);
             }
             bytes += page.iter().map(|row| row.task.weight()).sum::<usize>();
             rows.extend(page);
-            if rows.len() >= most || bytes >= PAGE_BYTES {
+            if rows.len() >= RELEASED_AT_ONCE || bytes >= PAGE_BYTES {
                 break;
             }
         }
         let partitions = self.bus.partitions(Topic::Pipeline);
-        let may_pass = |row: &&OutboxRow| {
+        let may_pass = |row: &OutboxRow| {
             let partition = row.task.partition;
             row.is_as_new
                 && partition < partitions
@@ -339,7 +463,7 @@ impl Crowded {
                     .as_ref()
                     .is_some_and(|(_, known, _)| known.has(partition))
         };
-        let (passing, mut by_bus): (Vec<_>, Vec<_>) = rows.iter().partition(may_pass);
+        let (mut passing, by_bus): (Vec<_>, Vec<_>) = rows.into_iter().partition(may_pass);
         match fences {
             Some((shortcut, fences, alone)) if !passing.is_empty() => {
                 let released = shortcut.release(&pairs(&passing), &fences).await;
@@ -351,21 +475,16 @@ impl Crowded {
                 }
                 refilled.has_more |= !released.is_full && !released.published.is_empty();
                 if !released.published.is_empty() {
-                    let generation = self.bus.generation();
-                    match self
-                        .store
-                        .mark_published(generation, &released.published)
-                        .await
-                    {
-                        // SQL refuses to mark them together. By the bus each is marked separately,
-                        // and the queue recognises them.
-                        Err(error) if error.is_refusal() => by_bus.extend(passing),
-                        marked => {
-                            marked?;
-                            let count = released.published.iter().map(|some| some.tasks.len());
-                            metrics::outbox_republished(Republished::Refilled, count.sum());
-                        }
-                    }
+                    let of_each = released.published.iter().flat_map(|some| &some.tasks);
+                    let ids: HashSet<TaskId> = of_each.map(|(id, _)| *id).collect();
+                    passing.retain(|row| ids.contains(&row.task.id));
+                    rounds.unmarked = Some(Unmarked {
+                        shard: shard.clone(),
+                        rows: passing,
+                        published: released.published,
+                        keys: taken,
+                        ids,
+                    });
                 }
                 if let Some((_, error)) = released.error {
                     return Err(error.into());
@@ -376,16 +495,12 @@ impl Crowded {
             }
         }
         if !by_bus.is_empty() {
-            let last = self
-                .republish
-                .publish(&pairs(&by_bus), Republished::Refilled, refused)
-                .await?;
-            self.on_their_way.add(shard.clone(), last, self.clock.now());
+            self.publish(shard, &by_bus, &mut rounds.refused).await?;
         }
         Ok(refilled)
     }
 }
 
-fn pairs<'a>(rows: &[&'a OutboxRow]) -> Vec<(&'a TaskRow, Turn)> {
+fn pairs(rows: &[OutboxRow]) -> Vec<(&TaskRow, Turn)> {
     rows.iter().map(|row| (&row.task, row.turn)).collect()
 }

@@ -6,23 +6,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{error::Error, shared::look_for};
+use tokio::time::timeout;
+
+use super::{depth_history::DepthHistory, error::Error, lead::Lead, shared::look_for};
 use crate::{
     bus::{Bus, Topic},
     config,
-    model::QueueName,
+    coordination::Coordination,
+    model::{self, QueueName},
     pipelines::{admission::Occupancy, context::Context},
     queue::{self, Failing, Upkeep},
     runtime::{Clock, Loop},
+    store::Store,
     telemetry::metrics::{self, LimitsDepth, QueueDepth},
 };
 
 const EVERY: Duration = Duration::from_secs(2);
 /// How often empty queues are shown as zero, so that their gauges stay.
 const SHOW_ALL_EVERY: Duration = Duration::from_secs(20);
+/// How long the write of the depths may take. The next round tries again.
+const WRITE_WITHIN: Duration = Duration::from_secs(2);
 
 #[derive(Clone)]
 pub(super) struct Depths {
+    store: Arc<dyn Store>,
+    coordination: Coordination,
+    lead: Lead,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     occupancy: Occupancy,
@@ -37,6 +46,10 @@ struct Shown {
     queues: BTreeSet<QueueName>,
     /// Queues with limit keys. Others have no series of them.
     limited: BTreeSet<QueueName>,
+    /// Queues with tasks that wait in sequences.
+    sequenced: BTreeSet<QueueName>,
+    /// When the number of open trees was shown.
+    trees: Option<Instant>,
     /// When all queues were shown.
     all: Option<Instant>,
 }
@@ -44,8 +57,10 @@ struct Shown {
 type QueueDepths = BTreeMap<QueueName, (QueueDepth, LimitsDepth)>;
 
 impl Depths {
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &Context, lead: &Lead) -> Self {
         let Context {
+            store,
+            coordination,
             bus,
             queue,
             occupancy,
@@ -54,6 +69,9 @@ impl Depths {
             ..
         } = context.clone();
         Self {
+            store,
+            coordination,
+            lead: lead.clone(),
             bus,
             queue: queue.upkeep,
             occupancy,
@@ -65,32 +83,104 @@ impl Depths {
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let mut failing = Failing::default();
         let mut shown = Shown::default();
+        let mut history = DepthHistory::new(
+            Arc::clone(&self.store),
+            self.coordination.clone(),
+            self.clock.clone(),
+        );
         loop {
             let mut depths = self.to_show(&mut shown);
             self.add_waiting(&mut depths);
             let to_forward = self.add_queued(&mut depths, &mut failing).await;
-            for (queue, (depth, limits)) in depths {
-                metrics::queue_depth(queue.as_str(), depth);
-                if limits != LimitsDepth::default() {
+            for (queue, (depth, limits)) in &depths {
+                metrics::queue_depth(queue.as_str(), *depth);
+                if *limits != LimitsDepth::default() {
                     shown.limited.insert(queue.clone());
                 }
-                if shown.limited.contains(&queue) {
-                    metrics::limits_depth(queue.as_str(), limits);
+                if shown.limited.contains(queue) {
+                    metrics::limits_depth(queue.as_str(), *limits);
                 }
-                if depth != QueueDepth::default() {
-                    shown.queues.insert(queue);
+                if *depth != QueueDepth::default() {
+                    shown.queues.insert(queue.clone());
                 }
             }
+            self.show_sequences(&mut shown).await?;
             metrics::results_depth(to_forward);
+            self.show_trees(&mut shown).await?;
             for topic in [Topic::Pipeline, Topic::TaskResults] {
                 metrics::bus_backlog(topic.as_str(), self.bus.backlog(topic).await?);
             }
             failing.end_round("count")?;
             cx.beat();
+            if self.lead.is_held(&cx) {
+                self.write_history(&depths, &mut history).await;
+            } else {
+                history.leave();
+            }
             if !cx.pause(EVERY).await {
                 return Ok(());
             }
         }
+    }
+
+    /// Writes the depths for the dashboard, if it is time. Failures are only logged, because
+    /// nothing else depends on them.
+    async fn write_history(&self, depths: &QueueDepths, history: &mut DepthHistory) {
+        let written = async {
+            if !history.is_due().await? {
+                return Ok(());
+            }
+            let mut of = BTreeMap::new();
+            for (queue, (depth, _)) in depths {
+                let depths = model::QueueDepths {
+                    waiting: depth.waiting,
+                    assigned: depth.leased,
+                    delayed: depth.delayed,
+                    ..model::QueueDepths::default()
+                };
+                of.insert(queue.clone(), depths);
+            }
+            let shards = self.queue.shards().into_iter();
+            history
+                .write(of, shards.map(|shard| shard.queue).collect())
+                .await
+        };
+        let written: Result<Result<(), Error>, _> = timeout(WRITE_WITHIN, written).await;
+        match written {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!("cannot write the depths of the last hour: {error}"),
+            Err(_) => tracing::debug!("cannot write the depths of the last hour in time"),
+        }
+    }
+
+    /// Shows how many tasks wait behind others of their sequences.
+    async fn show_sequences(&self, shown: &mut Shown) -> Result<(), Error> {
+        if self.occupancy.unfinished().is_empty() && shown.sequenced.is_empty() {
+            return Ok(());
+        }
+        let waiting = self.store.waiting_in_sequences().await?;
+        let before = std::mem::take(&mut shown.sequenced);
+        for queue in before {
+            if !waiting.iter().any(|(waits, _)| *waits == queue) {
+                metrics::sequences_waiting(queue.as_str(), 0);
+            }
+        }
+        for (queue, tasks) in waiting {
+            metrics::sequences_waiting(queue.as_str(), tasks);
+            shown.sequenced.insert(queue);
+        }
+        Ok(())
+    }
+
+    /// Shows how many trees are open, from time to time, because SQL counts all of them.
+    async fn show_trees(&self, shown: &mut Shown) -> Result<(), Error> {
+        let now = self.clock.now();
+        if shown.trees.is_some_and(|at| now - at < SHOW_ALL_EVERY) {
+            return Ok(());
+        }
+        metrics::trees_open(self.store.open_trees().await?);
+        shown.trees = Some(now);
+        Ok(())
     }
 
     /// Returns zeros for the queues that may have become empty since they were shown, and from time

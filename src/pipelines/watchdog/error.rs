@@ -1,7 +1,7 @@
 //! Why a loop of the watchdog ended.
 
 use crate::{
-    bus, dedup,
+    bus, coordination, dedup,
     model::{QueueName, ShardId},
     pipelines::{changing, checking, publishing},
     queue::{self, FailedRound},
@@ -18,6 +18,8 @@ pub enum Error {
     Bus(#[from] bus::Error),
     #[error(transparent)]
     Queue(#[from] queue::Error),
+    #[error(transparent)]
+    Coordination(#[from] coordination::Error),
     #[error(transparent)]
     Change(#[from] changing::Error),
     #[error(transparent)]

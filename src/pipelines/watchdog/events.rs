@@ -22,7 +22,7 @@ use bytes::Bytes;
 
 use super::{error::Error, lead::Lead};
 use crate::{
-    bus::{self, Bus, Record, Topic},
+    bus::{self, Log, LogRecord, Logs},
     config::EventQueues,
     model::{EventRecord, TaskId},
     pipelines::context::Context,
@@ -44,7 +44,7 @@ const OFF: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(super) struct Events {
     store: Arc<dyn Operators>,
-    bus: Arc<dyn Bus>,
+    logs: Arc<dyn Logs>,
     idle: Duration,
     lead: Lead,
 }
@@ -73,7 +73,7 @@ impl Events {
         };
         Self {
             store,
-            bus,
+            logs: bus.logs(),
             idle,
             lead: lead.clone(),
         }
@@ -108,10 +108,9 @@ impl Events {
 
     /// Publishes these events. Returns how many there were.
     async fn publish(&self, kept: &[KeptEvents], beat: &(dyn Fn() + Sync)) -> bus::Result<usize> {
-        self.bus.ensure(Topic::Events).await?;
         let mut count = 0;
         for events in layers(kept.iter().flat_map(numbered)) {
-            publish_layer(&*self.bus, &events, beat).await?;
+            publish_layer(&*self.logs, &events, beat).await?;
             count += events.len();
         }
         Ok(count)
@@ -121,15 +120,15 @@ impl Events {
 /// Publishes events of different tasks. If one is too large, splits them in halves to publish the
 /// others.
 async fn publish_layer(
-    bus: &dyn Bus,
+    logs: &dyn Logs,
     events: &[Numbered],
     beat: &(dyn Fn() + Sync),
 ) -> bus::Result<()> {
     // The last part is the next one to publish.
     let mut parts = vec![events];
     while let Some(part) = parts.pop() {
-        match (publish_all(bus, part).await, part) {
-            (Err(bus::Error::TooLarge { .. }), [event]) => publish_shorter(bus, event).await?,
+        match (publish_all(logs, part).await, part) {
+            (Err(bus::Error::TooLarge { .. }), [event]) => publish_shorter(logs, event).await?,
             (Err(bus::Error::TooLarge { .. }), part) => {
                 let (first, second) = part.split_at(part.len() / 2);
                 parts.extend([second, first]);
@@ -141,20 +140,21 @@ async fn publish_layer(
     Ok(())
 }
 
-async fn publish_all(bus: &dyn Bus, events: &[Numbered]) -> bus::Result<()> {
-    let partitions = bus.partitions(Topic::Events);
-    let record = |event: &Numbered| Record {
+async fn publish_all(logs: &dyn Logs, events: &[Numbered]) -> bus::Result<()> {
+    let partitions = logs.make(&Log::EVENTS).await?;
+    let record = |event: &Numbered| LogRecord {
         partition: partition(event.task, partitions),
         value: event.record.clone(),
+        key: event.task.to_string().into(),
+        ..LogRecord::default()
     };
-    let records: Vec<Record> = events.iter().map(record).collect();
-    let keys: Vec<String> = events.iter().map(|event| event.task.to_string()).collect();
-    bus.publish_keyed(Topic::Events, &records, &keys).await?;
+    let records: Vec<LogRecord> = events.iter().map(record).collect();
+    logs.append(&Log::EVENTS, &records).await?;
     Ok(())
 }
 
 /// Publishes an event without the fields that may be large, so that it does not hold up the others.
-async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
+async fn publish_shorter(logs: &dyn Logs, event: &Numbered) -> bus::Result<()> {
     let shorter =
         wire::short_event(&event.kept).and_then(|short| wire::numbered_event(&short, event.number));
     let record = shorter.map_or_else(|_| event.record.clone(), |(_, record)| record);
@@ -162,7 +162,7 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
     let number = event.number;
     let kept = event.kept.clone();
     match publish_all(
-        bus,
+        logs,
         &[Numbered {
             task,
             number,
@@ -173,7 +173,7 @@ async fn publish_shorter(bus: &dyn Bus, event: &Numbered) -> bus::Result<()> {
     .await
     {
         Err(bus::Error::TooLarge { .. }) => {
-            let topic = Topic::Events;
+            let topic = Log::EVENTS.name;
             tracing::error!(id = %task, "topic {topic} takes no record of this size: an event is lost");
             Ok(())
         }
@@ -240,32 +240,32 @@ mod tests {
 
     use super::*;
     use crate::{
-        bus::{Keep, Reading, Subscription},
+        bus::{LogEnd, LogMessage, Retention},
         model::{Offset, QueueName},
     };
 
-    /// A bus that rejects large records. Keeps what it accepted, and counts the calls.
+    /// Logs that reject large records. Keeps what it accepted, and counts the calls.
     #[derive(Default)]
     struct Picky(Mutex<(Vec<Bytes>, usize)>);
 
     const LARGEST: usize = 1000;
 
     #[async_trait]
-    impl Bus for Picky {
-        fn generation(&self) -> &str {
-            "g"
+    impl Logs for Picky {
+        async fn exists(&self, _log: &Log) -> bus::Result<bool> {
+            Ok(true)
         }
 
-        fn partitions(&self, _topic: Topic) -> u32 {
-            1
+        async fn make(&self, _log: &Log) -> bus::Result<u32> {
+            Ok(1)
         }
 
-        async fn publish(&self, topic: Topic, records: &[Record]) -> bus::Result<Vec<Offset>> {
+        async fn append(&self, log: &Log, records: &[LogRecord]) -> bus::Result<Vec<Offset>> {
             let mut taken = self.0.lock();
             taken.1 += 1;
             if records.iter().any(|record| record.value.len() > LARGEST) {
                 return Err(bus::Error::TooLarge {
-                    topic,
+                    topic: log.name.clone(),
                     cause: "too large".into(),
                 });
             }
@@ -275,51 +275,39 @@ mod tests {
             Ok(Vec::new())
         }
 
-        async fn subscribe(
+        async fn delete(&self, _log: &Log) -> bus::Result<()> {
+            unreachable!("nobody deletes it")
+        }
+
+        async fn read(
             &self,
-            _topic: Topic,
-            _reading: Reading,
-        ) -> bus::Result<Box<dyn Subscription>> {
+            _log: &Log,
+            _partition: u32,
+            _after: Option<Offset>,
+            _max: usize,
+        ) -> bus::Result<Vec<LogMessage>> {
             unreachable!("nobody reads")
         }
 
-        async fn read_apart(
-            &self,
-            _topic: Topic,
-            _after: Vec<Option<Offset>>,
-        ) -> bus::Result<Box<dyn bus::Apart>> {
+        async fn first(&self, _log: &Log) -> bus::Result<Vec<Option<Offset>>> {
             unreachable!("nobody reads")
         }
 
-        async fn starts(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-            Ok(Vec::new())
+        async fn ends(&self, _log: &Log) -> bus::Result<Vec<Option<Offset>>> {
+            unreachable!("nobody reads")
         }
 
-        async fn ends(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-            Ok(Vec::new())
+        async fn counted_ends(&self, _log: &Log) -> bus::Result<Vec<LogEnd>> {
+            unreachable!("nobody reads")
         }
 
-        async fn committed(&self, _topic: Topic) -> bus::Result<Vec<Option<Offset>>> {
-            Ok(Vec::new())
+        async fn at_time(&self, _log: &Log, _unix_ms: i64) -> bus::Result<Vec<Option<Offset>>> {
+            unreachable!("nobody reads")
         }
 
-        async fn backlog(&self, _topic: Topic) -> bus::Result<u64> {
-            Ok(0)
+        async fn trim(&self, _log: &Log, _keep: Retention) -> bus::Result<u64> {
+            unreachable!("nobody trims")
         }
-
-        async fn trim(&self, _topic: Topic, _keep: Keep) -> bus::Result<u64> {
-            Ok(0)
-        }
-
-        async fn raise_partitions(&self, _topic: Topic, _count: u32) -> bus::Result<()> {
-            Ok(())
-        }
-
-        async fn check_partitions(&self) -> bus::Result<()> {
-            Ok(())
-        }
-
-        async fn close(&self) {}
     }
 
     #[tokio::test]
@@ -343,12 +331,12 @@ mod tests {
             at_unix_ms: 0,
             events,
         });
-        let bus = Picky::default();
+        let logs = Picky::default();
         let beats = Mutex::new(0);
-        publish_layer(&bus, &events, &|| *beats.lock() += 1)
+        publish_layer(&logs, &events, &|| *beats.lock() += 1)
             .await
             .unwrap();
-        let (taken, calls) = bus.0.into_inner();
+        let (taken, calls) = logs.0.into_inner();
         let taken: Vec<(u64, EventRecord)> = taken
             .iter()
             .map(|record| wire::read_event_record(record).unwrap())

@@ -125,10 +125,6 @@ impl Finals {
             open.retain(|id| !cancelled.contains(id));
         }
         let lost = self.lost_reports.among(shard, &ids, &open).await?;
-        if !lost.is_empty() {
-            // Without a record these tasks count as missing, and are published again.
-            tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", lost.len());
-        }
         let settled: Vec<_> = ids
             .iter()
             .map(|id| (*id, !open.contains(id) || lost.contains(id)))

@@ -167,7 +167,8 @@ impl Leases {
                 .promote(shard, most, self.settings.watchdog.horizon)
                 .await?;
             metrics::watchdog_handled(Watched::Promoted, count(promoted.promoted));
-            more |= promoted.promoted > 0;
+            // Those of limit keys do not count as promoted.
+            more |= promoted.promoted > 0 || promoted.more;
         }
         if *sweep {
             swept = Some(self.queue.sweep(shard, SWEEP).await?);

@@ -108,8 +108,9 @@ impl LostReports {
         }
     }
 
-    /// Returns the tasks of a page of final records that SQL does not show as final and never will.
-    /// `open` are those that it does not show as final now.
+    /// Returns the tasks of a page of final records that SQL does not show as final and never will:
+    /// their reports are lost, or they were sent again after the ends that the records show. `open`
+    /// are those that it does not show as final now.
     ///
     /// A task needs at least two calls: everything that was on the bus at the first must have been
     /// handled at the second.
@@ -156,8 +157,36 @@ impl LostReports {
         if self.redone.len() > MOST_REDONE {
             self.redone.clear();
         }
-        self.redone.extend(lost.iter().map(|id| (*id, now)));
+        let sent_again = self.sent_again(shard, &lost).await?;
+        let redone: Vec<TaskId> = lost
+            .iter()
+            .filter(|id| !sent_again.contains(id))
+            .copied()
+            .collect();
+        if !redone.is_empty() {
+            // Without a record these tasks count as missing, and are published again.
+            tracing::warn!(%shard, "the reports of {} tasks of {shard} are lost: they are done again", redone.len());
+        }
+        self.redone.extend(redone.into_iter().map(|id| (id, now)));
         Ok(lost.into_iter().collect())
+    }
+
+    /// Those of these tasks whose records show how they ended before they were sent again. They
+    /// wait in SQL: for their time, for room, or behind others of their sequences.
+    async fn sent_again(&self, shard: &ShardId, ids: &[TaskId]) -> Result<HashSet<TaskId>, Error> {
+        let mut sent_again = HashSet::new();
+        if ids.is_empty() {
+            return Ok(sent_again);
+        }
+        let (_, records) = self.queue.inspect(shard, ids).await?;
+        let records: HashMap<_, _> = ids.iter().zip(records).collect();
+        for state in self.store.states(ids).await? {
+            let record = records.get(&state.id).and_then(Option::as_ref);
+            if record.is_some_and(|record| record.is_past(state.epoch)) {
+                sent_again.insert(state.id);
+            }
+        }
+        Ok(sent_again)
     }
 
     /// Checks whether the reports that are being followed have come farther.

@@ -26,11 +26,11 @@ use super::{
 };
 use crate::{
     bus::{Bus, Topic},
-    model::{Offset, ShardId},
+    model::{LimitHold, Offset, QueueName, ShardId},
     pipelines::context::Context,
     queue::Upkeep,
-    runtime::Loop,
-    store::Outbox,
+    runtime::{Clock, Loop},
+    store::{Operators, Outbox},
 };
 
 /// How long discovery may take to read `task-results` to its end, and how often to check.
@@ -40,10 +40,13 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) struct LostShards {
     store: Arc<dyn Outbox>,
+    /// Which limit keys workers hold; `None` if no queue has limits per key.
+    holds: Option<Arc<dyn Operators>>,
     bus: Arc<dyn Bus>,
     queue: Upkeep,
     rebuild: Rebuild,
     moves_shards: MovesShards,
+    clock: Clock,
 }
 
 impl LostShards {
@@ -51,14 +54,17 @@ impl LostShards {
         let Context {
             store, bus, queue, ..
         } = context.clone();
+        let holds = (context.limit_partitions > 0).then(|| context.store.clone() as _);
         let rebuild = Rebuild::new(context);
         let moves_shards = Arc::clone(moves_shards);
         Self {
             store,
+            holds,
             bus,
             queue: queue.upkeep,
             rebuild,
             moves_shards,
+            clock: context.clock.clone(),
         }
     }
 
@@ -84,6 +90,14 @@ impl LostShards {
         } else {
             self.rebuild.run(&rebuilding, cx).await
         }
+    }
+
+    /// The holds of limit keys that outlive Redis.
+    async fn holds(&self, queue: &QueueName) -> Result<Vec<LimitHold>, Error> {
+        let Some(store) = &self.holds else {
+            return Ok(Vec::new());
+        };
+        Ok(store.holds(queue, self.clock.now_unix_ms()).await?)
     }
 
     /// Opens the lost shards that are open in SQL, in their next generations.
@@ -124,11 +138,16 @@ impl LostShards {
             .map(|shard| (shard.clone(), open[&shard]))
             .collect();
         let generations = self.store.begin_rebuild(&lost).await?;
+        let mut holds: HashMap<QueueName, Vec<LimitHold>> = HashMap::new();
         for ((shard, _), generation) in lost.iter().zip(generations) {
             let end = ends.get(shard.number as usize).copied().flatten();
+            if !holds.contains_key(&shard.queue) {
+                holds.insert(shard.queue.clone(), self.holds(&shard.queue).await?);
+            }
+            let of_queue = &holds[&shard.queue];
             let opened = self
                 .queue
-                .open_shard(shard, generation, self.bus.generation(), end)
+                .open_held(shard, generation, self.bus.generation(), end, of_queue)
                 .await;
             opened.map_err(|error| Error::from(error).of_shard("bring back", shard))?;
             tracing::debug!(%shard, "shard {shard} lives again, as generation {generation}");

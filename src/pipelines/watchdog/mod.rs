@@ -5,6 +5,7 @@
 //! - `outbox`: rows that nobody published (`republish_after`), due scheduled rows, `parked` rows
 //!   whose queue is not full any more;
 //! - `crowded`: crowded rows whose limit key has few tasks left in Redis;
+//! - `holds`: long holds of limit keys that SQL does not have yet;
 //! - `finals`: final records that are older than `grace` and that SQL has, or whose report is lost
 //!   (`lost_reports`);
 //! - `changes`: changes of live work that nobody carried out;
@@ -19,7 +20,7 @@
 //! - `closing`: closes shards that were empty for `forget_queues_after`;
 //! - `trim`: removes old records that everybody has read from the bus, once a minute;
 //! - `fsck`: goes over all shards, slice by slice, and reports where SQL and Redis do not agree;
-//! - `depths`: gauges.
+//! - `depths`: gauges, and the depths of the last hour and the last day (`depth_history`).
 //!
 //! One process at a time does this (`lead`).
 
@@ -28,11 +29,13 @@ mod changes;
 mod closing;
 mod crowded;
 mod deadlines;
+mod depth_history;
 mod depths;
 mod error;
 mod events;
 mod finals;
 mod fsck;
+mod holds;
 mod idempotency;
 mod lead;
 mod leases;
@@ -84,6 +87,13 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
         crowded::Crowded::new(context, &lead, &forgets),
         crowded::Crowded::run,
     );
+    if context.limit_partitions > 0 {
+        loops.start(
+            "watchdog/holds",
+            holds::Holds::new(context, &lead),
+            holds::Holds::run,
+        );
+    }
     loops.start(
         "watchdog/finals",
         finals::Finals::new(context, &lead, &forgets),
@@ -135,7 +145,7 @@ pub fn start(context: &Context, supervisor: &Supervisor) {
     );
     loops.start(
         "watchdog/depths",
-        depths::Depths::new(context),
+        depths::Depths::new(context, &lead),
         depths::Depths::run,
     );
     loops.start(

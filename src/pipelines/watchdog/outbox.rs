@@ -277,8 +277,9 @@ fn republished(reason: Unpublished) -> Republished {
     match reason {
         Unpublished::Fresh => Republished::Unpublished,
         Unpublished::Parked => Republished::Unparked,
+        // A row that waits behind others is never due.
+        Unpublished::Behind | Unpublished::Missing => Republished::Missing,
         Unpublished::Crowded => Republished::Refilled,
         Unpublished::Scheduled => Republished::Scheduled,
-        Unpublished::Missing => Republished::Missing,
     }
 }

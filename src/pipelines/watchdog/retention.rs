@@ -1,6 +1,7 @@
-//! Removes tasks from SQL that finished long ago, old dead letters, and old failed attempts.
+//! Removes tasks and trees from SQL that ended long ago, old dead letters, and old failed attempts.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -8,9 +9,10 @@ use std::{
 use super::{error::Error, lead::Lead, shared::count};
 use crate::{
     config::Watchdog,
+    model::{QueueName, TaskId, millis},
     pipelines::context::Context,
     runtime::Loop,
-    store::Store,
+    store::{CompletedPage, Store},
     telemetry::metrics::{self, Watched},
 };
 
@@ -29,6 +31,8 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Retention {
     store: Arc<dyn Store>,
     retention: Duration,
+    /// The queues whose completed tasks go earlier.
+    of_queues: BTreeMap<QueueName, Duration>,
     letter_retention: Duration,
     history_retention: Duration,
     lead: Lead,
@@ -45,9 +49,16 @@ impl Retention {
             history_retention,
             ..
         } = settings.watchdog;
+        let mut of_queues = BTreeMap::new();
+        for (queue, own) in &settings.queues.named {
+            if !own.retention.is_zero() {
+                of_queues.insert(queue.clone(), own.retention);
+            }
+        }
         Self {
             store,
             retention,
+            of_queues,
             letter_retention,
             history_retention,
             lead: lead.clone(),
@@ -56,6 +67,8 @@ impl Retention {
 
     pub(super) async fn run(self, cx: Loop) -> Result<(), Error> {
         let mut most = REMOVED_AT_ONCE;
+        // Where the next page of each queue begins.
+        let mut positions: BTreeMap<&QueueName, TaskId> = BTreeMap::new();
         while self.lead.wait(&cx).await {
             let started = Instant::now();
             // The database's clock decides, and does not know of the time that a test has skipped.
@@ -68,6 +81,27 @@ impl Retention {
                     .await?;
                 metrics::watchdog_handled(Watched::Removed, count(removed));
                 is_full |= removed == u64::from(most);
+                let trees = self
+                    .store
+                    .remove_ended_trees(age(self.retention), most)
+                    .await?;
+                is_full |= trees >= u64::from(most);
+            }
+            for (queue, retention) in &self.of_queues {
+                let created_before_ms = cx.clock().now_unix_ms() - millis(*retention);
+                let page = CompletedPage {
+                    queue: queue.clone(),
+                    age: age(*retention),
+                    after: positions.remove(queue).unwrap_or(TaskId::FIRST),
+                    below: TaskId::first_of(created_before_ms),
+                    limit: most,
+                };
+                let done = self.store.remove_completed(&page).await?;
+                metrics::watchdog_handled(Watched::Removed, count(done.removed));
+                if let Some(last) = done.last {
+                    positions.insert(queue, last);
+                    is_full = true;
+                }
             }
             if !self.letter_retention.is_zero() {
                 let letters = self
@@ -97,8 +131,10 @@ impl Retention {
                         self.letter_retention,
                         self.history_retention,
                     ];
+                    let of_queues = self.of_queues.values().copied();
                     (kept
                         .into_iter()
+                        .chain(of_queues)
                         .filter(|kept| !kept.is_zero())
                         .min()
                         .unwrap_or_default()

@@ -139,6 +139,8 @@ mod tests {
             outbox: 0,
             settles: false,
             open,
+            own_limits: None,
+            long_holds: 0,
         }
     }
 

@@ -21,7 +21,7 @@ use super::{
     },
 };
 use crate::{
-    model::{LimitHash, Offset, ShardId, TaskId},
+    model::{LimitHash, LimitHold, Offset, ShardId, TaskId},
     redis_pool::{Batch, Call, scripts},
 };
 
@@ -139,6 +139,9 @@ impl Upkeep {
             let look = answer.and_then(ShardSnapshot::read);
             if let Ok(look) = look {
                 shard.store_snapshot(look, *before, at);
+                if let Some(version) = look.own_limits {
+                    self.note_shown_limits(&shard.id, version);
+                }
             }
             looks.push((shard.id.clone(), look));
         }
@@ -165,7 +168,7 @@ impl Upkeep {
             })
             .await?;
         self.offered(shard);
-        self.note_due(shard);
+        self.note_ended(shard);
         let n = numbers(value, 5)?;
         let next_unix_ms = (n[4] >= 0).then_some(n[4]);
         let expired = unsigned(n[0]);
@@ -249,6 +252,28 @@ impl Upkeep {
         }
         let marks = number(answer.next())?;
         Ok(Uncrowded { each, keys, marks })
+    }
+
+    /// Reads holds of limit keys that are to outlive Redis, and forgets those up to the call
+    /// `stored`, which are in SQL. Returns the last call of what was read.
+    pub async fn long_holds(
+        &self,
+        shard: &ShardId,
+        stored: u64,
+        most: usize,
+    ) -> Result<(u64, Vec<LimitHold>)> {
+        let value = self
+            .call(&scripts::HOLDS, shard, 1, |call| {
+                call.arg(stored).arg(most);
+            })
+            .await?;
+        let mut answer = items(value)?.into_iter();
+        let last = number(answer.next())?;
+        let holds = LimitHold::read_all(&bytes(answer.next())?);
+        Ok((
+            last,
+            holds.ok_or_else(|| Error::Answer("half a hold".into()))?,
+        ))
     }
 
     /// Drops spent elements and old pointers.
@@ -499,7 +524,22 @@ impl Upkeep {
         topic_generation: &str,
         offset: Option<Offset>,
     ) -> Result<()> {
-        self.open(shard, generation, topic_generation, offset).await
+        self.open_held(shard, generation, topic_generation, offset, &[])
+            .await
+    }
+
+    /// Opens a shard that Redis has lost, as [`Self::open_shard`] does. Those of these holds that
+    /// are of its limit keys count from the first step on.
+    pub async fn open_held(
+        &self,
+        shard: &ShardId,
+        generation: u64,
+        topic_generation: &str,
+        offset: Option<Offset>,
+        holds: &[LimitHold],
+    ) -> Result<()> {
+        self.open(shard, generation, topic_generation, offset, holds)
+            .await
     }
 
     /// Removes all keys of a shard in which nothing has happened for `idle`.

@@ -218,7 +218,7 @@ impl Backend for Server {
         I: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let mut tx = Tx::begin(self.connection().await?).await?;
+        let mut tx = Tx::begin(self.connection().await?, work.is_in_era).await?;
         let done = work.on(&mut tx).await;
         tx.end(done).await
     }
@@ -310,6 +310,7 @@ impl Dialect for MySqlConnection {
     // MySQL understands this form, too; MariaDB has no other.
     const FOR_SHARE: &'static str = " LOCK IN SHARE MODE";
     const NOW_MS: &'static str = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS SIGNED)";
+    const ERA: &'static str = "@taskd_era";
     const NUMBER: Option<&'static str> = None;
     const IS_RESULT_OF: &'static str = "task_id = id";
     const FINDER: &'static str = "CAST(? AS BINARY(16))";

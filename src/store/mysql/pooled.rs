@@ -119,12 +119,21 @@ async fn return_to_pool(mut connection: PoolConnection<MySql>, in_transaction: b
 pub(super) struct Tx(Pooled);
 
 impl Tx {
-    pub(super) async fn begin(connection: Pooled) -> Result<Self> {
+    /// Begins a transaction. One of an era locks the era first, when it holds nothing for which
+    /// another transaction could wait.
+    pub(super) async fn begin(connection: Pooled, is_in_era: bool) -> Result<Self> {
+        // Both statements in one exchange.
+        const IN_ERA: &str = "START TRANSACTION; \
+             SELECT CAST(value AS SIGNED) INTO @taskd_era FROM meta WHERE name = 'era' LOCK IN SHARE MODE";
+        let begin = match is_in_era {
+            true => IN_ERA,
+            false => "START TRANSACTION",
+        };
         let mut tx = Self(connection);
         // Set before BEGIN, because a caller that gives up during BEGIN does not know whether it
         // took effect.
         tx.0.in_transaction = true;
-        let begun = session::command(&mut tx, "START TRANSACTION").await;
+        let begun = session::command(&mut tx, begin).await;
         tx.0.checked(begun)?;
         Ok(tx)
     }

@@ -54,6 +54,8 @@ pub(super) type Steps<C, I, T> = for<'a> fn(&'a mut C, &'a I) -> BoxFuture<'a, R
 pub struct Work<C, I, T> {
     input: Arc<I>,
     steps: Steps<C, I, T>,
+    /// No other transaction begins an era before this one has ended.
+    pub(in crate::store) is_in_era: bool,
 }
 
 impl<C, I, T> Work<C, I, T> {
@@ -61,6 +63,14 @@ impl<C, I, T> Work<C, I, T> {
         Self {
             input: Arc::new(input),
             steps,
+            is_in_era: false,
+        }
+    }
+
+    pub(in crate::store) fn in_era(input: I, steps: Steps<C, I, T>) -> Self {
+        Self {
+            is_in_era: true,
+            ..Self::new(input, steps)
         }
     }
 
@@ -74,6 +84,7 @@ impl<C, I, T> Clone for Work<C, I, T> {
         Self {
             input: Arc::clone(&self.input),
             steps: self.steps,
+            is_in_era: self.is_in_era,
         }
     }
 }

@@ -18,6 +18,10 @@ pub trait Dialect {
     /// The present time by the server's clock, in milliseconds.
     const NOW_MS: &'static str;
 
+    /// The [era](super::tasks::era) of the transaction: a variable, or a placeholder for
+    /// [`Session::era`](super::session::Session::era).
+    const ERA: &'static str;
+
     /// The column of `tasks` with a number by which the row and its `results` are found, or `None`
     /// if the id finds both just as fast. With such a column, `results` also store the
     /// [group](super::tasks::groups) of the task's id.

@@ -5,7 +5,9 @@
 //!   Redis has it, or will have it once its batch is published.
 //! - `batches`: the fresh tasks of one insert, with whether they are published, and where.
 //! - `outbox`: a narrow table with one row for each other unfinished task that is not on the bus:
-//!   scheduled, parked, missing.
+//!   scheduled, parked, missing, crowded, behind others of their sequences.
+//! - `sequences`: those that have an unfinished task, each with its head. The others of its tasks are
+//!   in the outbox.
 //! - `results`: what each worker reported, by (task, worker), so that no worker gets two credits.
 //!   In SQLite a number stands for the task, so that results of tasks of the same shard are stored
 //!   together (docs/internals/measurements.md).
@@ -23,11 +25,14 @@
 //!   deadlines of tasks.
 //! - `paused_queues`: the queues whose tasks no worker gets.
 //! - `tokens`, `acts`: who may do what, and what operators did.
+//! - `topics`, `subscriptions`, `positions`: the topics of users, and how far each subscription has
+//!   read them.
+//! - `trees`: trees of tasks, each with its counts. `tree_tasks` lists the tasks of each.
 //! - `queue_counts`: the number of tasks by queue and status. Each transaction updates it in its
 //!   last step, so that it locks these few rows only briefly.
 //!
-//! A transaction that settles or moves tasks locks their rows first, sorted by id. Keys are
-//! inserted sorted by hash. If two transactions conflict nevertheless, a deadlock ends one of them,
+//! A transaction that inserts, settles or moves tasks locks the [era](tasks::era) first, then their
+//! rows, sorted by id. Keys are inserted sorted by hash. If two transactions conflict nevertheless, a deadlock ends one of them,
 //! which is then repeated.
 
 mod access;
@@ -45,11 +50,15 @@ mod queue_counts;
 mod retry;
 mod rows;
 mod runner;
+mod sequences;
 mod session;
 mod statement;
+mod subscriptions;
 mod tasks;
+mod topics;
+mod trees;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicI64};
 
 use async_trait::async_trait;
 use parking_lot::RwLock;
@@ -71,6 +80,8 @@ pub struct SqlStore<DB> {
     sql: Runner<DB>,
     migrated: usize,
     old_keys: Arc<OldKeys>,
+    /// Where the next page of finished tasks begins, in Unix milliseconds.
+    finished_from: AtomicI64,
     events: RwLock<Arc<EventQueues>>,
 }
 
@@ -81,6 +92,7 @@ impl<DB: Backend> SqlStore<DB> {
             sql: Runner(database, Outage::default()),
             migrated,
             old_keys: Arc::default(),
+            finished_from: AtomicI64::new(0),
             events: RwLock::default(),
         }
     }

@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 11] = [
+const GROWING: [&str; 14] = [
     "tasks",
+    "sequences",
     "outbox",
     "batches",
     "results",
@@ -21,6 +22,8 @@ const GROWING: [&str; 11] = [
     "history",
     "idempotency_keys",
     "kept_events",
+    "trees",
+    "tree_tasks",
 ];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
@@ -33,6 +36,8 @@ pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {
         let scans = GROWING.iter().any(|table| {
             step == format!("SCAN {table}") || step.starts_with(&format!("SCAN {table} "))
         });
+        // This index has only the tasks that wait in sequences, and fsck counts all of them.
+        let scans = scans && step != "SCAN outbox USING COVERING INDEX outbox_behind";
         let in_order = [
             "FROM outbox",
             "FROM letters ",

@@ -32,11 +32,34 @@ fn select<'a>() -> Statement<'a> {
 
 /// The counts of `queues`, or of every queue that ever existed.
 pub(super) fn of(queues: Option<&[QueueName]>) -> Statement<'_> {
-    let counts = select().sql("WHERE count <> 0");
+    let counts = select().sql("WHERE count <> 0 AND status < 4");
     match queues {
         Some(queues) => counts.sql(" AND queue IN ").list(queues),
         None => counts,
     }
+}
+
+/// The first names that begin so, of all queues that ever existed.
+pub(super) fn names<'a>(beginning: &'a str, limit: u32) -> Statement<'a> {
+    // Names have ASCII characters only, and this one follows all of them.
+    let end = format!("{beginning}\u{7f}");
+    Statement::new("SELECT DISTINCT queue FROM queue_counts WHERE queue >= ? AND queue < ?")
+        .sql(" ORDER BY queue LIMIT ?")
+        .bind(beginning)
+        .bind(end)
+        .bind(limit)
+}
+
+/// How many unfinished tasks of each queue wait behind others of their sequences.
+pub(super) fn behind<'a, S: Session>() -> Statement<'a> {
+    Statement::new(
+        "SELECT behind.queue, behind.status, behind.count FROM (SELECT queue FROM queue_counts ",
+    )
+    .sql(&S::by_index("queue_counts_unfinished"))
+    .sql(" WHERE ")
+    .sql(S::IS_UNFINISHED)
+    .sql(") AS unfinished JOIN queue_counts AS behind ON behind.queue = unfinished.queue")
+    .sql(" WHERE behind.status = 4 AND behind.count <> 0")
 }
 
 /// The first queues that have unfinished tasks, each with their number. A negative number is wrong.

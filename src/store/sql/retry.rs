@@ -7,7 +7,8 @@
 //!
 //! - `insert`: a row whose id is already stored is `New` again, never a duplicate of itself. It is
 //!   neither counted nor put into a batch or the outbox again. The answer names a different batch
-//!   than the stored one, so marking the tasks as published gives each of them its own offset.
+//!   than the stored one, so marking the tasks as published gives each of them its own offset. Those
+//!   that wait behind others of their sequences, or have ended since, are again not to be published.
 //! - `settle`: the reports are `repeated`. Their discovered tasks are in a batch, where the
 //!   watchdog finds them.
 //! - `mark_published`: the batch is already marked with these offsets, the rows are no longer in
@@ -36,6 +37,8 @@
 //!   has advanced, or has ended. The answer to `advance_bulk_change` is then no, and the caller
 //!   reads the bulk change again.
 //! - `bring_forward`: the rows are already due.
+//! - `cancel_tree`: the tree is already marked. `correct_tree`: the tree is right.
+//!   `remove_ended_trees`: they are gone, or shorter.
 
 use std::{future::Future, time::Duration};
 

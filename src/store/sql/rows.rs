@@ -3,14 +3,16 @@
 use bytes::Bytes;
 
 use crate::model::{
-    Backoff, Encoding, KeyHash, Priority, QueueName, StoredStatus, TaskId, TaskRow,
+    Backoff, Encoding, KeyHash, OnDead, Priority, QueueName, Sequence, StoredStatus, TaskId,
+    TaskRow,
 };
 use crate::store::{Error, Result, TaskDetail};
 
 /// The columns that [`TaskColumns`] reads.
 pub(super) const TASK_COLUMNS: &str = "id, key_hash, tasks.queue, shard, task_key, payload, payload_encoding, \
      replicas, tasks.priority, max_attempts, lease_ms, not_before_ms, headers, traceparent, created_ms, \
-     backoff, COALESCE(deadline_ms, 0) AS deadline, COALESCE(limit_key, '') AS limit_key";
+     backoff, COALESCE(deadline_ms, 0) AS deadline, COALESCE(limit_key, '') AS limit_key, \
+     COALESCE(sequence, '') AS sequence, COALESCE(on_dead, 0) AS on_dead";
 
 /// Declares a struct that can be read from rows of both databases: a field from the column with its
 /// name, a `#[flatten]` field from the whole row. sqlx's derive would compile sqlx a second time.
@@ -74,6 +76,8 @@ columns! {
         backoff: Vec<u8>,
         deadline: i64,
         limit_key: String,
+        sequence: String,
+        on_dead: i64,
     }
 }
 
@@ -104,7 +108,9 @@ impl TryFrom<TaskColumns> for TaskRow {
             },
             deadline_unix_ms: columns.deadline,
             limit_key: columns.limit_key,
+            sequence: sequence(columns.sequence, columns.on_dead)?,
             idempotency: None,
+            tree: None,
         })
     }
 }
@@ -120,6 +126,7 @@ columns! {
         epoch: i64,
         updated_ms: i64,
         unpublished: i64,
+        in_tree: Option<Vec<u8>>,
     }
 }
 
@@ -136,8 +143,25 @@ impl TryFrom<TaskDetailColumns> for TaskDetail {
             epoch: number(columns.epoch)?,
             updated_unix_ms: columns.updated_ms,
             unpublished: columns.unpublished != 0,
+            tree: tree_of(columns.in_tree.as_deref())?,
         })
     }
+}
+
+/// The sequence of a task with these columns. An empty name means that it has none.
+pub(super) fn sequence(name: String, on_dead_number: i64) -> Result<Option<Sequence>> {
+    if name.is_empty() {
+        return Ok(None);
+    }
+    let on_dead = on_dead(on_dead_number)?;
+    Ok(Some(Sequence { name, on_dead }))
+}
+
+pub(super) fn on_dead(number: i64) -> Result<OnDead> {
+    [OnDead::Next, OnDead::Hold]
+        .into_iter()
+        .find(|known| *known as i64 == number)
+        .ok_or_else(|| corrupt(format!("on_dead {number}")))
 }
 
 /// The text form of headers in the database.
@@ -152,6 +176,14 @@ pub(super) fn task_id(bytes: &[u8]) -> Result<TaskId> {
 /// Reads rows that consist only of an id.
 pub(super) fn task_ids(rows: Vec<(Vec<u8>,)>) -> Result<Vec<TaskId>> {
     rows.iter().map(|(id,)| task_id(id)).collect()
+}
+
+/// Reads the tree of a task. The column is NULL or empty if the task is in none.
+pub(super) fn tree_of(column: Option<&[u8]>) -> Result<Option<TaskId>> {
+    column
+        .filter(|bytes| !bytes.is_empty())
+        .map(task_id)
+        .transpose()
 }
 
 pub(super) fn key_hash(bytes: &[u8]) -> Result<KeyHash> {

@@ -34,7 +34,33 @@ impl<DB: Backend> Runner<DB> {
         I: Send + Sync + 'static,
         T: Send + 'static,
     {
-        let work = Work::new(input, steps);
+        self.run_work(name, Work::new(input, steps)).await
+    }
+
+    /// Like [`Self::run`], for transactions that insert tasks or change which filters they match:
+    /// see [`super::tasks::era`].
+    pub(super) async fn run_in_era<I, T>(
+        &self,
+        name: &'static str,
+        input: I,
+        steps: Steps<DB::Connection, I, T>,
+    ) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
+        self.run_work(name, Work::in_era(input, steps)).await
+    }
+
+    async fn run_work<I, T>(
+        &self,
+        name: &'static str,
+        work: Work<DB::Connection, I, T>,
+    ) -> Result<T>
+    where
+        I: Send + Sync + 'static,
+        T: Send + 'static,
+    {
         timed(name, repeating(name, &self.1, || self.0.transact(&work))).await
     }
 

@@ -56,6 +56,14 @@ pub trait Session: Dialect + Send {
         None
     }
 
+    /// The value for [`Dialect::ERA`], if that is a placeholder.
+    fn era(&self) -> Option<i64> {
+        None
+    }
+
+    /// Records that this transaction has begun an era.
+    fn enter_era(&mut self, _era: i64) {}
+
     /// Assigns keys to tasks that this transaction has inserted, if no index does that.
     fn take_keys(
         &mut self,

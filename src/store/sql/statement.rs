@@ -95,6 +95,12 @@ impl<'a> Statement<'a> {
         self
     }
 
+    /// Binds the [era](super::tasks::era), if its place is a placeholder.
+    pub fn bind_era(mut self, era: Option<i64>) -> Self {
+        self.values.extend(era.map(Value::from));
+        self
+    }
+
     /// Makes the statement independent of its caller, so that another thread can run it.
     pub(in crate::store) fn into_owned(self) -> Statement<'static> {
         let values = self.values.into_iter().map(|value| match value {

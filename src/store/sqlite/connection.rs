@@ -24,6 +24,8 @@ pub struct Connection {
     pub(super) db: rusqlite::Connection,
     /// Only used by the connection that writes.
     pub(super) keys: Keys,
+    /// The era of the running transaction.
+    pub(super) era: i64,
     #[cfg(test)]
     pub(super) asked: crate::store::sql::plans::Counter,
 }
@@ -42,6 +44,7 @@ impl Connection {
         Ok(Self {
             db,
             keys: Keys::default(),
+            era: 0,
             #[cfg(test)]
             asked: Default::default(),
         })
@@ -56,6 +59,19 @@ impl Connection {
         #[cfg(test)]
         self.asked.note_command(sql);
         Ok(())
+    }
+
+    /// Begins a transaction, in the present era.
+    pub(super) fn begin(&mut self) -> Result<()> {
+        // A transaction that begins with a read could not start to write if another process is
+        // writing.
+        self.command("BEGIN IMMEDIATE")?;
+        self.era = self
+            .db
+            .prepare_cached("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'era'")
+            .and_then(|mut era| era.query_row((), |row| row.get(0)))
+            .map_err(error)?;
+        self.keys.begin(&self.db).map_err(error)
     }
 
     pub(super) fn is_in_transaction(&self) -> bool {
@@ -130,6 +146,14 @@ impl Session for Connection {
         statement: Statement<'_>,
     ) -> impl Future<Output = Result<Vec<T>>> + Send {
         future::ready(self.rows(&statement).map_err(error))
+    }
+
+    fn era(&self) -> Option<i64> {
+        Some(self.era)
+    }
+
+    fn enter_era(&mut self, era: i64) {
+        self.era = era;
     }
 
     fn recent(&self, keys: &[KeyHash]) -> Option<Recent> {

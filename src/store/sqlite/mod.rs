@@ -175,6 +175,7 @@ impl Dialect for Connection {
     const FOR_UPDATE: &'static str = "";
     const FOR_SHARE: &'static str = "";
     const NOW_MS: &'static str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+    const ERA: &'static str = "?";
     const NUMBER: Option<&'static str> = Some("number");
     const IS_RESULT_OF: &'static str = "task = number";
     const FINDER: &'static str = "?";

@@ -5,8 +5,8 @@ use crate::{
     config::Settings,
     model::{
         DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages,
-        NewTask, Offset, QueueName, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus,
-        WorkerName, validate,
+        NewTask, Offset, QueueName, RowTree, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus,
+        TreeSettings, WorkerName, validate,
     },
     store::{
         NewRow, Operators as _, Outbox as _, Published, Rebuilt, Settlement, Stretch, TaskSearch,
@@ -103,6 +103,58 @@ async fn a_batch_costs_so_many_statements_and_rows_and_no_more() {
             "{tasks}: {all:?}"
         );
     }
+}
+
+/// The budget of trees: a root costs its tree and its place in it, a result the tree's lock and its
+/// count. A task in no tree costs neither, also beside one that is in a tree.
+#[tokio::test]
+async fn a_tree_costs_two_statements_at_each_of_its_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
+    let mut costs = Vec::new();
+    for kinds in [[false, false], [true, true], [true, false]] {
+        let mut rows = Vec::new();
+        for (n, in_tree) in kinds.into_iter().enumerate() {
+            let mut row = row(&format!("{kinds:?} {n}"));
+            let root = RowTree::Root(TreeSettings::default());
+            row.task.tree = in_tree.then(|| Box::new(root));
+            rows.push(row);
+        }
+        store.asked();
+        store.insert(&rows).await.unwrap();
+        let insert = store.asked();
+        let reports: Vec<Settlement> = rows
+            .iter()
+            .map(|row| completed(row.task.id, vec![]))
+            .collect();
+        let settled = store.settle(&reports).await.unwrap();
+        assert!(settled.answers.iter().all(|settled| !settled.repeated));
+        costs.push([insert, store.asked()]);
+    }
+    let more = |of: usize| {
+        let plain = &costs[0];
+        let cost = &costs[of];
+        [0, 1].map(|at| {
+            (
+                cost[at].statements - plain[at].statements,
+                cost[at].rows - plain[at].rows,
+            )
+        })
+    };
+    // Rows: each tree has one and its root has one in the list of tasks; a result writes the tree's.
+    assert_eq!(
+        more(1)[0],
+        (2 * 2, 2 * 2),
+        "a piece of two is two pieces: {costs:?}"
+    );
+    assert_eq!(more(2)[0].1, 2, "{costs:?}");
+    assert_eq!(
+        more(2)[1],
+        (2, 1),
+        "one tree to lock and to write: {costs:?}"
+    );
 }
 
 /// SQLite syncs its log at each commit: an insert or a result that taskd has confirmed survives a
@@ -695,4 +747,30 @@ async fn letters(store: &SqliteStore, queue: &QueueName, dead: TaskId) {
         1
     );
     assert_eq!(store.purge(&[record.id()]).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn names_of_queues_are_listed_by_their_beginning_up_to_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
+    let names = ["a", "a-z", "a.1", "a_", "ab", "b", "z9", "zz"];
+    let of_queue = |name: &&str| {
+        let mut row = row(name);
+        row.task.queue = QueueName::new(name).unwrap();
+        row
+    };
+    let rows: Vec<NewRow> = names.iter().map(of_queue).collect();
+    store.insert(&rows).await.unwrap();
+    let listed = async |beginning: &'static str, limit: u32| -> Vec<String> {
+        let names = store.queue_names(beginning, limit).await.unwrap();
+        names.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(listed("", 100).await, names);
+    assert_eq!(listed("", 3).await, names[..3]);
+    assert_eq!(listed("a", 100).await, names[..5]);
+    assert_eq!(listed("a.", 100).await, ["a.1"]);
+    assert_eq!(listed("z", 100).await, ["z9", "zz"]);
+    assert!(listed("nothing", 100).await.is_empty());
 }

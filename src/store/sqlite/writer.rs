@@ -227,7 +227,7 @@ fn serve(
 /// Runs the transactions and commits those that succeeded. If this returns an error, none of them
 /// is stored.
 fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
-    begin(connection)?;
+    connection.begin()?;
     // Almost always all succeed. After a savepoint, SQLite would copy each page before a
     // transaction changes it.
     if group
@@ -251,7 +251,7 @@ fn commit(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Re
 fn commit_apart(connection: &mut Connection, group: &mut [Box<dyn Transaction>]) -> Result<()> {
     let mut left: Vec<_> = group.iter_mut().collect();
     loop {
-        begin(connection)?;
+        connection.begin()?;
         match run_apart(connection, &mut left)? {
             None => return end(connection),
             Some(failed) => {
@@ -282,12 +282,6 @@ fn run_apart(
         connection.command("RELEASE transaction_of_a_caller")?;
     }
     Ok(None)
-}
-
-fn begin(connection: &mut Connection) -> Result<()> {
-    // A transaction that begins with a read could not start to write if another process is writing.
-    connection.command("BEGIN IMMEDIATE")?;
-    connection.keys.begin(&connection.db).map_err(error)
 }
 
 fn end(connection: &mut Connection) -> Result<()> {

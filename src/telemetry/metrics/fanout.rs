@@ -117,6 +117,6 @@ pub fn bus_backlog(topic: &'static str, records: u64) {
 }
 
 /// `topic` did not accept some reports, and they will not be published again.
-pub fn reports_left_out(topic: &'static str, count: usize) {
-    counter!(BUS_LEFT_OUT, "topic" => topic).increment(count as u64);
+pub fn reports_left_out(topic: &str, count: usize) {
+    counter!(BUS_LEFT_OUT, "topic" => topic.to_owned()).increment(count as u64);
 }

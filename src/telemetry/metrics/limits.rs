@@ -7,6 +7,7 @@ use ::metrics::{Unit, describe_gauge, describe_histogram, gauge, histogram};
 pub const LIMITS_KEYS: &str = "taskd_limits_keys";
 pub const LIMITS_WAITING: &str = "taskd_limits_waiting_tasks";
 pub const LIMITS_LATE: &str = "taskd_limits_late_duration_seconds";
+pub const SEQUENCES_WAITING: &str = "taskd_sequences_waiting_tasks";
 
 /// What the limit keys of a queue have at one moment, all shards together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,11 @@ pub(super) fn describe() {
         Unit::Count,
         "Tasks that wait behind their limit keys in Redis, by queue"
     );
+    describe_gauge!(
+        SEQUENCES_WAITING,
+        Unit::Count,
+        "Tasks that wait in SQL behind others of their sequences, by queue"
+    );
     describe_histogram!(
         LIMITS_LATE,
         Unit::Seconds,
@@ -43,6 +49,11 @@ pub fn limits_depth(queue: &str, depth: LimitsDepth) {
         gauge!(LIMITS_KEYS, "queue" => queue.to_owned(), "state" => state).set(count as f64);
     }
     gauge!(LIMITS_WAITING, "queue" => queue.to_owned()).set(depth.waiting as f64);
+}
+
+/// How many tasks of `queue` wait behind others of their sequences now.
+pub fn sequences_waiting(queue: &str, tasks: u64) {
+    gauge!(SEQUENCES_WAITING, "queue" => queue.to_owned()).set(tasks as f64);
 }
 
 /// Limit keys whose time has come were promoted.

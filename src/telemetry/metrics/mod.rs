@@ -16,7 +16,9 @@ mod limits;
 mod process;
 mod servers;
 mod sessions;
+mod topics;
 mod traces;
+mod trees;
 mod watchdog;
 mod workers;
 
@@ -27,7 +29,8 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
     changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*,
-    limits::*, process::*, servers::*, sessions::*, traces::*, watchdog::*, workers::*,
+    limits::*, process::*, servers::*, sessions::*, topics::*, traces::*, trees::*, watchdog::*,
+    workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, openmetrics, series::Recorders};
@@ -89,6 +92,9 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
             builder.set_buckets_for_metric(Matcher::Full(TASKS_LATENCY.into()), &latency::BUCKETS)
         })
         .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full(TREES_SECONDS.into()), &latency::BUCKETS)
+        })
+        .and_then(|builder| {
             builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES)
         })
         .and_then(|builder| {
@@ -104,6 +110,7 @@ fn describe() {
     discovery::describe();
     enrichment::describe();
     events::describe();
+    topics::describe();
     fanout::describe();
     workers::describe();
     latency::describe();
@@ -113,6 +120,7 @@ fn describe() {
     servers::describe();
     sessions::describe();
     traces::describe();
+    trees::describe();
     process::describe();
 }
 

@@ -4,7 +4,10 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use redis::Value;
-use taskd::redis_pool::{Call, Script, scripts};
+use taskd::{
+    model::LimitHold,
+    redis_pool::{Call, Script, scripts},
+};
 
 use super::{Fixture, NOW, flat, id, report::complete_all};
 
@@ -145,7 +148,12 @@ impl Shard {
             .await
             .expect("enqueue");
         assert_eq!(answer[..2], ["ok".to_owned(), tasks.len().to_string()]);
-        answer[4].parse().expect("a time")
+        self.at(answer[4].parse().expect("a time"))
+    }
+
+    /// The time that is so many ms away; -1: none.
+    fn at(&self, wait: i64) -> i64 {
+        if wait < 0 { wait } else { self.now + wait }
     }
 
     /// Claims; answers the letters of the tasks, and when time lets a key go on.
@@ -164,6 +172,7 @@ impl Shard {
         }
         // Ids of one letter each are shown as those letters.
         let next = answer.last().and_then(|next| next.parse().ok());
+        let next = next.map(|wait| self.at(wait));
         (answer[4].clone(), next)
     }
 
@@ -192,6 +201,17 @@ impl Shard {
         let Value::BulkString(text) = self.read("HGET", "limits", &[&field]).await else {
             return None;
         };
+        let short = |leased: &[u8], offered: &[u8]| Entry {
+            leased: letters(leased, 16),
+            offered: letters(offered, 17),
+            next: 0,
+            waiting: 0,
+        };
+        match text[0] {
+            b'l' => return Some(short(&text[1..], b"")),
+            b'o' => return Some(short(b"", &text[1..])),
+            _ => {}
+        }
         let entry: Vec<rmp_value::Value> = rmp_value::read(&text);
         Some(Entry {
             leased: letters(entry[0].bytes(), 16),
@@ -591,7 +611,7 @@ async fn a_pace_may_count_from_the_end_and_a_jitter_only_makes_it_longer() {
     s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
     assert_eq!(s.claim("w", 1).await.0, "a");
     s.now = NOW + 5000;
-    assert_eq!(s.complete('a', 1, "w").await, format!("1 {}", s.now + 1001));
+    assert_eq!(s.complete('a', 1, "w").await, "1 1001");
     assert_eq!(s.lanes().await, lanes(&[]));
 
     for letter in ['a', 'b', 'c', 'd'] {
@@ -622,7 +642,7 @@ async fn a_report_holds_its_key_or_slows_it_from_the_step_that_ends_the_lease() 
             reporting(call, 'a', 1, 5000, 0);
         })
         .await;
-    assert_eq!(held.expect("complete"), [format!("1 {}", NOW + 5001)]);
+    assert_eq!(held.expect("complete"), ["1 5001"]);
     assert_eq!(s.lanes().await, lanes(&[]));
     s.now = NOW + 5001;
     s.run(&scripts::PROMOTE, promote).await.expect("promote");
@@ -798,9 +818,13 @@ async fn enough_of_a_key_wait_in_the_shard_and_the_others_are_left_to_sql() {
 
         // Half of those that wait, and some more, may start.
         s.limits = (bound / 2 + 10, 0, 1, 0, 0);
-        s.claim("w", 1).await;
-        let waiting = s.entry('x').await.expect("busy").waiting;
-        assert!(waiting <= u64::from(bound / 2), "{waiting}");
+        let mut waiting = s.entry('x').await.expect("busy").waiting;
+        while waiting > u64::from(bound / 2) {
+            let before = waiting;
+            s.claim("w", 1000).await;
+            waiting = s.entry('x').await.expect("busy").waiting;
+            assert!(waiting < before, "{waiting}");
+        }
         assert_eq!(s.marks().await, [x.clone(), waiting.to_string()]);
         let uncrowded = s.uncrowded(most_live, "", "").await;
         assert_eq!(uncrowded, [half.clone(), x.clone(), "1".to_owned()]);
@@ -870,6 +894,107 @@ async fn a_lease_that_is_not_there_and_a_key_that_nothing_wakes_are_found_and_me
     }
     assert_eq!(s.check(0).await, Vec::<String>::new());
     assert_eq!(flat(s.read("EXISTS", "starts", &[]).await), ["1"]);
+}
+
+#[tokio::test]
+async fn a_place_of_an_offered_task_that_is_gone_is_given_back() {
+    for script in [
+        "claim",
+        "claim of a final one",
+        "cancel",
+        "deadline",
+        "check",
+    ] {
+        let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+        s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+        assert_eq!(s.lanes().await, lanes(&[("m", "a")]));
+        let unreadable =
+            async |s: &Shard| s.f.seed("HSET", "records", &[&id('a'), b"kaputt"]).await;
+        match script {
+            "cancel" => {
+                unreadable(&s).await;
+                s.run(&scripts::CANCEL, |call| {
+                    call.arg("t:wake").arg(id('a')).arg(1).arg(0);
+                })
+                .await
+                .expect("cancel");
+            }
+            "deadline" => {
+                unreadable(&s).await;
+                s.run(&scripts::DEADLINE, |call| {
+                    call.arg("t:wake").arg(1000).arg(1000);
+                    call.arg(id('a')).arg(1).arg("late");
+                })
+                .await
+                .expect("deadline");
+            }
+            "claim of a final one" => {
+                let ended = rmp_serde::to_vec(&("X", 1, 0, [(); 0], [(); 0], [(); 0], NOW))
+                    .expect("packed");
+                s.f.seed("HSET", "records", &[&id('a'), &ended]).await;
+                assert_eq!(s.claim("w", 1).await.0, "");
+            }
+            "claim" => {
+                s.f.seed("HDEL", "bodies", &[&id('a')]).await;
+                assert_eq!(s.claim("w", 1).await.0, "");
+            }
+            _ => {
+                s.f.seed("HDEL", "bodies", &[&id('a')]).await;
+                for mends in [0, 1] {
+                    assert_eq!(s.check(mends).await, ["limit_without_offer a"]);
+                }
+                assert_eq!(s.check(0).await, Vec::<String>::new());
+            }
+        }
+        let entry = s.entry('x').await.expect("b is offered");
+        assert_eq!(entry.offered, "2b", "{script}");
+    }
+}
+
+#[tokio::test]
+async fn a_full_shard_leaves_the_place_of_a_task_that_it_does_not_take() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    assert_eq!(s.claim("w", 1).await.0, "a");
+    s.f.seed("HSET", "records", &[&id('a'), b"kaputt"]).await;
+    let limits = s.text();
+    let answer = s.run(&scripts::ENQUEUE_LIMITED, |call| {
+        call.arg("t:wake").arg("q").arg("topic").arg("").arg("9-0");
+        call.arg(1000).arg(1 << 20).arg(0).arg(1).arg("9-0");
+        call.arg(1).arg(1).arg(1);
+        call.arg(id('a')).arg(body(2, "x")).arg(limits);
+    });
+    assert_eq!(answer.await.expect("enqueue")[..2], ["ok", "0"]);
+    assert_eq!(s.entry('x').await.expect("busy").leased, "a");
+    assert_eq!(s.lanes().await, lanes(&[]));
+}
+
+#[tokio::test]
+async fn a_key_with_many_leases_counts_each_of_them() {
+    let mut s = Shard::new((100, 0, 1, 0, 0)).await;
+    assert_eq!(s.crowd("x", 0..120, 1_000_000).await, (120, 0));
+    let ids: Vec<Vec<u8>> = (0..120_u32)
+        .map(|n| [&b"0123456789ab"[..], &n.to_be_bytes()].concat())
+        .collect();
+    let complete = async |s: &Shard, ids: &[Vec<u8>], grant: u64| {
+        let held = vec![format!("h{grant}:w"); ids.len()];
+        let answer = s.run(&scripts::COMPLETE_LIMITED, |call| {
+            complete_all(call, ids, &held);
+        });
+        assert_eq!(answer.await.expect("complete"), ["1".repeat(ids.len())]);
+    };
+    assert_eq!(s.claim("w", 1000).await.0.len(), 100 * 16);
+    let mut ended = ids[30..80].to_vec();
+    ended.reverse();
+    complete(&s, &ended, 1).await;
+    let entry = s.entry('x').await.expect("busy");
+    assert_eq!(entry.leased.split(' ').count(), 50);
+    assert_eq!((entry.offered.split(' ').count(), entry.waiting), (20, 0));
+    assert_eq!(s.claim("w", 1000).await.0.len(), 20 * 16);
+    complete(&s, &ids[80..100], 1).await;
+    complete(&s, &ids[..30], 1).await;
+    complete(&s, &ids[100..], 2).await;
+    s.is_gone().await;
 }
 
 #[tokio::test]
@@ -1002,6 +1127,15 @@ async fn new_limits_of_a_queue_reach_keys_that_wait() {
     assert_eq!(s.promote().await[1], "0");
     assert_eq!(s.lanes().await, lanes(&[("m", "bd")]));
     assert_eq!(s.look().await.0, "0");
+
+    // Processes with different settings do not make the shard walk over its keys without end.
+    s.limits = (1, 0, 1, 0, 0);
+    assert_eq!(s.promote().await[1], "0", "it has changed a moment ago");
+    s.limits = TWO;
+    assert_eq!(s.promote().await[1], "0");
+    s.limits = (1, 0, 1, 0, 0);
+    s.now += 1000;
+    assert_eq!(s.promote().await[1], "1");
 }
 
 /// What an operator set for a limit key, as processes tell it: version, name (its first letter
@@ -1030,7 +1164,7 @@ async fn tell_own(s: &Shard, from: u64, upto: u64, changes: &[(u64, &str, Option
         })
         .await
         .expect("own limits");
-    answer.join(" ")
+    answer[..2].join(" ")
 }
 
 /// At a time (-1 as the queue), ms between starts (-1), burst (0), end of the hold (ms, 0).
@@ -1103,11 +1237,188 @@ async fn an_operator_holds_a_key_and_ends_the_hold_of_a_worker() {
     assert_eq!(s.lanes().await, lanes(&[]));
     let hold = s.now + 5000;
     let told = tell_own(&s, 0, 1, &[(1, "x", Some((-1, -1, 0, hold)))]).await;
-    assert_eq!(told, format!("1 {hold}"));
+    assert_eq!(told, "1 5000");
     assert_eq!(s.look().await, ("0".into(), "5000".into()));
     s.now = hold;
     s.promote().await;
     assert_eq!(s.claim("w", 1).await.0, "b");
+}
+
+#[tokio::test]
+async fn a_hold_of_all_keys_ends_those_of_workers() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2), ('b', 2)]).await;
+    s.enqueue("y", 1, &[('c', 2), ('d', 2)]).await;
+    for (letter, grant) in [('a', 1), ('c', 2)] {
+        assert_eq!(s.claim("w", 1).await.0, letter.to_string());
+        s.run(&scripts::COMPLETE_LIMITED, |call| {
+            reporting(call, letter, grant, 3_600_000, 0);
+        })
+        .await
+        .expect("complete");
+    }
+    assert_eq!(s.lanes().await, lanes(&[]));
+    // Other limits of all keys leave the holds.
+    let two = Some((2, -1, 0, 0));
+    assert_eq!(tell_own(&s, 0, 1, &[(1, "", two)]).await, "1 -1");
+    while s.promote().await[1] == "1" {}
+    assert_eq!(s.lanes().await, lanes(&[]));
+    let over = Some((-1, -1, 0, s.now));
+    assert_eq!(tell_own(&s, 1, 2, &[(2, "", over)]).await, "1 -1");
+    while s.promote().await[1] == "1" {}
+    let (started, _) = s.claim("w", 9).await;
+    assert!(started == "bd" || started == "db", "{started}");
+    assert_eq!(
+        s.read("HGET", "counters", &["limits_unhold"]).await,
+        Value::Nil
+    );
+}
+
+/// What `lua/holds.lua` hands out when the calls up to this one are in SQL: the last call, and per
+/// limit key its name (a letter) and the end of its hold.
+async fn long_holds(s: &Shard, stored: u64) -> (i64, Vec<(char, i64)>) {
+    let mut call = s.f.keys.call(&scripts::HOLDS, Some(s.now));
+    call.arg(stored).arg(100);
+    let answer = call.run(&mut s.f.redis.conn()).await.expect("holds");
+    let Value::Array(answer) = answer else {
+        panic!("{answer:?}");
+    };
+    let [Value::Int(last), Value::BulkString(text)] = &answer[..] else {
+        panic!("{answer:?}");
+    };
+    let holds = LimitHold::read_all(text).expect("whole holds");
+    let named = holds
+        .iter()
+        .map(|hold| (char::from(hold.hash[0]), hold.until_unix_ms));
+    (*last, named.collect())
+}
+
+#[tokio::test]
+async fn a_long_hold_is_handed_out_until_sql_has_it_and_comes_back_with_the_shard() {
+    let mut s = Shard::new((1, 1000, 1, 0, 0)).await;
+    let tasks = ['a', 'b', 'c'].map(|letter| (letter, 2));
+    s.enqueue("x", 1, &tasks).await;
+    s.enqueue("y", 1, &[('d', 2), ('e', 2)]).await;
+    let report = async |s: &Shard, letter: char, grant: u64, hold: u64| {
+        let answer = s.run(&scripts::COMPLETE_LIMITED, |call| {
+            reporting(call, letter, grant, hold, 0);
+        });
+        answer.await.expect("complete");
+    };
+    assert_eq!(s.claim("w", 9).await.0, "ad");
+    report(&s, 'a', 1, 9999).await;
+    assert_eq!(long_holds(&s, 0).await, (0, vec![]), "a short one");
+    report(&s, 'd', 1, 60_000).await;
+    let until = NOW + 60_001;
+    for _ in 0..2 {
+        assert_eq!(long_holds(&s, 0).await, (1, vec![('y', until)]));
+    }
+    // An operator ends it before SQL has it.
+    let over = Some((-1, -1, 0, s.now));
+    tell_own(&s, 0, 1, &[(1, "y", over)]).await;
+    let ended = vec![('y', until), ('y', 0)];
+    assert_eq!(long_holds(&s, 0).await, (2, ended));
+    assert_eq!(long_holds(&s, 1).await, (2, vec![('y', 0)]));
+    assert_eq!(long_holds(&s, 2).await, (2, vec![]));
+    s.now += 10_000;
+    s.promote().await;
+    assert_eq!(s.claim("w", 9).await.0, "eb");
+    report(&s, 'b', 2, 3_600_000).await;
+    let until = s.now + 3_600_001;
+    assert_eq!(long_holds(&s, 2).await, (3, vec![('x', until)]));
+    assert_eq!(long_holds(&s, 3).await, (3, vec![]));
+
+    // Redis loses the shard, and it opens with what SQL has.
+    let opened = s.run(&scripts::OPEN, |call| {
+        call.arg(8).arg("").arg("xxxxxxxx");
+        let entry = ("", "", -1, until, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0);
+        call.arg(rmp_serde::to_vec(&entry).expect("packed"));
+    });
+    opened.await.expect("open");
+    assert_eq!(s.enqueue("x", 1, &[('c', 2)]).await, until);
+    assert_eq!(s.enqueue("z", 1, &[('f', 2)]).await, s.now + 1001);
+    s.now += 1001;
+    s.promote().await;
+    assert_eq!(s.claim("w", 9).await.0, "f");
+    s.now = until;
+    s.promote().await;
+    assert_eq!(s.claim("w", 9).await.0, "c");
+
+    // The interval after the loss counts although the hold ends before it.
+    let mut s = Shard::new((1, 60_000, 1, 0, 0)).await;
+    let opened = s.run(&scripts::OPEN, |call| {
+        call.arg(8).arg("").arg("xxxxxxxx");
+        let entry = ("", "", -1, NOW + 1000, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0);
+        call.arg(rmp_serde::to_vec(&entry).expect("packed"));
+    });
+    opened.await.expect("open");
+    assert_eq!(s.enqueue("x", 1, &[('c', 2)]).await, NOW + 60_001);
+    // One without tasks goes when its time is over.
+    let opened = s.run(&scripts::OPEN, |call| {
+        call.arg(9).arg("").arg("xxxxxxxx");
+        let entry = ("", "", -1, NOW + 1000, 0, 0, 0, -1, 0, -1, 0, -1, 0, 0);
+        call.arg(rmp_serde::to_vec(&entry).expect("packed"));
+    });
+    opened.await.expect("open");
+    s.now += 60_001;
+    while s.promote().await[1] == "1" {}
+    assert!(s.entry('x').await.is_none());
+    let closing = |call: &mut Call| {
+        call.arg(0);
+    };
+    // It is idle from the first look on.
+    assert_eq!(
+        s.run(&scripts::CLOSE, closing).await.expect("close")[0],
+        "0"
+    );
+    assert_eq!(
+        s.run(&scripts::CLOSE, closing).await.expect("close")[0],
+        "-1"
+    );
+}
+
+#[tokio::test]
+async fn a_shard_forgets_the_own_limits_that_sql_does_not_have_any_more() {
+    let mut s = Shard::new((1, 0, 1, 0, 0)).await;
+    s.enqueue("x", 1, &[('a', 2)]).await;
+    s.enqueue("y", 1, &[('b', 2)]).await;
+    s.enqueue("z", 1, &[('c', 2)]).await;
+    let none = Some((0, -1, 0, 0));
+    let changes = [(6, "x", none), (7, "y", none), (9, "", none)];
+    assert_eq!(tell_own(&s, 0, 9, &changes).await, "3 -1");
+    while s.promote().await[1] == "1" {}
+    assert_eq!(s.claim("w", 9).await.0, "");
+    // A caller that knows less: the shard says which version it knows. A call without changes only
+    // asks for that.
+    let known = async |upto: u64| {
+        let asked = s.run(&scripts::OWN_LIMITS, |call| {
+            call.arg(0).arg(upto).arg("");
+        });
+        asked.await.expect("own limits").join(" ")
+    };
+    assert_eq!(known(5).await, "0 -1 9");
+    assert_eq!(known(12).await, "0 -1 9");
+    let only = async |version: u64, stay: &[&str]| {
+        let asked = s.run(&scripts::OWN_LIMITS, |call| {
+            call.arg("only").arg(version).arg("");
+            for key in stay {
+                call.arg(key.repeat(8));
+            }
+        });
+        asked.await.expect("own limits").join(" ")
+    };
+    let before = s.f.state().await;
+    assert_eq!(only(8, &["x"]).await, "0 -1 9", "it has changed since");
+    assert_eq!(s.f.state().await, before);
+    assert_eq!(only(9, &["x"]).await, "2 -1 9");
+    while s.promote().await[1] == "1" {}
+    let (started, _) = s.claim("w", 9).await;
+    assert!(started == "bc" || started == "cb", "{started}");
+    // It is told all from the beginning.
+    assert_eq!(tell_own(&s, 5, 5, &[(3, "x", none)]).await, "-1 -1");
+    let one = Some((1, -1, 0, 0));
+    assert_eq!(tell_own(&s, 0, 5, &[(3, "x", one)]).await, "1 -1");
+    assert_eq!(s.claim("w", 9).await.0, "a");
 }
 
 #[tokio::test]
@@ -1137,7 +1448,7 @@ async fn a_shard_opens_with_own_limits_and_an_interval_in_which_nothing_starts()
     let mut s = Shard::new((0, 1000, 1, 0, 0)).await;
     let open = |call: &mut Call| {
         let own = |own: Own| rmp_serde::to_vec(&own).expect("packed");
-        call.arg(8).arg("").arg(10_000);
+        call.arg(8).arg("");
         call.arg("o")
             .arg(rmp_serde::to_vec(&(9, 2)).expect("packed"));
         call.arg("xxxxxxxxo").arg(own((0, -1, 0, 0)));

@@ -1043,7 +1043,10 @@ async fn look_says_what_there_is_to_do() {
         let look = |call: &mut Call| {
             call.arg(60_000).arg(600_000);
         };
-        flat(f.run(&scripts::LOOK, look).await.expect("look"))
+        let mut seen = flat(f.run(&scripts::LOOK, look).await.expect("look"));
+        // What follows is of limit keys.
+        seen.truncate(8);
+        seen
     };
     assert_eq!(look().await, ["0"]);
     f.seed("HSET", "counters", &[b"grants", b"5", b"open", b"0"])

@@ -22,11 +22,11 @@ async fn insert(store: &dyn Store, rows: &[NewRow]) -> Turn {
     assert!(stored.batch.is_batch());
     assert_eq!(
         stored.turn_of(&rows[0]),
-        if rows[0].unpublished == Fresh {
+        Some(if rows[0].unpublished == Fresh {
             stored.batch
         } else {
             Turn::FIRST
-        }
+        })
     );
     stored.batch
 }

@@ -15,6 +15,7 @@ async fn wrong(store: &dyn Store) -> Vec<(String, i64, i64)> {
                  queue,
                  kept,
                  counted,
+                 are_behind: _,
              }| (queue.as_str().to_owned(), kept, counted),
         )
         .collect()

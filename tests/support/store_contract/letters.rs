@@ -134,6 +134,7 @@ pub(crate) async fn a_dead_task_has_its_letter_until_it_is_sent_again<D: Databas
             status: Unfinished,
             workers,
             epoch: 1,
+            is_behind: false,
             replicas: 2,
             priority: Priority::Medium
         }

@@ -1,7 +1,7 @@
 //! Tests of own limits of limit keys.
 
 use taskd::{
-    model::{Act, OwnLimits, OwnValues},
+    model::{Act, LimitHold, OwnLimits, OwnValues},
     store::{LimitSetting, Store},
 };
 
@@ -107,4 +107,37 @@ pub(crate) async fn own_limits_are_set_and_cleared_with_their_acts<D: Database>(
     let acts = store.acts(None, 100).await.unwrap();
     let count = |what: &str| acts.iter().filter(|act| act.what == what).count();
     assert_eq!((count("set limits"), count("clear limits")), (9, 1));
+}
+
+pub(crate) async fn holds_are_kept_until_they_are_over<D: Database>(db: &D) {
+    let store = db.open().await;
+    let hold = |first: u8, until_unix_ms: i64| LimitHold {
+        hash: [first, 0, 1, 2, 3, 4, 5, 255],
+        until_unix_ms,
+    };
+    let q = queue("q");
+    let other = queue("other");
+    let holds = [hold(1, NOW + 10), hold(2, NOW + 20), hold(1, NOW + 30)];
+    for _ in 0..2 {
+        store.keep_holds(&q, &holds, NOW).await.unwrap();
+    }
+    store
+        .keep_holds(&other, &[hold(1, NOW + 40)], NOW)
+        .await
+        .unwrap();
+    let mut kept = store.holds(&q, NOW).await.unwrap();
+    kept.sort_by_key(|hold| hold.hash);
+    assert_eq!(kept, [hold(1, NOW + 30), hold(2, NOW + 20)]);
+    assert_eq!(
+        store.holds(&q, NOW + 20).await.unwrap(),
+        [hold(1, NOW + 30)]
+    );
+    // An operator ends one.
+    store.keep_holds(&q, &[hold(1, 0)], NOW).await.unwrap();
+    assert_eq!(store.holds(&q, NOW).await.unwrap(), [hold(2, NOW + 20)]);
+    assert_eq!(store.holds(&q, -1).await.unwrap().len(), 2);
+    // What is over goes with the next ones.
+    store.keep_holds(&q, &[], NOW + 20).await.unwrap();
+    assert_eq!(store.holds(&q, -1).await.unwrap(), []);
+    assert_eq!(store.holds(&other, -1).await.unwrap().len(), 1);
 }

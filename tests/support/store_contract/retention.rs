@@ -6,6 +6,7 @@ use futures::future::join_all;
 use taskd::{
     model::{Change, KeyHash, Requeue, StoredStatus, TaskId, WorkerName},
     store::{
+        CompletedPage,
         Inserted::{Duplicate, New},
         NewRow, Settled, Settlement, Store,
         Unpublished::{Fresh, Missing},
@@ -246,6 +247,73 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
         states.sort();
         assert_eq!(states, left);
     }
+}
+
+pub(crate) async fn the_completed_tasks_of_one_queue_are_removed_page_by_page(db: &impl Database) {
+    let store = db.open().await;
+    let mut all = rows("q", 12);
+    let other = row("other", "k");
+    all.push(other.clone());
+    insert_new(&*store, &all).await;
+    publish(&*store, &all, at(1, 0)).await;
+    let [recent, dead, open] = [2, 5, 11].map(|place| all[place].clone());
+    let mut reports = vec![died(&dead)];
+    for row in &all {
+        let mut report = completed(row, "w");
+        if row.task.id == recent.task.id
+            && let Settlement::Completed { at_unix_ms, .. } = &mut report
+        {
+            *at_unix_ms = taskd::model::now_unix_ms();
+        }
+        if ![dead.task.id, open.task.id].contains(&row.task.id) {
+            reports.push(report);
+        }
+    }
+    store.settle(&reports).await.unwrap();
+    let before = counts(&*store).await;
+
+    let mut page = CompletedPage {
+        queue: super::queue("q"),
+        age: AGE,
+        after: TaskId::FIRST,
+        below: TaskId::LAST,
+        limit: 4,
+    };
+    let mut removed = Vec::new();
+    loop {
+        let done = store.remove_completed(&page).await.unwrap();
+        removed.push(done.removed);
+        match done.last {
+            Some(last) => page.after = last,
+            None => break,
+        }
+    }
+    assert_eq!(removed, [3, 4, 2], "a page has four completed tasks");
+    let mut left: Vec<TaskId> = Vec::new();
+    for state in store.states(&ids(&all)).await.unwrap() {
+        left.push(state.id);
+    }
+    left.sort();
+    let mut expected = [&recent, &dead, &open, &other].map(|row| row.task.id);
+    expected.sort();
+    assert_eq!(left, expected);
+    assert_eq!(counts(&*store).await, before);
+    // The keys are duplicates, as after any removal.
+    let again = row("q", &all[0].task.key);
+    let duplicate = Duplicate {
+        id: all[0].task.id,
+        status: Completed,
+    };
+    assert_eq!(store.insert(&[again]).await.unwrap().answers, [duplicate]);
+    // Nothing of the page is looked at that lies beyond its end.
+    let nothing = CompletedPage {
+        after: TaskId::FIRST,
+        age: Duration::ZERO,
+        below: all[0].task.id,
+        ..page
+    };
+    let done = store.remove_completed(&nothing).await.unwrap();
+    assert_eq!((done.removed, done.last), (0, None));
 }
 
 pub(crate) async fn a_report_of_a_removed_task_changes_nothing(db: &impl Database) {

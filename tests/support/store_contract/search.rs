@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 
 use taskd::{
-    model::{TaskFilter, TaskId, TaskStatus, WorkerName},
-    store::{ListedTask, Settlement, Store, TaskPage, TaskSearch},
+    model::{Change, ShardId, TaskFilter, TaskId, TaskStatus, WorkerName},
+    store::{Decided, EndedChange, ListedTask, Settlement, Store, TaskPage, TaskSearch, Wanted},
 };
 
 use super::{
@@ -263,10 +263,103 @@ pub(crate) async fn tasks_are_listed_by_every_filter(db: &impl Database) {
         updated_unix_ms: NOW + 20,
         not_before_unix_ms: 0,
         deadline_unix_ms: 0,
+        sequence: String::new(),
+        tree: None,
         reason: format!("no\0luck{}", "ü".repeat(4096 - 7)),
         epoch: 0,
     };
     assert_eq!(*dead, expected);
+}
+
+/// SQL learns of ends and inserts late, so their times do not say whether a count saw them.
+pub(crate) async fn what_was_counted_is_found_again_and_nothing_else(db: &impl Database) {
+    let store = db.open().await;
+    let old = |n: usize| {
+        fresh(TaskRow {
+            id: TaskId::at(NOW - 1_000 + n as i64, n),
+            ..task("q", format!("key {n}"))
+        })
+    };
+    let tasks: Vec<_> = (0..12).map(old).collect();
+    insert_new(&*store, &tasks[..10]).await;
+    let deaths: Vec<Settlement> = tasks[..4].iter().map(died).collect();
+    store.settle(&deaths).await.unwrap();
+    let shard = ShardId {
+        queue: queue("q"),
+        number: tasks[8].task.partition,
+    };
+    store.open_shards(&[shard]).await.unwrap();
+
+    let as_of = store.begin_era(NOW + 100).await.unwrap();
+    assert_eq!(as_of, NOW + 100);
+    let ended = TaskFilter {
+        queue: Some(queue("q")),
+        statuses: TaskStatus::list("dead,cancelled").unwrap(),
+        as_of_unix_ms: Some(as_of),
+        ..Default::default()
+    };
+    let found = async |filter: &TaskFilter| {
+        let (mut found, _) = listed(&*store, filter, 100, 100).await;
+        found.sort_unstable();
+        found
+    };
+    let ids = |of: &[usize]| -> Vec<TaskId> { of.iter().map(|n| tasks[*n].task.id).collect() };
+    assert_eq!(found(&ended).await, ids(&[0, 1, 2, 3]));
+
+    // All of this happened before the count, and SQL learns of it now.
+    store
+        .settle(&[died(&tasks[4]), died(&tasks[5])])
+        .await
+        .unwrap();
+    let another_process = db.open().await;
+    another_process.settle(&[died(&tasks[6])]).await.unwrap();
+    insert_new(&*another_process, &tasks[10..]).await;
+    store.settle(&[died(&tasks[10])]).await.unwrap();
+    let cancel = store
+        .want(&[tasks[8].task.id], &Change::Cancel, NOW, &[])
+        .await
+        .unwrap();
+    let [Wanted::Kept(cancel)] = &cancel[..] else {
+        panic!("{cancel:?}")
+    };
+    let cancelled = EndedChange {
+        id: cancel.task.id,
+        turn: Some(cancel.turn),
+        end: Decided::Cancelled {
+            epoch: cancel.task.epoch,
+            generation: 1,
+        },
+    };
+    store.end_changes(&[cancelled], NOW).await.unwrap();
+    assert_eq!(found(&ended).await, ids(&[0, 1, 2, 3]));
+    // One that was counted is sent again, and dies once more.
+    store
+        .retry_with_acts(&ids(&[0]), NOW, "ops", "retry task")
+        .await
+        .unwrap();
+    store.settle(&[died(&tasks[0])]).await.unwrap();
+    assert_eq!(found(&ended).await, ids(&[1, 2, 3]));
+    // A late result makes a filter by its worker match.
+    store.settle(&[completed(&tasks[1], "w")]).await.unwrap();
+    let by_worker = TaskFilter {
+        worker: WorkerName::new("w").ok(),
+        ..ended.clone()
+    };
+    assert_eq!(found(&by_worker).await, []);
+    let unfinished = TaskFilter {
+        statuses: TaskStatus::list("unfinished").unwrap(),
+        ..ended.clone()
+    };
+    assert_eq!(found(&unfinished).await, ids(&[7, 9]), "11 came late");
+
+    // The next count sees all of it, whatever its clock says.
+    let next = store.begin_era(NOW).await.unwrap();
+    assert_eq!(next, as_of + 1);
+    let later = TaskFilter {
+        as_of_unix_ms: Some(next),
+        ..ended
+    };
+    assert_eq!(found(&later).await, ids(&[0, 1, 2, 3, 4, 5, 6, 8, 10]));
 }
 
 pub(crate) async fn a_page_that_stays_in_its_queue_tells_nothing_of_others(db: &impl Database) {

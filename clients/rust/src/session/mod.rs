@@ -10,7 +10,7 @@ mod open;
 mod outbox;
 mod shared;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -53,6 +53,7 @@ impl Session {
         client: &Client,
         worker: &str,
         queues: &[String],
+        weights: &HashMap<String, u32>,
         lease: Duration,
         polls: Unary,
         tell: Tell,
@@ -64,6 +65,7 @@ impl Session {
         let opening = pb::OpenSession {
             worker: worker.to_owned(),
             queues: queues.to_vec(),
+            weights: weights.clone(),
             timeout: Some(proto(timeout(lease))),
             lease_duration: Some(proto(lease)),
             ..Default::default()
@@ -167,6 +169,10 @@ impl Source for Session {
 
     fn room(&self, most: usize) {
         self.shared.set_room(most);
+    }
+
+    async fn arrived(&self) -> Vec<pb::LeasedTask> {
+        self.shared.take_arrived().await
     }
 
     async fn ended(&self) -> Vec<EndedLease> {

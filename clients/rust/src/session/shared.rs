@@ -66,7 +66,7 @@ impl Report {
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
-    /// Signals that [`Self::take`] has something to return.
+    /// Signals that [`Self::take`] or [`Self::take_arrived`] has something to return.
     for_worker: Notify,
     has_ended: Notify,
     /// Signals that the worker's capacity changed.
@@ -81,6 +81,14 @@ struct State {
     arrived: VecDeque<pb::LeasedTask>,
     ended: Vec<EndedLease>,
     way: Way,
+}
+
+impl State {
+    /// Takes the tasks that have arrived, which reduces the capacity.
+    fn take_arrived(&mut self) -> Vec<pb::LeasedTask> {
+        self.room = self.room.saturating_sub(self.arrived.len());
+        self.arrived.drain(..).collect()
+    }
 }
 
 /// How tasks arrive.
@@ -124,14 +132,13 @@ impl Shared {
         self.for_worker.notify_one();
     }
 
-    /// Waits for tasks, or for another state of the session. Taken tasks reduce the capacity.
+    /// Waits for tasks, or for another state of the session.
     pub(super) async fn take(&self) -> Taken {
         loop {
             {
                 let mut state = self.state();
                 if !state.arrived.is_empty() {
-                    state.room = state.room.saturating_sub(state.arrived.len());
-                    return Taken::Tasks(state.arrived.drain(..).collect());
+                    return Taken::Tasks(state.take_arrived());
                 }
                 match &state.way {
                     Way::Stream => {}
@@ -143,9 +150,21 @@ impl Shared {
         }
     }
 
+    /// Waits for tasks, whatever the state of the session. Only for a worker that does not wait in
+    /// [`Self::take`] at the same time, because a notification wakes one of the two.
+    pub(super) async fn take_arrived(&self) -> Vec<pb::LeasedTask> {
+        loop {
+            let tasks = self.take_rest();
+            if !tasks.is_empty() {
+                return tasks;
+            }
+            self.for_worker.notified().await;
+        }
+    }
+
     /// Takes the remaining tasks.
     pub(super) fn take_rest(&self) -> Vec<pb::LeasedTask> {
-        self.state().arrived.drain(..).collect()
+        self.state().take_arrived()
     }
 
     /// Notifies the worker of leases that ended. Discards their tasks if the worker has not taken

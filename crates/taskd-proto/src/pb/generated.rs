@@ -59,6 +59,34 @@ pub struct NewTask {
     /// says. At most 255 bytes.
     #[prost(string, tag = "17")]
     pub limit_key: ::prost::alloc::string::String,
+    /// The tasks of a queue with one sequence go one after the other, in the order of their inserts:
+    /// the next one is given to workers when the one before it has ended. Empty: in no sequence. At most
+    /// 255 bytes.
+    #[prost(string, tag = "18")]
+    pub sequence: ::prost::alloc::string::String,
+    /// What the death of this task means for the ones after it in its sequence.
+    #[prost(enumeration = "OnDead", tag = "19")]
+    pub on_dead: i32,
+    /// The tree of the task. Absent: none. Not for discovered tasks, which are in the tree of their parent.
+    #[prost(message, optional, tag = "20")]
+    pub tree: ::core::option::Option<TaskTree>,
+}
+/// What a new task has to do with trees: it joins one, or is the root of a new one.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TaskTree {
+    /// The open tree that the task joins. Empty: the task becomes the root of a tree, which has its id.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Only of a new tree, from here on. The queue that gets one task when the tree has ended, with its counts as JSON. Empty:
+    /// none.
+    #[prost(string, tag = "2")]
+    pub then: ::prost::alloc::string::String,
+    /// All tasks of the tree must have their completions within this time; otherwise they are dead then.
+    #[prost(message, optional, tag = "3")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    /// What dead tasks mean for the end of the tree.
+    #[prost(enumeration = "TreeOnDead", tag = "4")]
+    pub on_dead: i32,
 }
 /// The waits of a task between its attempts. Without a kind it has only give_up_after.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -111,6 +139,9 @@ pub struct InsertResult {
     /// With `wait`: the results of a completed task.
     #[prost(message, repeated, tag = "5")]
     pub results: ::prost::alloc::vec::Vec<TaskResult>,
+    /// The tree that the task is in, if the insert named a tree. That of a duplicate is the one that had it first.
+    #[prost(string, tag = "6")]
+    pub tree: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertTasksResponse {
@@ -236,6 +267,12 @@ pub struct Task {
     /// Its deadline, if it has one. Also in lists.
     #[prost(message, optional, tag = "25")]
     pub deadline: ::core::option::Option<::prost_types::Timestamp>,
+    /// Its sequence, if it is in one. Also in lists.
+    #[prost(string, tag = "26")]
+    pub sequence: ::prost::alloc::string::String,
+    /// Its tree, if it is in one.
+    #[prost(string, tag = "27")]
+    pub tree: ::prost::alloc::string::String,
 }
 /// One worker's attempt at a task.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -275,8 +312,8 @@ pub struct TaskAct {
     #[prost(string, tag = "4")]
     pub what: ::prost::alloc::string::String,
 }
-/// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue:
-/// nothing else has an index for them.
+/// Which tasks. Empty fields choose all. `statuses`, `key_prefix`, `headers` and `reason` need a
+/// queue: nothing else has an index for them.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TaskFilter {
     #[prost(string, tag = "1")]
@@ -284,7 +321,8 @@ pub struct TaskFilter {
     /// Any of these. The four unfinished ones together are cheaper than some of them.
     #[prost(enumeration = "TaskStatus", repeated, tag = "2")]
     pub statuses: ::prost::alloc::vec::Vec<i32>,
-    /// The whole key.
+    /// The whole key. Without a queue it is looked up in every queue that the caller reaches, or in
+    /// the open ones if those are more than 10,000; then there can be no `worker` and no `as_of`.
     #[prost(bytes = "bytes", tag = "3")]
     pub key: ::prost::bytes::Bytes,
     /// The beginning of the key.
@@ -305,6 +343,15 @@ pub struct TaskFilter {
     /// … and before this one.
     #[prost(message, optional, tag = "8")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
+    /// The beginning of the reason why a task died. With a queue.
+    #[prost(string, tag = "9")]
+    pub reason: ::prost::alloc::string::String,
+    /// Inserted at this time or before, and not changed since: see TaskCount.
+    #[prost(message, optional, tag = "10")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only of this tree. The other fields need no queue then.
+    #[prost(string, tag = "11")]
+    pub tree: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListTasksRequest {
@@ -328,6 +375,10 @@ pub struct ListTasksResponse {
     /// them: it may have few tasks, or none, and a cursor.
     #[prost(uint64, tag = "3")]
     pub looked_at: u64,
+    /// True if the filter is a key without a queue, and the caller reaches more than 10,000 queues:
+    /// then taskd looked only in those that are open.
+    #[prost(bool, tag = "4")]
+    pub partial: bool,
 }
 /// Names a task by its id, or by its queue and its key.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -512,7 +563,7 @@ pub struct LimitKey {
     /// Tasks that wait for a worker or behind the limit key.
     #[prost(uint64, tag = "4")]
     pub waiting: u64,
-    /// How many may run; 0: nothing starts. Absent: any number.
+    /// How many may run; 0: nothing starts. Absent: 1,000.
     #[prost(uint64, optional, tag = "5")]
     pub at_a_time: ::core::option::Option<u64>,
     /// The time between two starts, or 0.
@@ -651,7 +702,7 @@ pub struct CancelTasksResponse {
     #[prost(message, optional, tag = "3")]
     pub bulk: ::core::option::Option<BulkChange>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetTasksRequest {
     /// The name of the worker: 1 to 128 bytes, no control characters. taskd never credits a name twice
     /// for a task.
@@ -673,6 +724,12 @@ pub struct GetTasksRequest {
     /// by default, and up to 8 MiB with another max_payload_bytes.
     #[prost(uint64, tag = "6")]
     pub max_bytes: u64,
+    /// How the queues share the tasks of the call, by the name of the queue, while each of them has
+    /// some: with {"a": 3, "b": 1} three of four are of a. 1 to 1,000; a queue that is not named has
+    ///
+    /// 1. Then priorities order the tasks of each queue, and not those of different ones.
+    #[prost(map = "string, uint32", tag = "7")]
+    pub weights: ::std::collections::HashMap<::prost::alloc::string::String, u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LeasedTask {
@@ -833,7 +890,7 @@ pub struct ExtendTasksResponse {
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
 }
 /// Opens a session, or goes on with one whose stream broke.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OpenSession {
     /// As in GetTasks.
     #[prost(string, tag = "1")]
@@ -880,6 +937,9 @@ pub struct OpenSession {
     /// Approximate bytes of tasks in a frame. As in GetTasks.
     #[prost(uint64, tag = "11")]
     pub max_bytes: u64,
+    /// How the queues share the tasks. As in GetTasks.
+    #[prost(map = "string, uint32", tag = "12")]
+    pub weights: ::std::collections::HashMap<::prost::alloc::string::String, u32>,
 }
 /// What a worker sends. All fields may stand side by side; taskd takes them in the order of their
 /// numbers. A frame without any is a heartbeat.
@@ -998,7 +1058,7 @@ pub struct SessionClosing {
     pub within: ::core::option::Option<::prost_types::Duration>,
 }
 /// Opens a session without a stream, or goes on with one after an answer that was lost.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OpenSessionRequest {
     /// As in GetTasks.
     #[prost(string, tag = "1")]
@@ -1032,6 +1092,9 @@ pub struct OpenSessionRequest {
     /// Approximate bytes of tasks in an answer. As in GetTasks.
     #[prost(uint64, tag = "10")]
     pub max_bytes: u64,
+    /// How the queues share the tasks. As in GetTasks.
+    #[prost(map = "string, uint32", tag = "11")]
+    pub weights: ::std::collections::HashMap<::prost::alloc::string::String, u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct OpenSessionResponse {
@@ -1187,6 +1250,9 @@ pub struct TaskCount {
     /// There may be more: a count looks at 100,000 tasks or a few more.
     #[prost(bool, tag = "3")]
     pub at_least: bool,
+    /// With it in the filter, a change leaves out tasks that were inserted or changed since.
+    #[prost(message, optional, tag = "4")]
+    pub as_of: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RetryTasksResponse {
@@ -1341,6 +1407,37 @@ pub struct Letter {
     pub offset: ::prost::alloc::string::String,
     #[prost(bytes = "bytes", tag = "13")]
     pub value: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CountDeadLettersRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<LetterFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CountDeadLettersResponse {
+    /// The most frequent first, at most 100.
+    #[prost(message, repeated, tag = "1")]
+    pub reasons: ::prost::alloc::vec::Vec<LetterReason>,
+    #[prost(uint64, tag = "2")]
+    pub looked_at: u64,
+    /// There are older letters, which were not counted.
+    #[prost(bool, tag = "3")]
+    pub at_least: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LetterReason {
+    /// Each run of digits is "#", and a long reason is cut.
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    /// The beginning that all these reasons share, for a filter.
+    #[prost(string, tag = "2")]
+    pub prefix: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub count: u64,
+    #[prost(message, optional, tag = "4")]
+    pub first_at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "5")]
+    pub last_at: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// Names letters by `ids` or by `filter`.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1528,7 +1625,7 @@ pub struct Books {
     #[prost(message, repeated, tag = "5")]
     pub queues: ::prost::alloc::vec::Vec<QueueBooks>,
 }
-/// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + scheduled +
+/// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + behind + scheduled +
 /// missing + waiting + assigned + delayed + between.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueBooks {
@@ -1565,6 +1662,9 @@ pub struct QueueBooks {
     pub missing: u64,
     #[prost(uint64, tag = "22")]
     pub crowded: u64,
+    /// Also in SQL: behind others of their sequences.
+    #[prost(uint64, tag = "24")]
+    pub behind: u64,
     /// On the bus, or the report of their end is on its way. Below zero: some are in two places.
     #[prost(sint64, tag = "14")]
     pub between: i64,
@@ -1688,6 +1788,496 @@ pub struct Act {
     #[prost(string, tag = "5")]
     pub on: ::prost::alloc::string::String,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTopicsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTopicsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub topics: ::prost::alloc::vec::Vec<Topic>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTopicRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutTopicRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// 1 to 256; they only grow. Of a new topic: 1.
+    #[prost(uint32, optional, tag = "2")]
+    pub partitions: ::core::option::Option<u32>,
+    /// How long a record stays. Of a new topic: 24 hours.
+    #[prost(message, optional, tag = "3")]
+    pub retention_age: ::core::option::Option<::prost_types::Duration>,
+    /// How many records stay, in all partitions together. Of a new topic: 1,000,000.
+    #[prost(uint64, optional, tag = "4")]
+    pub retention_records: ::core::option::Option<u64>,
+    /// How many bytes of records stay, in all partitions together. Of a new topic: 512 MiB.
+    #[prost(uint64, optional, tag = "5")]
+    pub retention_bytes: ::core::option::Option<u64>,
+    /// Attach a topic that somebody else has made on Kafka: taskd never makes, trims or deletes it.
+    #[prost(bool, optional, tag = "6")]
+    pub attached: ::core::option::Option<bool>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTopicRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTopicResponse {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Topic {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub partitions: u32,
+    #[prost(message, optional, tag = "3")]
+    pub retention_age: ::core::option::Option<::prost_types::Duration>,
+    #[prost(uint64, tag = "4")]
+    pub retention_records: u64,
+    #[prost(uint64, tag = "5")]
+    pub retention_bytes: u64,
+    #[prost(message, optional, tag = "6")]
+    pub created_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// What each partition has; only in the answer of GetTopic.
+    #[prost(message, repeated, tag = "7")]
+    pub offsets: ::prost::alloc::vec::Vec<PartitionOffsets>,
+    /// Somebody else has made it on Kafka, and its retention is not taskd's.
+    #[prost(bool, tag = "8")]
+    pub attached: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PartitionOffsets {
+    #[prost(uint32, tag = "1")]
+    pub partition: u32,
+    /// The first record that is there. Empty: none.
+    #[prost(string, tag = "2")]
+    pub first: ::prost::alloc::string::String,
+    /// The last record that was published. Empty: none.
+    #[prost(string, tag = "3")]
+    pub last: ::prost::alloc::string::String,
+}
+/// A value of an attribute. A name may have several.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Attribute {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+/// A record to publish.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NewRecord {
+    /// At most 1 MiB.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub value: ::prost::bytes::Bytes,
+    /// Records with the same key keep their order: at most 4,096 bytes.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub key: ::prost::bytes::Bytes,
+    /// At most 64, and 16 KiB together. `taskd-encoding` with the value `text` says that the value is a
+    /// text, although it looks like JSON, such as 7: readers see it, and a task gets a text as its payload.
+    #[prost(message, repeated, tag = "3")]
+    pub attributes: ::prost::alloc::vec::Vec<Attribute>,
+    /// What tells a repeat from another record: at most 256 bytes.
+    #[prost(string, tag = "4")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PublishRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// At most 1,000.
+    #[prost(message, repeated, tag = "2")]
+    pub records: ::prost::alloc::vec::Vec<NewRecord>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PublishResult {
+    #[prost(enumeration = "PublishStatus", tag = "1")]
+    pub status: i32,
+    /// Partition and offset of a record that is stored.
+    #[prost(uint32, tag = "2")]
+    pub partition: u32,
+    #[prost(string, tag = "3")]
+    pub offset: ::prost::alloc::string::String,
+    /// Why it is not stored.
+    #[prost(string, tag = "4")]
+    pub error: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PublishResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<PublishResult>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadTopicRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// "0" or empty: the first record that is there; "$": the next one; after an offset, or `next` of
+    /// an answer; from a time in RFC 3339, or "-1h".
+    #[prost(string, tag = "2")]
+    pub from: ::prost::alloc::string::String,
+    /// Absent: all.
+    #[prost(uint32, optional, tag = "3")]
+    pub partition: ::core::option::Option<u32>,
+    /// At most 1,000; 0 means 100.
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    /// How long to wait for a record if there is none; at most `max_wait`.
+    #[prost(message, optional, tag = "5")]
+    pub wait: ::core::option::Option<::prost_types::Duration>,
+}
+/// A record of a topic.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TopicRecord {
+    #[prost(uint32, tag = "1")]
+    pub partition: u32,
+    #[prost(string, tag = "2")]
+    pub offset: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub published_at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(bytes = "bytes", tag = "4")]
+    pub value: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub key: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "6")]
+    pub attributes: ::prost::alloc::vec::Vec<Attribute>,
+    #[prost(string, tag = "7")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadTopicResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<TopicRecord>,
+    /// Where the next page begins: its `from`.
+    #[prost(string, tag = "2")]
+    pub next: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FollowTopicRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    /// As in ReadTopicRequest.
+    #[prost(string, tag = "2")]
+    pub from: ::prost::alloc::string::String,
+    /// Absent: all.
+    #[prost(uint32, optional, tag = "3")]
+    pub partition: ::core::option::Option<u32>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FollowTopicResponse {
+    /// At least one.
+    #[prost(message, repeated, tag = "1")]
+    pub records: ::prost::alloc::vec::Vec<TopicRecord>,
+    /// Where to go on after these records: `from` of another call.
+    #[prost(string, tag = "2")]
+    pub next: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExplainRecordRequest {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub partition: u32,
+    #[prost(string, tag = "3")]
+    pub offset: ::prost::alloc::string::String,
+}
+/// What became of a record of a topic.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecordExplanation {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub partition: u32,
+    #[prost(string, tag = "3")]
+    pub offset: ::prost::alloc::string::String,
+    /// Absent if the topic does not have the record any more.
+    #[prost(message, optional, tag = "4")]
+    pub published_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The subscriptions of the topic, by name.
+    #[prost(message, repeated, tag = "5")]
+    pub subscriptions: ::prost::alloc::vec::Vec<RecordOfSubscription>,
+}
+/// What became of a record in a subscription.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordOfSubscription {
+    #[prost(string, tag = "1")]
+    pub subscription: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "RecordFate", tag = "3")]
+    pub fate: i32,
+    /// Its task since the subscription was last sent to another place, and the status of this task.
+    #[prost(string, tag = "4")]
+    pub task: ::prost::alloc::string::String,
+    #[prost(enumeration = "TaskStatus", tag = "5")]
+    pub status: i32,
+    /// The dead letter of a record that was refused.
+    #[prost(string, tag = "6")]
+    pub letter: ::prost::alloc::string::String,
+    /// The same in words; of a task, where it is.
+    #[prost(string, tag = "7")]
+    pub says: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListSubscriptionsRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListSubscriptionsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub subscriptions: ::prost::alloc::vec::Vec<Subscription>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutSubscriptionRequest {
+    #[prost(string, tag = "1")]
+    pub subscription: ::prost::alloc::string::String,
+    /// The topic whose records it reads, or all that begin so: PREFIX\*. It never changes.
+    #[prost(string, optional, tag = "2")]
+    pub topic: ::core::option::Option<::prost::alloc::string::String>,
+    /// The queue of its tasks. Of a new one: the queue with its name.
+    #[prost(string, optional, tag = "3")]
+    pub queue: ::core::option::Option<::prost::alloc::string::String>,
+    /// Where it begins when it is made: "0", "$" (if it is left out), an offset, a time, or "-1h".
+    #[prost(string, optional, tag = "4")]
+    pub start: ::core::option::Option<::prost::alloc::string::String>,
+    /// What a record must have, in JSON: {"NAME": \["VALUE", {"prefix": "V"}, {"exists": true}\]}; NAME
+    /// is an attribute or $key.
+    #[prost(string, optional, tag = "5")]
+    pub match_json: ::core::option::Option<::prost::alloc::string::String>,
+    /// Which tasks go one after the other: "none" or "key".
+    #[prost(string, optional, tag = "6")]
+    pub sequence: ::core::option::Option<::prost::alloc::string::String>,
+    /// What the death of a task means for the next ones of its sequence: "next" or "hold".
+    #[prost(string, optional, tag = "7")]
+    pub on_dead: ::core::option::Option<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSubscriptionRequest {
+    #[prost(string, tag = "1")]
+    pub subscription: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSubscriptionRequest {
+    #[prost(string, tag = "1")]
+    pub subscription: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteSubscriptionResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SeekRequest {
+    #[prost(string, tag = "1")]
+    pub subscription: ::prost::alloc::string::String,
+    /// "0", "$", an offset, a time, or "-1h".
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+    /// Cancel the unfinished tasks that records have become since it was last sent.
+    #[prost(bool, tag = "3")]
+    pub cancel: bool,
+}
+/// A subscription, with what it has left to read and what became of the rest.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Subscription {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub start: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub match_json: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub sequence: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub on_dead: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "8")]
+    pub created_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Records that are not read yet, and how long ago the oldest of them was published.
+    #[prost(uint64, tag = "9")]
+    pub behind: u64,
+    #[prost(uint64, optional, tag = "10")]
+    pub oldest_seconds: ::core::option::Option<u64>,
+    /// Tasks of its queue: those that wait, that workers have, that are completed, and dead.
+    #[prost(uint64, tag = "11")]
+    pub waiting: u64,
+    #[prost(uint64, tag = "12")]
+    pub leased: u64,
+    #[prost(uint64, tag = "13")]
+    pub done: u64,
+    #[prost(uint64, tag = "14")]
+    pub dead: u64,
+    /// Records that became tasks.
+    #[prost(uint64, tag = "15")]
+    pub tasks: u64,
+    #[prost(message, optional, tag = "16")]
+    pub counts: ::core::option::Option<ReadCounts>,
+    /// How far it has read each partition; not in lists.
+    #[prost(message, repeated, tag = "17")]
+    pub positions: ::prost::alloc::vec::Vec<SubscriptionPosition>,
+    /// The bulk change that cancels the tasks of before; only in the answer of Seek.
+    #[prost(string, tag = "18")]
+    pub bulk: ::prost::alloc::string::String,
+}
+/// What became of records that a subscription has read: read = tasks + duplicates + filtered +
+/// refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadCounts {
+    #[prost(uint64, tag = "1")]
+    pub read: u64,
+    /// Records whose id had a task already.
+    #[prost(uint64, tag = "2")]
+    pub duplicates: u64,
+    /// Records that `match` left out.
+    #[prost(uint64, tag = "3")]
+    pub filtered: u64,
+    /// Records that the queue refused. Each has a dead letter.
+    #[prost(uint64, tag = "4")]
+    pub refused: u64,
+    /// Records that retention deleted before they were read.
+    #[prost(uint64, tag = "5")]
+    pub skipped: u64,
+}
+/// How far a subscription has read a partition.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SubscriptionPosition {
+    #[prost(string, tag = "1")]
+    pub topic: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub partition: u32,
+    /// The last record that was read. Empty: none.
+    #[prost(string, tag = "3")]
+    pub offset: ::prost::alloc::string::String,
+    /// How often the subscription was sent back.
+    #[prost(uint64, tag = "4")]
+    pub replay: u64,
+    /// Records that are not read yet.
+    #[prost(uint64, tag = "5")]
+    pub behind: u64,
+    #[prost(message, optional, tag = "6")]
+    pub counts: ::core::option::Option<ReadCounts>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Tree {
+    /// Of its root.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// The queue of its root.
+    #[prost(string, tag = "2")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "TreeState", tag = "3")]
+    pub state: i32,
+    /// How often it was opened again after an end.
+    #[prost(uint32, tag = "4")]
+    pub epoch: u32,
+    /// Tasks that were ever added to it.
+    #[prost(uint64, tag = "5")]
+    pub tasks: u64,
+    /// Unfinished tasks.
+    #[prost(uint64, tag = "6")]
+    pub open: u64,
+    /// Dead tasks that keep it open.
+    #[prost(uint64, tag = "7")]
+    pub held: u64,
+    #[prost(uint64, tag = "8")]
+    pub completed: u64,
+    /// Tasks that are dead and were not sent again, those that hold it included.
+    #[prost(uint64, tag = "9")]
+    pub dead: u64,
+    #[prost(uint64, tag = "10")]
+    pub cancelled: u64,
+    /// Discovered tasks that were not stored, and were not sent again.
+    #[prost(uint64, tag = "11")]
+    pub letters: u64,
+    /// Surplus reports: what they discovered is outside of the tree.
+    #[prost(uint64, tag = "12")]
+    pub late: u64,
+    /// Somebody has cancelled it: nothing is added any more.
+    #[prost(bool, tag = "13")]
+    pub cancelling: bool,
+    #[prost(enumeration = "TreeOnDead", tag = "14")]
+    pub on_dead: i32,
+    /// The queue that gets a task at the end; empty: none.
+    #[prost(string, tag = "15")]
+    pub then: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "16")]
+    pub deadline: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "17")]
+    pub opened_at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "18")]
+    pub ended_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Only GetTree fills in the fields from here on. Its tasks by queue and status, as far as SQL still has them.
+    #[prost(message, repeated, tag = "19")]
+    pub queues: ::prost::alloc::vec::Vec<TreeQueue>,
+    /// The tree has more tasks than `queues` counts.
+    #[prost(bool, tag = "20")]
+    pub at_least: bool,
+    /// The oldest tasks that it waits for.
+    #[prost(message, repeated, tag = "21")]
+    pub waits_for: ::prost::alloc::vec::Vec<Task>,
+}
+/// The tasks of a tree that are in one queue, by status.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeQueue {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub unfinished: u64,
+    #[prost(uint64, tag = "3")]
+    pub completed: u64,
+    #[prost(uint64, tag = "4")]
+    pub dead: u64,
+    #[prost(uint64, tag = "5")]
+    pub cancelled: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTreesRequest {
+    /// Only with roots in this queue.
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    #[prost(enumeration = "TreeState", tag = "2")]
+    pub state: i32,
+    /// Only opened at this time or later.
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The most trees, 1 to 1,000; 0 means 100.
+    #[prost(uint32, tag = "4")]
+    pub limit: u32,
+    /// Of the page before; empty for the first one.
+    #[prost(string, tag = "5")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTreesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub trees: ::prost::alloc::vec::Vec<Tree>,
+    /// For the next page; empty after the last one.
+    #[prost(string, tag = "2")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTreeRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    /// Answer when the tree has ended, at the latest after this time (60 s). Absent: at once.
+    #[prost(message, optional, tag = "2")]
+    pub wait: ::core::option::Option<::prost_types::Duration>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchTreeRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelTreeRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryTreeRequest {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
@@ -1754,6 +2344,75 @@ impl Encoding {
             "ENCODING_BYTES" => Some(Self::Bytes),
             "ENCODING_TEXT" => Some(Self::Text),
             "ENCODING_JSON" => Some(Self::Json),
+            _ => None,
+        }
+    }
+}
+/// What the death of a task means for the next ones of its sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum OnDead {
+    /// Means NEXT.
+    Unspecified = 0,
+    /// They go on.
+    Next = 1,
+    /// They wait until the task is sent again or purged.
+    Hold = 2,
+}
+impl OnDead {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ON_DEAD_UNSPECIFIED",
+            Self::Next => "ON_DEAD_NEXT",
+            Self::Hold => "ON_DEAD_HOLD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ON_DEAD_UNSPECIFIED" => Some(Self::Unspecified),
+            "ON_DEAD_NEXT" => Some(Self::Next),
+            "ON_DEAD_HOLD" => Some(Self::Hold),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TreeOnDead {
+    /// Means COUNT.
+    Unspecified = 0,
+    /// The tree ends as FAILED if a task is dead or cancelled, or a discovered task became a letter.
+    Count = 1,
+    /// The tree ends as DONE, whatever became of its tasks.
+    Ignore = 2,
+    /// As COUNT, and the tree stays open until a dead task is sent again, or its letter is purged.
+    Hold = 3,
+}
+impl TreeOnDead {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TREE_ON_DEAD_UNSPECIFIED",
+            Self::Count => "TREE_ON_DEAD_COUNT",
+            Self::Ignore => "TREE_ON_DEAD_IGNORE",
+            Self::Hold => "TREE_ON_DEAD_HOLD",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TREE_ON_DEAD_UNSPECIFIED" => Some(Self::Unspecified),
+            "TREE_ON_DEAD_COUNT" => Some(Self::Count),
+            "TREE_ON_DEAD_IGNORE" => Some(Self::Ignore),
+            "TREE_ON_DEAD_HOLD" => Some(Self::Hold),
             _ => None,
         }
     }
@@ -1941,6 +2600,8 @@ pub enum TaskPlace {
     Reported = 9,
     /// Redis or the bus lost it, and taskd brings it back.
     Lost = 10,
+    /// In SQL, until those before it in its sequence have ended.
+    Behind = 11,
 }
 impl TaskPlace {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -1960,6 +2621,7 @@ impl TaskPlace {
             Self::Delayed => "TASK_PLACE_DELAYED",
             Self::Reported => "TASK_PLACE_REPORTED",
             Self::Lost => "TASK_PLACE_LOST",
+            Self::Behind => "TASK_PLACE_BEHIND",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1976,6 +2638,7 @@ impl TaskPlace {
             "TASK_PLACE_DELAYED" => Some(Self::Delayed),
             "TASK_PLACE_REPORTED" => Some(Self::Reported),
             "TASK_PLACE_LOST" => Some(Self::Lost),
+            "TASK_PLACE_BEHIND" => Some(Self::Behind),
             _ => None,
         }
     }
@@ -2215,6 +2878,123 @@ impl BooksState {
             "BOOKS_STATE_BALANCED" => Some(Self::Balanced),
             "BOOKS_STATE_MOVING" => Some(Self::Moving),
             "BOOKS_STATE_UNBALANCED" => Some(Self::Unbalanced),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum PublishStatus {
+    Unspecified = 0,
+    /// The topic has it.
+    Stored = 1,
+    /// It is invalid, and would be the next time.
+    Rejected = 2,
+    /// It may be stored or not: publish it again.
+    TryLater = 3,
+}
+impl PublishStatus {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "PUBLISH_STATUS_UNSPECIFIED",
+            Self::Stored => "PUBLISH_STATUS_STORED",
+            Self::Rejected => "PUBLISH_STATUS_REJECTED",
+            Self::TryLater => "PUBLISH_STATUS_TRY_LATER",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "PUBLISH_STATUS_UNSPECIFIED" => Some(Self::Unspecified),
+            "PUBLISH_STATUS_STORED" => Some(Self::Stored),
+            "PUBLISH_STATUS_REJECTED" => Some(Self::Rejected),
+            "PUBLISH_STATUS_TRY_LATER" => Some(Self::TryLater),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RecordFate {
+    Unspecified = 0,
+    /// It became a task, or has the id of an earlier record that did.
+    Task = 1,
+    /// `match` left it out.
+    Filtered = 2,
+    /// The queue refused it.
+    Refused = 3,
+    /// It is not read yet.
+    Behind = 4,
+    /// Retention deleted it before it was read.
+    Skipped = 5,
+    /// The subscription began after it, or its task was removed.
+    NoTask = 6,
+}
+impl RecordFate {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RECORD_FATE_UNSPECIFIED",
+            Self::Task => "RECORD_FATE_TASK",
+            Self::Filtered => "RECORD_FATE_FILTERED",
+            Self::Refused => "RECORD_FATE_REFUSED",
+            Self::Behind => "RECORD_FATE_BEHIND",
+            Self::Skipped => "RECORD_FATE_SKIPPED",
+            Self::NoTask => "RECORD_FATE_NO_TASK",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RECORD_FATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "RECORD_FATE_TASK" => Some(Self::Task),
+            "RECORD_FATE_FILTERED" => Some(Self::Filtered),
+            "RECORD_FATE_REFUSED" => Some(Self::Refused),
+            "RECORD_FATE_BEHIND" => Some(Self::Behind),
+            "RECORD_FATE_SKIPPED" => Some(Self::Skipped),
+            "RECORD_FATE_NO_TASK" => Some(Self::NoTask),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TreeState {
+    Unspecified = 0,
+    /// A task of it is unfinished, or dead and holds it.
+    Open = 1,
+    /// Nothing of it is unfinished.
+    Done = 2,
+    /// Nothing of it is unfinished, and a task is dead or cancelled, or a discovered task became a letter.
+    Failed = 3,
+}
+impl TreeState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TREE_STATE_UNSPECIFIED",
+            Self::Open => "TREE_STATE_OPEN",
+            Self::Done => "TREE_STATE_DONE",
+            Self::Failed => "TREE_STATE_FAILED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TREE_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "TREE_STATE_OPEN" => Some(Self::Open),
+            "TREE_STATE_DONE" => Some(Self::Done),
+            "TREE_STATE_FAILED" => Some(Self::Failed),
             _ => None,
         }
     }
@@ -4380,6 +5160,31 @@ pub mod operator_client {
                 .insert(GrpcMethod::new("taskd.v1.Operator", "GetDeadLetter"));
             self.inner.unary(req, path, codec).await
         }
+        /// Counts the newest 10,000 letters of a filter by their reasons.
+        pub async fn count_dead_letters(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CountDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CountDeadLettersResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Operator/CountDeadLetters",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Operator", "CountDeadLetters"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
         /// go.
         pub async fn retry_dead_letters(
@@ -4793,6 +5598,14 @@ pub mod operator_server {
             &self,
             request: tonic::Request<super::GetDeadLetterRequest>,
         ) -> std::result::Result<tonic::Response<super::Letter>, tonic::Status>;
+        /// Counts the newest 10,000 letters of a filter by their reasons.
+        async fn count_dead_letters(
+            &self,
+            request: tonic::Request<super::CountDeadLettersRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::CountDeadLettersResponse>,
+            tonic::Status,
+        >;
         /// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
         /// go.
         async fn retry_dead_letters(
@@ -5318,6 +6131,51 @@ pub mod operator_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetDeadLetterSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Operator/CountDeadLetters" => {
+                    #[allow(non_camel_case_types)]
+                    struct CountDeadLettersSvc<T: Operator>(pub Arc<T>);
+                    impl<
+                        T: Operator,
+                    > tonic::server::UnaryService<super::CountDeadLettersRequest>
+                    for CountDeadLettersSvc<T> {
+                        type Response = super::CountDeadLettersResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CountDeadLettersRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Operator>::count_dead_letters(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CountDeadLettersSvc(inner);
                         let codec = crate::codec::Codec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -5995,6 +6853,1780 @@ pub mod operator_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+/// Generated client implementations.
+pub mod topics_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Named logs of records, which anybody may read from an offset.
+    #[derive(Debug, Clone)]
+    pub struct TopicsClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl TopicsClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> TopicsClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TopicsClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            TopicsClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Lists the topics.
+        pub async fn list_topics(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTopicsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTopicsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/ListTopics",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "ListTopics"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Makes a topic, or changes its settings. Those that are left out stay, or are the defaults.
+        pub async fn put_topic(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PutTopicRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topic>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Topics/PutTopic");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Topics", "PutTopic"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one topic, with the extents of its partitions. NOT_FOUND if there is none of this name.
+        pub async fn get_topic(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetTopicRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topic>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Topics/GetTopic");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Topics", "GetTopic"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes a topic with its records.
+        pub async fn delete_topic(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTopicResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/DeleteTopic",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "DeleteTopic"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Publishes records, and answers each. Records with the same key keep their order.
+        pub async fn publish(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PublishRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PublishResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Topics/Publish");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Topics", "Publish"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads records, page by page; with `wait`, when there is one or the time is over.
+        pub async fn read_topic(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTopicResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/ReadTopic",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Topics", "ReadTopic"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends the records of a topic, and those that come later. A caller that begins with `next` of
+        /// the last answer misses none.
+        pub async fn follow_topic(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FollowTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::FollowTopicResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/FollowTopic",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "FollowTopic"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Says what became of a record in each subscription.
+        pub async fn explain_record(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainRecordRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RecordExplanation>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/ExplainRecord",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "ExplainRecord"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the subscriptions, which turn the records of topics into tasks of queues.
+        pub async fn list_subscriptions(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListSubscriptionsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSubscriptionsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/ListSubscriptions",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "ListSubscriptions"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Makes a subscription, or changes it. What is left out stays, or is the default.
+        pub async fn put_subscription(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PutSubscriptionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/PutSubscription",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "PutSubscription"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one subscription, with its positions. NOT_FOUND if there is none of this name.
+        pub async fn get_subscription(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSubscriptionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/GetSubscription",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "GetSubscription"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes a subscription. Its tasks stay.
+        pub async fn delete_subscription(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteSubscriptionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSubscriptionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topics/DeleteSubscription",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topics", "DeleteSubscription"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends a subscription to another place. The records from there on become new tasks.
+        pub async fn seek(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SeekRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Topics/Seek");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Topics", "Seek"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod topics_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with TopicsServer.
+    #[async_trait]
+    pub trait Topics: std::marker::Send + std::marker::Sync + 'static {
+        /// Lists the topics.
+        async fn list_topics(
+            &self,
+            request: tonic::Request<super::ListTopicsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTopicsResponse>,
+            tonic::Status,
+        >;
+        /// Makes a topic, or changes its settings. Those that are left out stay, or are the defaults.
+        async fn put_topic(
+            &self,
+            request: tonic::Request<super::PutTopicRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topic>, tonic::Status>;
+        /// Reads one topic, with the extents of its partitions. NOT_FOUND if there is none of this name.
+        async fn get_topic(
+            &self,
+            request: tonic::Request<super::GetTopicRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topic>, tonic::Status>;
+        /// Deletes a topic with its records.
+        async fn delete_topic(
+            &self,
+            request: tonic::Request<super::DeleteTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTopicResponse>,
+            tonic::Status,
+        >;
+        /// Publishes records, and answers each. Records with the same key keep their order.
+        async fn publish(
+            &self,
+            request: tonic::Request<super::PublishRequest>,
+        ) -> std::result::Result<tonic::Response<super::PublishResponse>, tonic::Status>;
+        /// Reads records, page by page; with `wait`, when there is one or the time is over.
+        async fn read_topic(
+            &self,
+            request: tonic::Request<super::ReadTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadTopicResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the FollowTopic method.
+        type FollowTopicStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::FollowTopicResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Sends the records of a topic, and those that come later. A caller that begins with `next` of
+        /// the last answer misses none.
+        async fn follow_topic(
+            &self,
+            request: tonic::Request<super::FollowTopicRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::FollowTopicStream>,
+            tonic::Status,
+        >;
+        /// Says what became of a record in each subscription.
+        async fn explain_record(
+            &self,
+            request: tonic::Request<super::ExplainRecordRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RecordExplanation>,
+            tonic::Status,
+        >;
+        /// Lists the subscriptions, which turn the records of topics into tasks of queues.
+        async fn list_subscriptions(
+            &self,
+            request: tonic::Request<super::ListSubscriptionsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListSubscriptionsResponse>,
+            tonic::Status,
+        >;
+        /// Makes a subscription, or changes it. What is left out stays, or is the default.
+        async fn put_subscription(
+            &self,
+            request: tonic::Request<super::PutSubscriptionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status>;
+        /// Reads one subscription, with its positions. NOT_FOUND if there is none of this name.
+        async fn get_subscription(
+            &self,
+            request: tonic::Request<super::GetSubscriptionRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status>;
+        /// Deletes a subscription. Its tasks stay.
+        async fn delete_subscription(
+            &self,
+            request: tonic::Request<super::DeleteSubscriptionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteSubscriptionResponse>,
+            tonic::Status,
+        >;
+        /// Sends a subscription to another place. The records from there on become new tasks.
+        async fn seek(
+            &self,
+            request: tonic::Request<super::SeekRequest>,
+        ) -> std::result::Result<tonic::Response<super::Subscription>, tonic::Status>;
+    }
+    /// Named logs of records, which anybody may read from an offset.
+    #[derive(Debug)]
+    pub struct TopicsServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> TopicsServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for TopicsServer<T>
+    where
+        T: Topics,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/taskd.v1.Topics/ListTopics" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTopicsSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::ListTopicsRequest>
+                    for ListTopicsSvc<T> {
+                        type Response = super::ListTopicsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTopicsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::list_topics(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTopicsSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/PutTopic" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutTopicSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::PutTopicRequest>
+                    for PutTopicSvc<T> {
+                        type Response = super::Topic;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PutTopicRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::put_topic(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutTopicSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/GetTopic" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetTopicSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::GetTopicRequest>
+                    for GetTopicSvc<T> {
+                        type Response = super::Topic;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetTopicRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::get_topic(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetTopicSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/DeleteTopic" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteTopicSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::DeleteTopicRequest>
+                    for DeleteTopicSvc<T> {
+                        type Response = super::DeleteTopicResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteTopicRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::delete_topic(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteTopicSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/Publish" => {
+                    #[allow(non_camel_case_types)]
+                    struct PublishSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::PublishRequest>
+                    for PublishSvc<T> {
+                        type Response = super::PublishResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PublishRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::publish(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PublishSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/ReadTopic" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadTopicSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::ReadTopicRequest>
+                    for ReadTopicSvc<T> {
+                        type Response = super::ReadTopicResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadTopicRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::read_topic(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadTopicSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/FollowTopic" => {
+                    #[allow(non_camel_case_types)]
+                    struct FollowTopicSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::ServerStreamingService<super::FollowTopicRequest>
+                    for FollowTopicSvc<T> {
+                        type Response = super::FollowTopicResponse;
+                        type ResponseStream = T::FollowTopicStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FollowTopicRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::follow_topic(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FollowTopicSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/ExplainRecord" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainRecordSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::ExplainRecordRequest>
+                    for ExplainRecordSvc<T> {
+                        type Response = super::RecordExplanation;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainRecordRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::explain_record(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainRecordSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/ListSubscriptions" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListSubscriptionsSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::ListSubscriptionsRequest>
+                    for ListSubscriptionsSvc<T> {
+                        type Response = super::ListSubscriptionsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListSubscriptionsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::list_subscriptions(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListSubscriptionsSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/PutSubscription" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutSubscriptionSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::PutSubscriptionRequest>
+                    for PutSubscriptionSvc<T> {
+                        type Response = super::Subscription;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PutSubscriptionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::put_subscription(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutSubscriptionSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/GetSubscription" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSubscriptionSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::GetSubscriptionRequest>
+                    for GetSubscriptionSvc<T> {
+                        type Response = super::Subscription;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSubscriptionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::get_subscription(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSubscriptionSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/DeleteSubscription" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteSubscriptionSvc<T: Topics>(pub Arc<T>);
+                    impl<
+                        T: Topics,
+                    > tonic::server::UnaryService<super::DeleteSubscriptionRequest>
+                    for DeleteSubscriptionSvc<T> {
+                        type Response = super::DeleteSubscriptionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteSubscriptionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::delete_subscription(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteSubscriptionSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topics/Seek" => {
+                    #[allow(non_camel_case_types)]
+                    struct SeekSvc<T: Topics>(pub Arc<T>);
+                    impl<T: Topics> tonic::server::UnaryService<super::SeekRequest>
+                    for SeekSvc<T> {
+                        type Response = super::Subscription;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SeekRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topics>::seek(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SeekSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for TopicsServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "taskd.v1.Topics";
+    impl<T> tonic::server::NamedService for TopicsServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod trees_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Trees: a task, its root, and all that is discovered from it.
+    #[derive(Debug, Clone)]
+    pub struct TreesClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl TreesClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> TreesClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TreesClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            TreesClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Lists trees, the newest first, page by page.
+        pub async fn list_trees(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTreesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTreesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Trees/ListTrees");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Trees", "ListTrees"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one tree with what it waits for. With `wait`, answers when it has ended or the time is over. NOT_FOUND if there
+        /// is none, or none any more.
+        pub async fn get_tree(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Tree>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Trees/GetTree");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Trees", "GetTree"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Watches a tree: as it is now, then each change, until it has ended. Changes within a quarter of a second are one.
+        /// UNAVAILABLE: the process stops; call again.
+        pub async fn watch_tree(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchTreeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::Tree>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Trees/WatchTree");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Trees", "WatchTree"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Cancels a tree: nothing is added to it any more, and a bulk change cancels its tasks.
+        pub async fn cancel_tree(
+            &mut self,
+            request: impl tonic::IntoRequest<super::CancelTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Trees/CancelTree",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Trees", "CancelTree"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Sends the dead tasks of a tree again, by a bulk change. A tree that had ended is open again, in its next epoch.
+        pub async fn retry_tree(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RetryTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static("/taskd.v1.Trees/RetryTree");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("taskd.v1.Trees", "RetryTree"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod trees_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with TreesServer.
+    #[async_trait]
+    pub trait Trees: std::marker::Send + std::marker::Sync + 'static {
+        /// Lists trees, the newest first, page by page.
+        async fn list_trees(
+            &self,
+            request: tonic::Request<super::ListTreesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTreesResponse>,
+            tonic::Status,
+        >;
+        /// Reads one tree with what it waits for. With `wait`, answers when it has ended or the time is over. NOT_FOUND if there
+        /// is none, or none any more.
+        async fn get_tree(
+            &self,
+            request: tonic::Request<super::GetTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::Tree>, tonic::Status>;
+        /// Server streaming response type for the WatchTree method.
+        type WatchTreeStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::Tree, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Watches a tree: as it is now, then each change, until it has ended. Changes within a quarter of a second are one.
+        /// UNAVAILABLE: the process stops; call again.
+        async fn watch_tree(
+            &self,
+            request: tonic::Request<super::WatchTreeRequest>,
+        ) -> std::result::Result<tonic::Response<Self::WatchTreeStream>, tonic::Status>;
+        /// Cancels a tree: nothing is added to it any more, and a bulk change cancels its tasks.
+        async fn cancel_tree(
+            &self,
+            request: tonic::Request<super::CancelTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
+        /// Sends the dead tasks of a tree again, by a bulk change. A tree that had ended is open again, in its next epoch.
+        async fn retry_tree(
+            &self,
+            request: tonic::Request<super::RetryTreeRequest>,
+        ) -> std::result::Result<tonic::Response<super::BulkChange>, tonic::Status>;
+    }
+    /// Trees: a task, its root, and all that is discovered from it.
+    #[derive(Debug)]
+    pub struct TreesServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> TreesServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for TreesServer<T>
+    where
+        T: Trees,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/taskd.v1.Trees/ListTrees" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTreesSvc<T: Trees>(pub Arc<T>);
+                    impl<T: Trees> tonic::server::UnaryService<super::ListTreesRequest>
+                    for ListTreesSvc<T> {
+                        type Response = super::ListTreesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTreesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Trees>::list_trees(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTreesSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Trees/GetTree" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetTreeSvc<T: Trees>(pub Arc<T>);
+                    impl<T: Trees> tonic::server::UnaryService<super::GetTreeRequest>
+                    for GetTreeSvc<T> {
+                        type Response = super::Tree;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetTreeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Trees>::get_tree(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetTreeSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Trees/WatchTree" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchTreeSvc<T: Trees>(pub Arc<T>);
+                    impl<
+                        T: Trees,
+                    > tonic::server::ServerStreamingService<super::WatchTreeRequest>
+                    for WatchTreeSvc<T> {
+                        type Response = super::Tree;
+                        type ResponseStream = T::WatchTreeStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchTreeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Trees>::watch_tree(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchTreeSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Trees/CancelTree" => {
+                    #[allow(non_camel_case_types)]
+                    struct CancelTreeSvc<T: Trees>(pub Arc<T>);
+                    impl<T: Trees> tonic::server::UnaryService<super::CancelTreeRequest>
+                    for CancelTreeSvc<T> {
+                        type Response = super::BulkChange;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::CancelTreeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Trees>::cancel_tree(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = CancelTreeSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Trees/RetryTree" => {
+                    #[allow(non_camel_case_types)]
+                    struct RetryTreeSvc<T: Trees>(pub Arc<T>);
+                    impl<T: Trees> tonic::server::UnaryService<super::RetryTreeRequest>
+                    for RetryTreeSvc<T> {
+                        type Response = super::BulkChange;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RetryTreeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Trees>::retry_tree(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RetryTreeSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for TreesServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "taskd.v1.Trees";
+    impl<T> tonic::server::NamedService for TreesServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
 /// Topic `pipeline`: one task on its way from SQL to the queue. Its partition is the task's shard.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PipelineRecord {
@@ -6234,9 +8866,15 @@ pub struct DeadLetter {
     /// An insert was refused, and the letter lacks parts of the task: it cannot be inserted again.
     #[prost(bool, tag = "13")]
     pub incomplete: bool,
+    /// The id of a task that takes no key: `task.key` only chooses its shard. 16 bytes; empty for any other task.
+    #[prost(bytes = "bytes", tag = "14")]
+    pub without_key: ::prost::bytes::Bytes,
+    /// The tree in which the task was discovered, 16 bytes; empty: none. The task joins it when it is sent again.
+    #[prost(bytes = "bytes", tag = "15")]
+    pub tree: ::prost::bytes::Bytes,
 }
-/// Topic `events`: a task took on a status, and SQL has it. Of queues with `events = true`. Its partition is that of the
-/// task's id, its key on Kafka the id as text.
+/// Topic `events`: a task took on a status, or a tree ended, and SQL has it. Of queues with `events = true`; a tree has the
+/// queue of its root. Its partition is that of the task's id, its key on Kafka the id as text.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EventRecord {
     /// Names the event. Of two events of a task the later one has the greater number; a record that comes again has its
@@ -6271,6 +8909,9 @@ pub struct EventRecord {
     /// DEAD: why.
     #[prost(string, tag = "11")]
     pub reason: ::prost::alloc::string::String,
+    /// DONE or FAILED: the tree of this root has ended, in this epoch. Then `status` is unspecified.
+    #[prost(enumeration = "TreeState", tag = "12")]
+    pub tree_state: i32,
 }
 /// Events of one transaction in SQL, until they are on the topic: EventRecords, encoded, without their numbers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,11 +1,9 @@
 //! Turns reports, and whatever else an outbox contains, into records of the bus.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 
 use crate::{
-    bus::{Record, Topic},
+    bus::{LogRecord, Record},
     model::{AttemptState, Died, Expiration, FailedAttempt, ShardId},
     queue::Event,
     wire,
@@ -36,7 +34,8 @@ pub(super) struct Records<'a> {
     reports: Vec<Bytes>,
     failures: Vec<Bytes>,
     bytes: usize,
-    by_topic: BTreeMap<&'static str, (Topic, Vec<Record>)>,
+    results: Vec<Record>,
+    expirations: Vec<LogRecord>,
     /// Whether failed attempts are kept in the histories of their tasks.
     keeps_history: bool,
 }
@@ -59,7 +58,8 @@ impl<'a> Records<'a> {
             reports: Default::default(),
             failures: Default::default(),
             bytes: 0,
-            by_topic: Default::default(),
+            results: Vec::new(),
+            expirations: Vec::new(),
             keeps_history,
         }
     }
@@ -116,7 +116,10 @@ impl<'a> Records<'a> {
                     dead: *dead,
                     at_unix_ms,
                 };
-                self.record(Topic::Expirations, 0, wire::expiration(expiration));
+                self.expirations.push(LogRecord {
+                    value: wire::expiration(expiration),
+                    ..LogRecord::default()
+                });
                 0
             }
         }
@@ -151,29 +154,17 @@ impl<'a> Records<'a> {
         let failures = std::mem::take(&mut self.failures);
         self.bytes = 0;
         if !(reports.is_empty() && failures.is_empty()) {
-            self.record(
-                Topic::TaskResults,
-                self.partition,
-                wire::report_batch(self.of, reports, failures),
-            );
+            self.results.push(Record {
+                partition: self.partition,
+                value: wire::report_batch(self.of, reports, failures),
+            });
         }
     }
 
-    fn record(&mut self, topic: Topic, partition: u32, value: Bytes) {
-        let (_, records) = self
-            .by_topic
-            .entry(topic.as_str())
-            .or_insert_with(|| (topic, Vec::new()));
-        records.push(Record { partition, value });
-    }
-
-    /// Returns the records by topic, those of the other topics last: these may be refused for a
-    /// long time, and each retry would publish the task results again.
-    pub(super) fn finish(mut self) -> impl Iterator<Item = (Topic, Vec<Record>)> {
+    /// Returns the records of `task-results` and of `expirations`.
+    pub(super) fn finish(mut self) -> (Vec<Record>, Vec<LogRecord>) {
         self.flush();
-        let mut topics: Vec<_> = self.by_topic.into_values().collect();
-        topics.sort_by_key(|(topic, _)| *topic != Topic::TaskResults);
-        topics.into_iter()
+        (self.results, self.expirations)
     }
 }
 
@@ -182,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn task_results_are_published_first() {
+    fn an_expiration_is_not_among_the_task_results() {
         let shard = ShardId {
             queue: crate::model::QueueName::new("q").unwrap(),
             number: 0,
@@ -218,8 +209,8 @@ mod tests {
             },
             1,
         );
-        let topics: Vec<_> = records.finish().map(|(topic, _)| topic).collect();
-        assert_eq!(topics, [Topic::TaskResults, Topic::Expirations]);
+        let (results, expirations) = records.finish();
+        assert_eq!([results.len(), expirations.len()], [1, 1]);
     }
 
     #[test]
@@ -234,11 +225,8 @@ mod tests {
             records.report(large.clone());
             records.failure(&large, 1);
         }
-        let sizes: Vec<_> = records
-            .finish()
-            .flat_map(|(_, records)| records)
-            .map(|r| r.value.len())
-            .collect();
+        let (results, _) = records.finish();
+        let sizes: Vec<_> = results.iter().map(|record| record.value.len()).collect();
         assert!(
             sizes.len() == 4 && sizes.iter().all(|size| *size < 70 << 10),
             "{sizes:?}"

@@ -50,6 +50,7 @@ use super::{
     error::Error,
     get::{Leases, queues},
     handle::Handle,
+    weights::Weights,
 };
 use crate::{
     model::{
@@ -201,6 +202,7 @@ impl Handle {
         let tells_started = open.tells_started;
         let keep_leases = open.keep_leases;
         Ok(Plan {
+            weights: Weights::new(&open.weights, &queues)?,
             queues,
             claim,
             timeout,
@@ -327,7 +329,8 @@ impl Handle {
             claim.max_tasks = (most(attached.session.demand()) as usize).clamp(1, max_items);
             claim
         };
-        self.wait_for(&plan.queues, claim, LOOK_AGAIN).await
+        self.wait_for(&plan.queues, &plan.weights, claim, LOOK_AGAIN)
+            .await
     }
 
     /// Extends the leases whose time is half over. The worker is told which ones had ended.

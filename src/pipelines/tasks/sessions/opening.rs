@@ -1,6 +1,6 @@
 //! The opening of shared sessions, and their takeovers.
 
-use std::time::Instant;
+use std::{collections::HashMap, time::Instant};
 
 use futures::future;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,8 @@ pub(super) struct Written {
     pub(super) tells_started: bool,
     pub(super) lease_ms: Option<u64>,
     pub(super) max_bytes: u64,
+    #[serde(default, skip_serializing_if = "HashMap::is_empty")]
+    pub(super) weights: HashMap<String, u32>,
 }
 
 impl Written {
@@ -52,6 +54,7 @@ impl Handle {
                 .lease_duration
                 .map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX)),
             max_bytes: open.max_bytes,
+            weights: open.weights.clone(),
         });
         let written = written.map_err(|error| Error::Invalid(error.to_string()))?;
         let (session, resumed) = match self.go_on(&open, &plan, &written).await? {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
+    super::weights::Weights,
     book::{Book, EndedLeases, HeldLease, Reports},
     order::TakeoverRepeats,
 };
@@ -46,6 +47,7 @@ pub(super) fn reason(why: SessionEnd) -> &'static str {
 #[derive(Clone)]
 pub(super) struct Plan {
     pub(super) queues: Vec<QueueName>,
+    pub(super) weights: Weights,
     pub(super) claim: Claim,
     pub(super) timeout: Duration,
     pub(super) tells_started: bool,

@@ -33,6 +33,7 @@ use super::{
         error::Error,
         get::{Leases, queues},
         handle::{Handle, worker},
+        weights::Weights,
     },
     book::{Reported, Reports},
     opening::{Written, named},
@@ -149,6 +150,7 @@ impl Handle {
             tells_started,
             lease_ms,
             max_bytes,
+            weights,
         } = Written::read(&called.plan)?;
         let worker = call.worker.clone();
         let lease_duration = lease_ms.map(Duration::from_millis);
@@ -161,6 +163,7 @@ impl Handle {
         let queues = queues(&names)?;
         let timeout = Duration::from_millis(timeout_ms);
         let plan = Plan {
+            weights: Weights::new(&weights, &queues)?,
             queues,
             claim,
             timeout,
@@ -294,7 +297,7 @@ impl Handle {
             };
             let left = deadline.saturating_duration_since(Instant::now());
             tokio::select! {
-                leases = self.wait_for(&plan.queues, claim, left) => return leases,
+                leases = self.wait_for(&plan.queues, &plan.weights, claim, left) => return leases,
                 ended = beats => ended?,
             }
             while called.demand > 0 {

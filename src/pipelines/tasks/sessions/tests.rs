@@ -10,6 +10,7 @@ use futures::FutureExt;
 use uuid::Uuid;
 
 use super::{
+    super::weights::Weights,
     book::{EndedLeases, HeldLease, Reported, Reports},
     registry::{Crowded, SessionLimits, Sessions},
     session::{Attached, Plan, Session},
@@ -43,6 +44,7 @@ fn plan() -> Plan {
     };
     let queues = vec![QueueName::new("q").unwrap()];
     Plan {
+        weights: Weights::default(),
         queues,
         claim,
         timeout: Duration::from_secs(2),

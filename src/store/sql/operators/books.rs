@@ -10,6 +10,7 @@ use crate::{
             backend::Backend,
             dialect::Dialect,
             outbox::{batches, entries},
+            queue_counts::{self, CountColumns},
             rows::{corrupt, number, queue_name},
             runner::Runner,
             session::Session,
@@ -96,9 +97,21 @@ async fn count_outbox<DB: Backend>(sql: &Runner<DB>, counts: &mut OffBusCounts) 
         for ((queue, state), count) in count_piece(sql, after, last).await? {
             *counts.entry((queue, state)).or_default() += count;
         }
-        let Some(last) = last else { return Ok(()) };
+        let Some(last) = last else { break };
         after = last;
     }
+    // Some of the rows may be those of dead tasks that hold up their sequences.
+    let waiting = counts.len();
+    counts.retain(|(_, state), _| *state != Unpublished::Behind);
+    if counts.len() == waiting {
+        return Ok(());
+    }
+    let behind = queue_counts::behind::<DB::Connection>();
+    for (queue, _, count) in sql.read::<CountColumns>("off_bus", behind).await? {
+        let count = number(count.max(0))?;
+        counts.insert((queue_name(&queue)?, Unpublished::Behind), count);
+    }
+    Ok(())
 }
 
 /// The last row of the piece after `after`, or `None` if the rest fits into one piece.

@@ -27,7 +27,7 @@ use crate::{
             runner::Runner,
             session::Session,
             statement::{Statement, Value, lists},
-            tasks::{again, steps::Steps},
+            tasks::{again, steps::Steps, trees::EndedTree},
         },
     },
 };
@@ -201,7 +201,7 @@ pub(crate) async fn retry<S: Session>(
     acts: &Acts,
     now_ms: i64,
     events: &Arc<EventQueues>,
-) -> Result<Vec<Retried>> {
+) -> Result<(Vec<Retried>, Vec<EndedTree>)> {
     let mut steps = Steps::new(events);
     let ids: Vec<TaskId> = acts.keys().copied().collect();
     let mut retried = again::retry(session, &ids, now_ms, &mut steps).await?;
@@ -210,8 +210,8 @@ pub(crate) async fn retry<S: Session>(
     retried.extend(sent_before(session, &others).await?);
     let done: Vec<Act> = done.into_iter().map(|(_, act)| act.clone()).collect();
     tokens::keep_all(session, &done).await?;
-    steps.store(session).await?;
-    Ok(retried)
+    let ended = steps.store(session).await?;
+    Ok((retried, ended))
 }
 
 /// The tasks whose acts are already recorded, because an earlier attempt of this call has sent them
@@ -336,6 +336,12 @@ struct StoredFilter {
     since_unix_ms: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     until_unix_ms: Option<i64>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    as_of_unix_ms: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tree: Option<String>,
 }
 
 fn filter_text(filter: &TaskFilter) -> String {
@@ -355,6 +361,9 @@ fn filter_text(filter: &TaskFilter) -> String {
             .map(|worker| worker.as_str().to_owned()),
         since_unix_ms: filter.since_unix_ms,
         until_unix_ms: filter.until_unix_ms,
+        reason: filter.reason.clone(),
+        as_of_unix_ms: filter.as_of_unix_ms,
+        tree: filter.tree.map(|tree| tree.to_string()),
     };
     serde_json::to_string(&stored).expect("texts and numbers are always JSON")
 }
@@ -385,6 +394,13 @@ fn filter_of(text: &str) -> Result<TaskFilter> {
             .map_err(|error| wrong(&error))?,
         since_unix_ms: stored.since_unix_ms,
         until_unix_ms: stored.until_unix_ms,
+        reason: stored.reason,
+        as_of_unix_ms: stored.as_of_unix_ms,
+        tree: stored
+            .tree
+            .map(|tree| tree.parse())
+            .transpose()
+            .map_err(|error: uuid::Error| wrong(&error))?,
     })
 }
 
@@ -403,6 +419,9 @@ mod tests {
             worker: WorkerName::new("w").ok(),
             since_unix_ms: Some(1),
             until_unix_ms: Some(2),
+            reason: "timeout".into(),
+            as_of_unix_ms: Some(3),
+            tree: Some(TaskId::new()),
         };
         assert_eq!(filter_of(&filter_text(&filter)).unwrap(), filter);
         assert_eq!(

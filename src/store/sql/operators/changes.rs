@@ -25,13 +25,21 @@ use crate::{
             rows::{columns, corrupt, key_hash, number, queue_name, status, task_id},
             session::Session,
             statement::{Statement, lists},
-            tasks::{again, pending, steps::Steps},
+            tasks::{
+                again,
+                belongs::{BELONGS_COLUMNS, Belongs, BelongsColumns},
+                pending,
+                steps::Steps,
+                trees::EndedTree,
+            },
         },
     },
 };
 
 columns! {
     struct TargetColumns {
+        #[flatten]
+        belongs: BelongsColumns,
         id: Vec<u8>,
         key_hash: Vec<u8>,
         queue: String,
@@ -53,6 +61,7 @@ struct Target {
     completed: u32,
     /// The task may have a row in the outbox.
     off_bus: bool,
+    belongs: Belongs,
 }
 
 impl TargetColumns {
@@ -68,12 +77,14 @@ impl TargetColumns {
             epoch: number(self.epoch)?,
         };
         let (key_hash, status) = (key_hash(&self.key_hash)?, status(self.status)?);
+        let belongs = self.belongs.of(&task.shard.queue)?;
         Ok(Target {
             task,
             key_hash,
             status,
             completed: number(self.completed)?,
             off_bus: self.on_bus == 0,
+            belongs,
         })
     }
 }
@@ -85,9 +96,10 @@ async fn targets<S: Session>(
 ) -> Result<HashMap<TaskId, Target>> {
     let (ids, mut targets) = (Vec::from_iter(ids.iter().copied()), HashMap::new());
     for ids in lists(&ids) {
-        let found = Statement::new(
-            "SELECT id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus FROM tasks ",
-        )
+        let found = Statement::new(format!(
+            "SELECT id, key_hash, queue, shard, replicas, priority, epoch, status, completed, on_bus, \
+             {BELONGS_COLUMNS} FROM tasks ",
+        ))
         .sql(S::BY_PRIMARY_KEY)
         .sql(" WHERE id IN ")
         .list(ids)
@@ -108,7 +120,7 @@ pub(crate) async fn want<S: Session>(
     now_ms: i64,
     acts: &[TaskAct],
     events: &Arc<EventQueues>,
-) -> Result<Vec<Wanted>> {
+) -> Result<(Vec<Wanted>, Vec<EndedTree>)> {
     let mut targets = targets(session, &ids.iter().copied().collect()).await?;
     let mut steps = Steps::new(events);
     let mut reopened = BTreeSet::new();
@@ -154,14 +166,14 @@ pub(crate) async fn want<S: Session>(
         .map(|(_, act)| act.clone())
         .collect();
     tokens::keep_all(session, &acts).await?;
-    steps.store(session).await?;
+    let ended = steps.store(session).await?;
     let wanted = |id: &TaskId| match (targets.get(id), kept.get(id)) {
         (None, _) => Wanted::Unknown,
         _ if reopened.contains(id) => Wanted::Reopened,
         (_, Some(kept)) => Wanted::Kept(kept.clone()),
         (Some(target), None) => Wanted::Final(target.status),
     };
-    Ok(ids.iter().map(wanted).collect())
+    Ok((ids.iter().map(wanted).collect(), ended))
 }
 
 /// Stores new values, and reopens completed tasks that now have more replicas. Returns the reopened
@@ -200,13 +212,18 @@ async fn store_update<S: Session>(
         if let Some(priority) = update.priority {
             let set = Statement::new("UPDATE tasks SET priority = ? WHERE id IN ").bind(priority);
             session.execute(set.list(ids)).await?;
+        }
+    }
+    let ids = Vec::from_iter(reopened.iter().copied());
+    again::reopen(session, &ids, now_ms, steps).await?;
+    // After the rows of sequences.
+    if let Some(priority) = update.priority {
+        for ids in lists(&changed) {
             let set =
                 Statement::new("UPDATE outbox SET priority = ? WHERE task_id IN ").bind(priority);
             session.execute(set.list(ids)).await?;
         }
     }
-    let ids = Vec::from_iter(reopened.iter().copied());
-    again::reopen(session, &ids, now_ms, steps).await?;
     Ok(reopened)
 }
 
@@ -294,7 +311,7 @@ pub(crate) async fn end<S: Session>(
     ended: &[EndedChange],
     at_unix_ms: i64,
     events: &Arc<EventQueues>,
-) -> Result<Vec<ChangeEnd>> {
+) -> Result<(Vec<ChangeEnd>, Vec<EndedTree>)> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
     let generations = generations(
         session,
@@ -327,6 +344,8 @@ pub(crate) async fn end<S: Session>(
                         &target.task.shard.queue,
                         target.status,
                         StoredStatus::Cancelled,
+                        &target.belongs,
+                        at_unix_ms,
                     );
                     target.status = StoredStatus::Cancelled;
                     cancelled.insert(*id);
@@ -345,6 +364,8 @@ pub(crate) async fn end<S: Session>(
                         &target.task.shard.queue,
                         target.status,
                         StoredStatus::Completed,
+                        &target.belongs,
+                        at_unix_ms,
                     );
                     target.status = StoredStatus::Completed;
                     completed.insert(*id);
@@ -364,19 +385,29 @@ pub(crate) async fn end<S: Session>(
             (_, None) | (Decided::Over, _) => over.extend(turn.map(|turn| (*id, turn))),
         }
     }
-    store_ends(session, &targets, [&completed, &cancelled], at_unix_ms).await?;
+    store_ends(
+        session,
+        &targets,
+        [&completed, &cancelled],
+        at_unix_ms,
+        &mut steps,
+    )
+    .await?;
     let [cancelled, reopened] = [cancelled, reopened].map(Vec::from_iter);
     again::reopen(session, &reopened, at_unix_ms, &mut steps).await?;
     pending::remove(session, &cancelled).await?;
     pending::remove_turns(session, &over).await?;
     pending::keep(session, ChangeKind::Update, &outdated).await?;
     pending::postpone(session, ChangeKind::Reservation, &moved).await?;
-    steps.store(session).await?;
+    let ended_trees = steps.store(session).await?;
     let end = |ended: &EndedChange| {
         let target = targets.get(&ended.id);
         let is_freed =
             |status: StoredStatus| matches!(status, StoredStatus::Dead | StoredStatus::Cancelled);
-        let freed = target.filter(|target| is_freed(target.status));
+        let has_key = |target: &&Target| target.key_hash.task_without_key().is_none();
+        let freed = target
+            .filter(|target| is_freed(target.status))
+            .filter(has_key);
         let key: Option<(QueueName, KeyHash)> =
             freed.map(|target| (target.task.shard.queue.clone(), target.key_hash));
         ChangeEnd {
@@ -384,7 +415,7 @@ pub(crate) async fn end<S: Session>(
             key,
         }
     };
-    Ok(ended.iter().map(end).collect())
+    Ok((ended.iter().map(end).collect(), ended_trees))
 }
 
 /// Makes the given tasks Completed or Cancelled.
@@ -393,6 +424,7 @@ async fn store_ends<S: Session>(
     targets: &HashMap<TaskId, Target>,
     [completed, cancelled]: [&BTreeSet<TaskId>; 2],
     at_unix_ms: i64,
+    steps: &mut Steps,
 ) -> Result<()> {
     for (status, ids) in [
         (StoredStatus::Completed, completed),
@@ -401,13 +433,19 @@ async fn store_ends<S: Session>(
         for ids in lists(&Vec::from_iter(ids)) {
             let end = Statement::new(
                 "UPDATE tasks SET status = ?, on_bus = 0, \
-                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END WHERE id IN ",
+                 updated_ms = CASE WHEN updated_ms > ? THEN updated_ms ELSE ? END, era = ",
             );
-            session
-                .execute(end.bind(status).bind(at_unix_ms).bind(at_unix_ms).list(ids))
-                .await?;
+            let end = end
+                .sql(S::ERA)
+                .sql(" WHERE id IN ")
+                .bind(status)
+                .bind(at_unix_ms)
+                .bind(at_unix_ms)
+                .bind_era(session.era());
+            session.execute(end.list(ids)).await?;
         }
     }
+    steps.sequences(session, &[], None).await?;
     let off_bus = completed
         .iter()
         .chain(cancelled)

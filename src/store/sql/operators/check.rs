@@ -7,10 +7,12 @@ use crate::{
         sql::{
             backend::Backend,
             dialect::Dialect,
+            queue_counts,
             rows::{queue_name, task_id},
             runner::Runner,
             session::Session,
             statement::Statement,
+            tasks::counts::BEHIND,
         },
     },
 };
@@ -20,16 +22,37 @@ use crate::{
 const GONE_OVER: u64 = 20_000;
 
 pub(crate) async fn wrong_counts<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<WrongCount>> {
-    let wrong = select_wrong::<DB::Connection>();
-    let wrong: Vec<(String, i64, i64)> = sql.read("wrong_counts", wrong).await?;
-    let read = |(queue, kept, counted): (String, i64, i64)| {
-        Ok(WrongCount {
-            queue: queue_name(&queue)?,
-            kept,
-            counted,
-        })
-    };
-    wrong.into_iter().map(read).collect()
+    let mut all = Vec::new();
+    for (are_behind, wrong) in [
+        (false, select_wrong::<DB::Connection>()),
+        (true, select_wrong_behind::<DB::Connection>()),
+    ] {
+        for (queue, kept, counted) in sql.read("wrong_counts", wrong).await? {
+            let queue: String = queue;
+            all.push(WrongCount {
+                queue: queue_name(&queue)?,
+                kept,
+                counted,
+                are_behind,
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// Counts the unfinished tasks that wait behind others of their sequences, by queue.
+fn counted_behind<'a, S: Session>() -> Statement<'a> {
+    Statement::new("SELECT tasks.queue, 0 AS kept, COUNT(*) AS counted FROM outbox ")
+        .sql(&S::by_index("outbox_behind"))
+        .sql(" CROSS JOIN tasks ON id = task_id WHERE state = 5 AND status = 0")
+}
+
+fn select_wrong_behind<'a, S: Session>() -> Statement<'a> {
+    Statement::new("SELECT queue, CAST(SUM(kept) AS SIGNED), CAST(SUM(counted) AS SIGNED) FROM (")
+        .append(counted_behind::<S>())
+        .sql(" GROUP BY tasks.queue UNION ALL SELECT queue, count, 0 FROM (")
+        .append(queue_counts::behind::<S>())
+        .sql(") AS kept_behind) AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
 /// Counts the unfinished tasks by queue: those on the bus, and those in the outbox. A row of the
@@ -54,16 +77,13 @@ fn select_wrong<'a, S: Session>() -> Statement<'a> {
         .sql(") AS numbers GROUP BY queue HAVING SUM(kept) <> SUM(counted)")
 }
 
-/// Stores the correct count of a queue. Locks the row of the count first, and creates it if there
-/// is none.
+/// Stores the correct counts of a queue. Locks the row of a count first, and creates it if there is
+/// none.
 ///
 /// Transactions change counts in their last step. One that has already changed tasks waits for the
 /// lock, and then adds to the corrected count.
 pub(crate) async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> Result<()> {
-    let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
-        .values([[queue.into(), StoredStatus::Unfinished.into(), 0_i64.into()]].into_iter())
-        .sql(&S::add("queue, status", "count"));
-    session.execute(lock).await?;
+    lock_count(session, queue, StoredStatus::Unfinished as i64).await?;
     let [on_bus, in_outbox] = counted::<S>();
     let count = Statement::new("SELECT CAST(SUM(counted) AS SIGNED) FROM (")
         .append(
@@ -80,6 +100,22 @@ pub(crate) async fn correct<S: Session>(session: &mut S, queue: &QueueName) -> R
     let right = count.first().and_then(|(count,)| *count).unwrap_or(0);
     let write = Statement::new("UPDATE queue_counts SET count = ? WHERE status = 0 AND queue = ?");
     session.execute(write.bind(right).bind(queue)).await?;
+    lock_count(session, queue, BEHIND).await?;
+    let count = counted_behind::<S>().sql(" AND tasks.queue = ? GROUP BY tasks.queue");
+    let count: Vec<(String, i64, i64)> = session.fetch(count.bind(queue)).await?;
+    let right = count.first().map_or(0, |(.., count)| *count);
+    let write = Statement::new("UPDATE queue_counts SET count = ? WHERE status = ? AND queue = ?");
+    session
+        .execute(write.bind(right).bind(BEHIND).bind(queue))
+        .await?;
+    Ok(())
+}
+
+async fn lock_count<S: Session>(session: &mut S, queue: &QueueName, status: i64) -> Result<()> {
+    let lock = Statement::new("INSERT INTO queue_counts (queue, status, count)")
+        .values([[queue.into(), status.into(), 0_i64.into()]].into_iter())
+        .sql(&S::add("queue, status", "count"));
+    session.execute(lock).await?;
     Ok(())
 }
 

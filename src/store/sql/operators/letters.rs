@@ -1,6 +1,7 @@
 //! Dead letters, as read by operators.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +13,7 @@ use crate::{
     config::EventQueues,
     model::{
         DeadLetter, LetterCursor, LetterId, LetterKind, LetterPage, LetterPages, NewTask,
-        StoredLetter, TaskRow,
+        StoredLetter, TaskId, TaskRow,
     },
     store::{
         Result,
@@ -28,6 +29,7 @@ use crate::{
                 letters::{NewLetter, add},
                 retention::{self, Which},
                 steps::Steps,
+                trees::{self, EndedTree, Trees, note_ends},
             },
         },
     },
@@ -38,11 +40,75 @@ pub(crate) async fn keep_letters<DB: Backend>(
     sql: &Runner<DB>,
     letters: &[DeadLetter],
 ) -> Result<()> {
-    let letters: Vec<NewLetter> = letters.iter().map(Into::into).collect();
-    sql.run("keep_letters", letters, |session, letters| {
-        Box::pin(add(session, letters))
+    let input: Vec<DeadLetter> = letters.to_vec();
+    sql.run_in_era("keep_letters", input, |session, letters| {
+        Box::pin(keep(session, letters))
     })
     .await
+}
+
+/// Keeps letters. Those of tasks that were discovered in trees name the tree, and count there,
+/// unless the tree takes nothing of the report: its task has ended, or the tree is being cancelled.
+async fn keep<S: Session>(session: &mut S, letters: &[DeadLetter]) -> Result<()> {
+    let mut letters = letters.to_vec();
+    let mut parents: Vec<TaskId> = letters
+        .iter()
+        .filter(|letter| letter.kind() == LetterKind::Discovered)
+        .filter_map(|letter| letter.parent_id)
+        .collect();
+    parents.sort_unstable();
+    parents.dedup();
+    let of_parents = trees::of_unfinished(session, &parents).await?;
+    if !of_parents.is_empty() {
+        count_in_trees(session, &mut letters, &of_parents).await?;
+    }
+    let new: Vec<NewLetter> = letters.iter().map(Into::into).collect();
+    add(session, &new).await
+}
+
+/// Names the trees of these letters, and counts those that are not there yet. A report that is read
+/// again brings its letters again.
+async fn count_in_trees<S: Session>(
+    session: &mut S,
+    letters: &mut [DeadLetter],
+    of_parents: &BTreeMap<TaskId, TaskId>,
+) -> Result<()> {
+    let mut ids: Vec<TaskId> = of_parents.values().copied().collect();
+    ids.sort_unstable();
+    ids.dedup();
+    // Locked before the letters are looked up, so that nobody adds one of them in between.
+    let rows = trees::lock(session, &ids).await?;
+    let mut in_trees: BTreeMap<LetterId, (TaskId, i64)> = BTreeMap::new();
+    for letter in letters {
+        if letter.kind() != LetterKind::Discovered {
+            continue;
+        }
+        let tree = letter.parent_id.and_then(|parent| of_parents.get(&parent));
+        letter.tree = tree
+            .filter(|tree| rows.get(tree).is_some_and(|row| !row.view.cancelling))
+            .copied();
+        if let Some(tree) = letter.tree {
+            in_trees.insert(letter.id(), (tree, letter.at_unix_ms));
+        }
+    }
+    let known: Vec<LetterId> = in_trees.keys().copied().collect();
+    for known in lists(&known) {
+        let there = Statement::new("SELECT id FROM letters ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(known)
+            .sql(S::FOR_SHARE);
+        for id in session.ids(there).await? {
+            in_trees.remove(&id);
+        }
+    }
+    let mut changes = Trees::default();
+    for (tree, at_ms) in in_trees.values() {
+        changes.letters(*tree, 1, *at_ms);
+    }
+    // A letter ends no tree: the parent is unfinished.
+    changes.store(session, None).await?;
+    Ok(())
 }
 
 pub(crate) async fn letters<DB: Backend>(
@@ -132,17 +198,20 @@ pub(crate) async fn purge<DB: Backend>(
 ) -> Result<u64> {
     // The number keeps the result of an earlier attempt whose COMMIT may have taken effect although
     // its response was lost.
-    let purge = sql.run(
+    let purge = sql.run_in_era(
         "purge",
         (ids.to_vec(), AtomicU64::new(0), events),
         |session, (ids, before, events)| {
             Box::pin(async move {
-                let removed = purge_in(session, ids, events).await?;
-                Ok(before.fetch_max(removed, Ordering::Relaxed).max(removed))
+                let (removed, ended) = purge_in(session, ids, events).await?;
+                let removed = before.fetch_max(removed, Ordering::Relaxed).max(removed);
+                Ok((removed, ended))
             })
         },
     );
-    purge.await
+    let (removed, ended) = purge.await?;
+    note_ends(&ended);
+    Ok(removed)
 }
 
 pub(crate) async fn remove_old_letters<DB: Backend>(
@@ -156,10 +225,12 @@ pub(crate) async fn remove_old_letters<DB: Backend>(
     if ids.is_empty() {
         return Ok(0);
     }
-    sql.run(NAME, (ids, events), |session, (ids, events)| {
+    let purge = sql.run_in_era(NAME, (ids, events), |session, (ids, events)| {
         Box::pin(purge_in(session, ids, events))
-    })
-    .await
+    });
+    let (removed, ended) = purge.await?;
+    note_ends(&ended);
+    Ok(removed)
 }
 
 /// Removes letters. A dead task is removed with its letter, but its key stays. Returns how many
@@ -168,15 +239,15 @@ async fn purge_in<S: Session>(
     session: &mut S,
     ids: &[LetterId],
     events: &Arc<EventQueues>,
-) -> Result<u64> {
+) -> Result<(u64, Vec<EndedTree>)> {
     let mut steps = Steps::new(events);
     let mut removed = retention::remove(session, ids, Which::Dead, &mut steps).await?;
     for ids in lists(ids) {
         let others = "DELETE FROM letters WHERE kind <> 1 AND id IN ";
         removed += session.execute(Statement::new(others).list(ids)).await?;
     }
-    steps.store(session).await?;
-    Ok(removed)
+    let ended = steps.store(session).await?;
+    Ok((removed, ended))
 }
 
 /// The oldest letters that do not refer to stored tasks and are at least `age` old by the

@@ -2,11 +2,12 @@
 //! own limits.
 
 mod books;
-mod bulk;
+pub(crate) mod bulk;
 mod changes;
 mod check;
 mod events;
 mod history;
+mod holds;
 mod letters;
 mod limits;
 mod pauses;
@@ -20,14 +21,14 @@ use crate::{
     config::EventQueues,
     model::{
         Act, BulkChange, Change, ChangedLimits, DeadLetter, FailedAttempt, LetterId, LetterKind,
-        LetterPage, LetterPages, OwnLimits, OwnValues, PausedQueue, QueueName, StoredLetter,
-        TaskAct, TaskCursor, TaskId,
+        LetterPage, LetterPages, LimitHold, OwnLimits, OwnValues, PausedQueue, QueueName,
+        StoredLetter, TaskAct, TaskCursor, TaskId,
     },
     store::{
         AddedBulk, Attempts, ChangeEnd, EndedChange, KeptChanges, KeptEvents, KeptPages,
         LimitSetting, OffBusCounts, Operators, Pausing, Result, Retried, TurnedAwayCounts, Wanted,
         WrongCount,
-        sql::{SqlStore, access::tokens, backend::Backend, meta},
+        sql::{SqlStore, access::tokens, backend::Backend, meta, tasks::trees::note_ends},
     },
 };
 
@@ -94,11 +95,14 @@ impl<DB: Backend> Operators for SqlStore<DB> {
             .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
             .collect();
         let input = (acts, now_unix_ms, self.event_queues());
-        self.sql
-            .run("retry", input, |session, (acts, now, events)| {
+        let (retried, ended) = self
+            .sql
+            .run_in_era("retry", input, |session, (acts, now, events)| {
                 Box::pin(bulk::retry(session, acts, *now, events))
             })
-            .await
+            .await?;
+        note_ends(&ended);
+        Ok(retried)
     }
 
     async fn keep_letters(&self, letters: &[DeadLetter]) -> Result<()> {
@@ -139,8 +143,9 @@ impl<DB: Backend> Operators for SqlStore<DB> {
             acts.to_vec(),
             self.event_queues(),
         );
-        self.sql
-            .run(
+        let (wanted, ended) = self
+            .sql
+            .run_in_era(
                 "want_change",
                 input,
                 |session, (ids, change, at_unix_ms, acts, events)| {
@@ -154,7 +159,9 @@ impl<DB: Backend> Operators for SqlStore<DB> {
                     ))
                 },
             )
-            .await
+            .await?;
+        note_ends(&ended);
+        Ok(wanted)
     }
 
     async fn kept_changes(&self, pages: &KeptPages) -> Result<KeptChanges> {
@@ -167,15 +174,18 @@ impl<DB: Backend> Operators for SqlStore<DB> {
 
     async fn end_changes(&self, ended: &[EndedChange], at_unix_ms: i64) -> Result<Vec<ChangeEnd>> {
         let input = (ended.to_vec(), at_unix_ms, self.event_queues());
-        self.sql
-            .run(
+        let (ends, trees) = self
+            .sql
+            .run_in_era(
                 "end_changes",
                 input,
                 |session, (ended, at_unix_ms, events)| {
                     Box::pin(changes::end(session, ended, *at_unix_ms, events))
                 },
             )
-            .await
+            .await?;
+        note_ends(&trees);
+        Ok(ends)
     }
 
     async fn keep_failures(&self, failures: &[FailedAttempt]) -> Result<()> {
@@ -314,6 +324,25 @@ impl<DB: Backend> Operators for SqlStore<DB> {
                 |session, (cleared, act)| Box::pin(limits::clear(session, cleared, act)),
             )
             .await
+    }
+
+    async fn keep_holds(
+        &self,
+        queue: &QueueName,
+        holds: &[LimitHold],
+        now_unix_ms: i64,
+    ) -> Result<()> {
+        self.sql
+            .run(
+                "keep_holds",
+                (queue.clone(), holds.to_vec(), now_unix_ms),
+                |session, (queue, holds, now)| Box::pin(holds::keep(session, queue, holds, *now)),
+            )
+            .await
+    }
+
+    async fn holds(&self, queue: &QueueName, now_unix_ms: i64) -> Result<Vec<LimitHold>> {
+        holds::of_queue(&self.sql, queue, now_unix_ms).await
     }
 
     async fn wrong_counts(&self) -> Result<Vec<WrongCount>> {

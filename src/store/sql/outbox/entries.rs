@@ -1,12 +1,14 @@
 //! The outbox: tasks that are to be published and are not in a batch, and the offsets of published
 //! tasks.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use uuid::Uuid;
 
 use crate::{
-    model::{LimitHash, Priority, QueueName, StoredStatus, TaskId, TaskRow, limit_hash},
+    model::{
+        LimitHash, Priority, QueueName, SequenceHash, StoredStatus, TaskId, TaskRow, limit_hash,
+    },
     store::{
         DUE_LOOKED_AT, Error, NewRow, OutboxRow, Published, Result, Turn, Unpublished,
         sql::{
@@ -29,12 +31,14 @@ pub(crate) struct Entry {
     bytes: usize,
     /// Of a crowded task.
     limit: Option<LimitHash>,
+    /// Of a task behind others: its sequence, and its place there.
+    sequence: Option<(SequenceHash, i64)>,
 }
 
 impl Entry {
     pub(crate) fn of_new(row: &NewRow) -> Self {
         let due_ms = match row.unpublished {
-            Unpublished::Parked | Unpublished::Crowded => NEVER,
+            Unpublished::Parked | Unpublished::Crowded | Unpublished::Behind => NEVER,
             _ => row.due_unix_ms,
         };
         let NewRow {
@@ -52,6 +56,52 @@ impl Entry {
             turn: Turn::FIRST,
             bytes: task.weight(),
             limit: limit_of(*state, &task.queue, &task.limit_key),
+            sequence: None,
+        }
+    }
+
+    /// A task that waits behind others of its sequence.
+    pub(crate) fn behind(
+        task: TaskId,
+        queue: QueueName,
+        priority: Priority,
+        bytes: usize,
+        sequence: SequenceHash,
+        place: i64,
+    ) -> Self {
+        Self {
+            task,
+            state: Unpublished::Behind,
+            queue,
+            priority,
+            due_ms: NEVER,
+            turn: Turn::FIRST,
+            bytes,
+            limit: None,
+            sequence: Some((sequence, place)),
+        }
+    }
+
+    /// A task whose turn in its sequence has come.
+    pub(crate) fn released(
+        task: TaskId,
+        queue: QueueName,
+        priority: Priority,
+        bytes: usize,
+        state: Unpublished,
+        due_ms: i64,
+        turn: Turn,
+    ) -> Self {
+        Self {
+            task,
+            state,
+            queue,
+            priority,
+            due_ms,
+            turn,
+            bytes,
+            limit: None,
+            sequence: None,
         }
     }
 
@@ -69,6 +119,8 @@ fn limit_of(state: Unpublished, queue: &QueueName, limit_key: &str) -> Option<Li
 pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Result<()> {
     // Most rows have no limit key, and pay nothing for it.
     let any_crowded = entries.iter().any(|entry| entry.limit.is_some());
+    // And most are in no sequence.
+    let any_behind = entries.iter().any(|entry| entry.sequence.is_some());
     for piece in pieces(entries, |_| 0) {
         let rows = piece.iter().map(|entry| {
             let Entry {
@@ -80,6 +132,7 @@ pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
                 turn,
                 bytes,
                 limit,
+                sequence,
             } = entry;
             let bytes = *bytes as u64;
             let mut values: Vec<Value<'_>> = vec![
@@ -94,6 +147,11 @@ pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
             if any_crowded {
                 values.push(limit.as_ref().map_or(&[][..], |limit| &limit[..]).into());
             }
+            if any_behind {
+                let hash = sequence.as_ref().map_or(&[][..], |(hash, _)| &hash[..]);
+                values.push(hash.into());
+                values.push(sequence.map_or(0, |(_, place)| place).into());
+            }
             values
         });
         let mut columns = "task_id, state, queue, priority, due_ms, turn, bytes".to_owned();
@@ -101,6 +159,10 @@ pub(crate) async fn put<S: Session>(session: &mut S, entries: &[Entry]) -> Resul
         if any_crowded {
             columns += ", limit_hash";
             replaced.push("limit_hash");
+        }
+        if any_behind {
+            columns += ", sequence_hash, place";
+            replaced.extend(["sequence_hash", "place"]);
         }
         let count = columns.split(',').count();
         let statement = Statement::new(format!("INSERT INTO outbox ({columns})"))
@@ -117,6 +179,16 @@ pub(crate) async fn remove<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
         session
             .execute(Statement::new("DELETE FROM outbox WHERE task_id IN ").list(ids))
             .await?;
+    }
+    Ok(())
+}
+
+/// Removes the rows of these tasks that have ended. A dead one that waited, and holds those after it
+/// in its sequence, keeps its row.
+pub(crate) async fn remove_ended<S: Session>(session: &mut S, ids: &[TaskId]) -> Result<()> {
+    for ids in lists(ids) {
+        let remove = Statement::new("DELETE FROM outbox WHERE state <> 5 AND task_id IN ");
+        session.execute(remove.list(ids)).await?;
     }
     Ok(())
 }
@@ -208,11 +280,12 @@ fn apart(pairs: &[(TaskId, Turn)]) -> (Vec<TaskId>, Vec<Turn>) {
 }
 
 /// Removes the rows of these tasks that still have one of these turns. Turns are random, so a row
-/// that has come back in the meantime cannot have the turn of another row.
+/// that has come back in the meantime cannot have the turn of another row. A task that waits behind
+/// others of its sequence is not on the bus, whoever marks it.
 async fn remove_turns<S: Session>(session: &mut S, ids: &[TaskId], turns: &[Turn]) -> Result<u64> {
     let remove = Statement::new("DELETE FROM outbox WHERE task_id IN ")
         .list(ids)
-        .sql(" AND turn IN ")
+        .sql(" AND state <> 5 AND turn IN ")
         .list(turns);
     session.execute(remove).await
 }
@@ -253,8 +326,86 @@ async fn move_forward<S: Session>(
     session.execute(statement).await
 }
 
+/// Those of these tasks that wait behind others of their sequences.
+pub(crate) async fn behind_among<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<HashSet<TaskId>> {
+    let mut behind = HashSet::new();
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT task_id FROM outbox ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE state = 5 AND task_id IN ")
+            .list(ids);
+        behind.extend(session.ids(found).await?);
+    }
+    Ok(behind)
+}
+
+/// Those of these stored tasks that nobody may publish now: they wait behind others of their
+/// sequences, have ended, or are gone.
+pub(crate) async fn not_to_publish<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<HashSet<TaskId>> {
+    let mut not: HashSet<TaskId> = ids.iter().copied().collect();
+    for ids in lists(ids) {
+        let may_go = Statement::new("SELECT id FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE status = 0 AND (SELECT COUNT(*) FROM outbox WHERE task_id = id AND state = 5) = 0")
+            .sql(" AND id IN ")
+            .list(ids);
+        for id in session.ids(may_go).await? {
+            not.remove(&id);
+        }
+    }
+    Ok(not)
+}
+
+/// The entries of tasks that wait behind others of their sequences again, at their old places.
+pub(crate) async fn behind_again<S: Session>(
+    session: &mut S,
+    again: &[(TaskId, SequenceHash, i64)],
+) -> Result<Vec<Entry>> {
+    let mut entries = Vec::with_capacity(again.len());
+    let mut places: HashMap<TaskId, (SequenceHash, i64)> = again
+        .iter()
+        .map(|(id, hash, place)| (*id, (*hash, *place)))
+        .collect();
+    let mut ids: Vec<TaskId> = places.keys().copied().collect();
+    ids.sort_unstable();
+    for ids in lists(&ids) {
+        let tasks = Statement::new(
+            "SELECT id, queue, priority, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload) FROM tasks ",
+        )
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE id IN ")
+        .list(ids);
+        for (id, queue, priority, bytes) in
+            session.fetch::<(Vec<u8>, String, i64, i64)>(tasks).await?
+        {
+            let id = task_id(&id)?;
+            let Some((hash, place)) = places.remove(&id) else {
+                continue;
+            };
+            let mut entry = Entry::behind(
+                id,
+                queue_name(&queue)?,
+                Priority::from_number(priority),
+                number(bytes)?,
+                hash,
+                place,
+            );
+            // Its first record may be on the bus still.
+            entry.turn = new_turn();
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
 /// Puts the unfinished ones of `ids` into the outbox, with a new turn. Fresh and missing ones
-/// become due at `due_ms`.
+/// become due at `due_ms`. Those that wait behind others of their sequences go on waiting.
 pub(crate) async fn unpublish<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -267,7 +418,7 @@ pub(crate) async fn unpublish<S: Session>(
     for ids in lists(&ids) {
         let unfinished = Statement::new(
             "SELECT id, queue, priority, not_before_ms, LENGTH(task_key) + LENGTH(headers) + LENGTH(payload), \
-             COALESCE(limit_key, '')",
+             COALESCE(limit_key, ''), COALESCE(sequence, '')",
         )
         .sql(" FROM tasks ")
         .sql(S::BY_PRIMARY_KEY)
@@ -275,30 +426,39 @@ pub(crate) async fn unpublish<S: Session>(
         .list(ids)
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
-        let unfinished: Vec<(Vec<u8>, String, i64, i64, i64, String)> =
-            session.fetch(unfinished).await?;
-        let entries =
-            unfinished
-                .into_iter()
-                .map(|(id, queue, priority, not_before_ms, bytes, limit_key)| {
-                    let due_ms = match why {
-                        Unpublished::Parked | Unpublished::Crowded => NEVER,
-                        Unpublished::Scheduled => not_before_ms,
-                        Unpublished::Fresh | Unpublished::Missing => due_ms,
-                    };
-                    let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
-                    let limit = limit_of(why, &queue, &limit_key);
-                    Ok(Entry {
-                        task: task_id(&id)?,
-                        state: why,
-                        queue,
-                        priority,
-                        due_ms,
-                        turn: new_turn(),
-                        bytes: number(bytes)?,
-                        limit,
-                    })
-                });
+        type Columns = (Vec<u8>, String, i64, i64, i64, String, String);
+        let mut unfinished: Vec<Columns> = session.fetch(unfinished).await?;
+        let mut in_sequences = Vec::new();
+        for (id, .., sequence) in &unfinished {
+            if !sequence.is_empty() {
+                in_sequences.push(task_id(id)?);
+            }
+        }
+        // A late record of a task that was sent again must not let it overtake the others.
+        let behind = behind_among(session, &in_sequences).await?;
+        unfinished.retain(|(id, ..)| task_id(id).map_or(true, |id| !behind.contains(&id)));
+        let entries = unfinished.into_iter().map(
+            |(id, queue, priority, not_before_ms, bytes, limit_key, _)| {
+                let due_ms = match why {
+                    Unpublished::Parked | Unpublished::Crowded | Unpublished::Behind => NEVER,
+                    Unpublished::Scheduled => not_before_ms,
+                    Unpublished::Fresh | Unpublished::Missing => due_ms,
+                };
+                let (queue, priority) = (queue_name(&queue)?, Priority::from_number(priority));
+                let limit = limit_of(why, &queue, &limit_key);
+                Ok(Entry {
+                    task: task_id(&id)?,
+                    state: why,
+                    queue,
+                    priority,
+                    due_ms,
+                    turn: new_turn(),
+                    bytes: number(bytes)?,
+                    limit,
+                    sequence: None,
+                })
+            },
+        );
         let entries = entries.collect::<Result<Vec<_>>>()?;
         put(session, &entries).await?;
         let off_bus =
@@ -370,6 +530,7 @@ pub(crate) fn unpublished(state: i64) -> Result<Unpublished> {
         Unpublished::Scheduled,
         Unpublished::Missing,
         Unpublished::Crowded,
+        Unpublished::Behind,
     ];
     all.into_iter()
         .find(|known| *known as i64 == state)

@@ -9,10 +9,14 @@ use crate::{
         Result, Retried, Unpublished,
         sql::{
             outbox::entries,
-            rows::{number, queue_name, status, task_id, worker_name},
+            rows::{columns, number, queue_name, status, task_id, worker_name},
             session::Session,
             statement::{Statement, lists},
-            tasks::{pending, steps::Steps},
+            tasks::{
+                belongs::{BELONGS_COLUMNS, Belongs, BelongsColumns},
+                pending,
+                steps::Steps,
+            },
         },
     },
 };
@@ -28,17 +32,14 @@ pub(crate) async fn retry<S: Session>(
     now_ms: i64,
     steps: &mut Steps,
 ) -> Result<Vec<Retried>> {
-    let mut retried = Vec::new();
-    for ids in lists(ids) {
-        let ended = ended_tasks(session, ids, "(2, 3)").await?;
-        let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
-        retried.extend(begin_again(session, ended, now_ms, steps).await?);
-        if !ids.is_empty() {
-            session
-                .execute(Statement::new("DELETE FROM letters WHERE id IN ").list(&ids))
-                .await?;
-            pending::remove(session, &ids).await?;
-        }
+    let ended = ended_tasks(session, ids, "(2, 3)").await?;
+    let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
+    let retried = begin_again(session, ended, now_ms, steps).await?;
+    for ids in lists(&ids) {
+        session
+            .execute(Statement::new("DELETE FROM letters WHERE id IN ").list(ids))
+            .await?;
+        pending::remove(session, ids).await?;
     }
     Ok(retried)
 }
@@ -60,6 +61,7 @@ async fn begin_again<S: Session>(
         missing,
         not_before_ms,
         status: before,
+        belongs,
     } in ended
     {
         let mut workers = late.remove(&id).unwrap_or_default();
@@ -76,26 +78,37 @@ async fn begin_again<S: Session>(
             _ => &mut due,
         }
         .push(id);
-        steps.moved(id, &queue, before, status);
+        steps.moved(id, &queue, before, status, &belongs, now_ms);
         retried.push(Retried { id, status });
     }
-    if !done.is_empty() {
-        // A reopened task may be on the bus, or waiting to be published.
-        let end =
-            Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ? WHERE id IN ");
-        session.execute(end.bind(now_ms).list(&done)).await?;
-        entries::remove(session, &done).await?;
+    let era = session.era();
+    for done in lists(&done) {
+        let end = Statement::new("UPDATE tasks SET status = 1, on_bus = 0, updated_ms = ?, era = ")
+            .sql(S::ERA)
+            .sql(" WHERE id IN ")
+            .bind(now_ms)
+            .bind_era(era);
+        session.execute(end.list(done)).await?;
     }
     let again = [&due[..], &scheduled].concat();
-    if !again.is_empty() {
+    for again in lists(&again) {
         const AGAIN: &str = "UPDATE tasks SET status = 0, epoch = epoch + 1, attempts = 0, reason = '', \
-             on_bus = 0, updated_ms = ? WHERE id IN ";
-        session
-            .execute(Statement::new(AGAIN).bind(now_ms).list(&again))
-            .await?;
-        entries::unpublish(session, &due, Unpublished::Missing, 0).await?;
-        entries::unpublish(session, &scheduled, Unpublished::Scheduled, 0).await?;
+             on_bus = 0, updated_ms = ?, era = ";
+        let reopen = Statement::new(AGAIN)
+            .sql(S::ERA)
+            .sql(" WHERE id IN ")
+            .bind(now_ms)
+            .bind_era(era);
+        session.execute(reopen.list(again)).await?;
     }
+    // Some of these tasks may be the next of their sequences.
+    let behind = steps.sequences(session, &[], None).await?;
+    // A reopened task may be on the bus, or waiting to be published.
+    entries::remove(session, &done).await?;
+    due.retain(|id| !behind.contains(id));
+    scheduled.retain(|id| !behind.contains(id));
+    entries::unpublish(session, &due, Unpublished::Missing, 0).await?;
+    entries::unpublish(session, &scheduled, Unpublished::Scheduled, 0).await?;
     Ok(retried)
 }
 
@@ -107,10 +120,8 @@ pub(crate) async fn reopen<S: Session>(
     now_ms: i64,
     steps: &mut Steps,
 ) -> Result<()> {
-    for ids in lists(ids) {
-        let ended = ended_tasks(session, ids, "(0, 1)").await?;
-        begin_again(session, ended, now_ms, steps).await?;
-    }
+    let ended = ended_tasks(session, ids, "(0, 1)").await?;
+    begin_again(session, ended, now_ms, steps).await?;
     Ok(())
 }
 
@@ -121,32 +132,57 @@ struct EndedTask {
     missing: usize,
     not_before_ms: i64,
     status: StoredStatus,
+    belongs: Belongs,
 }
 
-/// Those of `ids` that have one of these statuses, locked.
+columns! {
+    struct EndedColumns {
+        #[flatten]
+        belongs: BelongsColumns,
+        id: Vec<u8>,
+        queue: String,
+        missing: i64,
+        not_before_ms: i64,
+        status: i64,
+    }
+}
+
+impl EndedColumns {
+    fn into_task(self) -> Result<EndedTask> {
+        let queue = queue_name(&self.queue)?;
+        Ok(EndedTask {
+            id: task_id(&self.id)?,
+            missing: number(self.missing.max(0))?,
+            not_before_ms: self.not_before_ms,
+            status: status(self.status)?,
+            belongs: self.belongs.of(&queue)?,
+            queue,
+        })
+    }
+}
+
+/// Those of `ids`, which are sorted, that have one of these statuses. All are locked before the rows
+/// of their sequences are.
 async fn ended_tasks<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     statuses: &str,
 ) -> Result<Vec<EndedTask>> {
-    let ended =
-        Statement::new("SELECT id, queue, replicas - completed, not_before_ms, status FROM tasks ")
-            .sql(S::BY_PRIMARY_KEY)
-            .sql(&format!(" WHERE status IN {statuses} AND id IN "))
-            .list(ids)
-            .sql(" ORDER BY id")
-            .sql(S::FOR_UPDATE);
-    let read = |(id, queue, missing, not_before_ms, stored): (Vec<u8>, String, i64, i64, i64)| {
-        let (queue, missing) = (queue_name(&queue)?, number(missing.max(0))?);
-        Ok(EndedTask {
-            id: task_id(&id)?,
-            queue,
-            missing,
-            not_before_ms,
-            status: status(stored)?,
-        })
-    };
-    session.fetch(ended).await?.into_iter().map(read).collect()
+    let mut tasks = Vec::with_capacity(ids.len());
+    for ids in lists(ids) {
+        let ended = Statement::new(format!(
+            "SELECT id, queue, replicas - completed AS missing, not_before_ms, status, {BELONGS_COLUMNS} FROM tasks "
+        ))
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(&format!(" WHERE status IN {statuses} AND id IN "))
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
+        for columns in session.fetch::<EndedColumns>(ended).await? {
+            tasks.push(columns.into_task()?);
+        }
+    }
+    Ok(tasks)
 }
 
 /// The workers with a surplus result, for each task.
@@ -155,13 +191,12 @@ async fn late_workers<S: Session>(
     ids: &[TaskId],
 ) -> Result<BTreeMap<TaskId, Vec<Vec<u8>>>> {
     let mut workers: BTreeMap<TaskId, Vec<Vec<u8>>> = BTreeMap::new();
-    if ids.is_empty() {
-        return Ok(workers);
-    }
-    let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND ")
-        .append(S::of_tasks(ids));
-    for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
-        workers.entry(task_id(&id)?).or_default().push(worker);
+    for ids in lists(ids) {
+        let late = Statement::new("SELECT task_id, worker FROM results WHERE surplus = 1 AND ")
+            .append(S::of_tasks(ids));
+        for (id, worker) in session.fetch::<(Vec<u8>, Vec<u8>)>(late).await? {
+            workers.entry(task_id(&id)?).or_default().push(worker);
+        }
     }
     Ok(workers)
 }

@@ -16,11 +16,20 @@ use crate::{
 
 /// The changes that a transaction makes to `queue_counts`.
 #[derive(Default)]
-pub(crate) struct Counts(BTreeMap<(QueueName, StoredStatus), i64>);
+pub(crate) struct Counts(BTreeMap<(QueueName, i64), i64>);
+
+/// The status under which `queue_counts` has those unfinished tasks that wait behind others of their
+/// sequences.
+pub(crate) const BEHIND: i64 = 4;
 
 impl Counts {
     fn count(&mut self, queue: &QueueName, status: StoredStatus, change: i64) {
-        *self.0.entry((queue.clone(), status)).or_default() += change;
+        *self.0.entry((queue.clone(), status as i64)).or_default() += change;
+    }
+
+    /// Counts tasks that now wait behind others of their sequences, or no longer do.
+    pub(crate) fn behind(&mut self, queue: &QueueName, change: i64) {
+        *self.0.entry((queue.clone(), BEHIND)).or_default() += change;
     }
 }
 

@@ -13,6 +13,7 @@ use crate::{
     config::EventQueues,
     model::{
         EventRecord, MOST_KEPT_TOGETHER, QueueName, StoredStatus, TaskId, TaskRow, TaskStatus,
+        TreeEnd,
     },
     store::{
         Result,
@@ -36,6 +37,8 @@ pub(crate) struct Events {
     created: Vec<EventRecord>,
     /// Tasks whose status changed.
     moved: Vec<TaskId>,
+    /// The ends of trees. They come last, because the last task of a tree ends before it.
+    trees: Vec<EventRecord>,
     /// The worker and the attempt of each task's last credit.
     credited: HashMap<TaskId, (String, u32)>,
 }
@@ -59,6 +62,18 @@ impl Events {
     ) {
         if self.queues.is_on(queue) {
             self.credited.insert(id, (worker.to_owned(), attempt));
+        }
+    }
+
+    /// Records the end of a tree: an event of its root.
+    pub(crate) fn tree_ended(&mut self, end: &TreeEnd) {
+        if self.queues.is_on(&end.queue) {
+            self.trees.push(EventRecord {
+                at_unix_ms: end.ended_unix_ms,
+                epoch: end.epoch,
+                tree: Some(end.state),
+                ..EventRecord::new(end.tree, end.queue.clone())
+            });
         }
     }
 
@@ -89,6 +104,7 @@ impl Step for Events {
             created: mut events,
             mut moved,
             mut credited,
+            trees,
             ..
         } = self;
         moved.sort_unstable();
@@ -105,6 +121,7 @@ impl Step for Events {
                 events.push(columns.into_event(&mut credited)?);
             }
         }
+        events.extend(trees);
         if events.is_empty() {
             return Ok(());
         }

@@ -3,6 +3,8 @@
 //! In MySQL the unique key decides, and the row that exists afterwards tells which task owns the
 //! key. If no row had the key, `seen` tells whether a removed task had it. In SQLite, the keys in
 //! memory and `seen` decide before the insert.
+//!
+//! A task without a key is known by its id, which is unique. So nothing but its row remembers it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -10,23 +12,25 @@ use std::{
 };
 
 use crate::{
-    model::{KeyHash, QueueName, StoredStatus, TaskId},
+    model::{KeyHash, QueueName, RowTree, StoredStatus, TaskId},
     store::{
-        Inserted, NewRow, Result, Turn, Unpublished,
+        Inserted, NewRow, Result, Turn,
         sql::{
             outbox::{
                 batches,
                 entries::{self, Entry},
             },
-            rows::{headers_text, key_hash, status, task_id},
+            rows::{key_hash, status, task_id},
             session::{Recent, Session},
-            statement::{Statement, Value, lists, pieces},
+            statement::{Statement, lists},
             tasks::{
                 idempotency,
                 keys::owners_by_memory,
+                new_rows::insert_rows,
                 pending,
                 retention::{Removed, removed},
                 steps::Steps,
+                trees,
             },
         },
     },
@@ -77,17 +81,23 @@ impl OldKeys {
     }
 }
 
-/// Stores new rows, with the fresh ones as this batch. Returns one answer per row.
+/// Stores new rows, with the fresh ones as this batch. Returns one answer per row, and those tasks
+/// that the caller must not publish: see [`Stored::behind`](crate::store::Stored::behind). Carries
+/// out all that `steps` have of sequences; `at_ms` as in [`Steps::sequences`].
 pub(crate) async fn insert<S: Session>(
     session: &mut S,
     rows: &[&NewRow],
     batch: Turn,
     steps: &mut Steps,
     old_keys: &OldKeys,
-) -> Result<Vec<Inserted>> {
+    at_ms: Option<i64>,
+) -> Result<(Vec<Inserted>, HashSet<TaskId>)> {
     let keys = idempotency::take(session, rows).await?;
-    let candidates = first_of_each_key(keys.unanswered(rows));
-    let owners = insert_candidates(session, &candidates, batch, old_keys).await?;
+    let closed = closed_trees(session, rows).await?;
+    let mut unanswered = keys.unanswered(rows);
+    unanswered.retain(|row| !joins_one_of(row, &closed));
+    let candidates = first_of_each_key(unanswered);
+    let mut owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     let is_fresh = |row: &&&NewRow| {
         owners
             .get(&row.task.key_hash)
@@ -96,20 +106,91 @@ pub(crate) async fn insert<S: Session>(
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     new.iter().for_each(|row| steps.added(&row.task));
     pending::keep_deadlines(session, &new).await?;
-    let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) =
-        new.into_iter().partition(|row| is_batched(row));
+    let sequenced = in_sequences(rows, &new);
+    let mut behind = steps.sequences(session, &sequenced, at_ms).await?;
+    let stored_before = stored_before(&candidates, &owners);
+    behind.extend(entries::not_to_publish(session, &stored_before).await?);
+    let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new
+        .into_iter()
+        .filter(|row| !behind.contains(&row.task.id))
+        .partition(|row| row.is_batched());
     batches::add(session, batch, &together).await?;
     let mut entries: Vec<Entry> = alone.into_iter().map(Entry::of_new).collect();
     entries.sort_unstable_by_key(Entry::task);
     entries::put(session, &entries).await?;
-    let mut answers: Vec<Inserted> = rows.iter().map(|row| answer(row, &owners)).collect();
+    let mut answers = Vec::with_capacity(rows.len());
+    for row in rows {
+        if joins_one_of(row, &closed) {
+            answers.push(Inserted::TreeClosed);
+            continue;
+        }
+        answers.push(answer(row, &owners));
+        if !row.task.has_key()
+            && let Some(owner) = owners.get_mut(&row.task.key_hash)
+        {
+            // A later row with this id is the same task.
+            owner.fresh = false;
+        }
+    }
     keys.finish(session, rows, &mut answers).await?;
-    Ok(answers)
+    Ok((answers, behind))
 }
 
-/// Whether the row is published with its batch.
-fn is_batched(row: &NewRow) -> bool {
-    row.unpublished == Unpublished::Fresh
+/// The tasks that an earlier attempt has stored, or somebody else who reads the same records, and
+/// that are answered as new.
+fn stored_before(candidates: &[&NewRow], owners: &HashMap<KeyHash, Owner>) -> Vec<TaskId> {
+    let mut ids = Vec::new();
+    for row in candidates {
+        let is_stored_before = match owners.get(&row.task.key_hash) {
+            Some(owner) => owner.id == row.task.id && !owner.fresh,
+            None => true,
+        };
+        if is_stored_before && row.task.has_key() {
+            ids.push(row.task.id);
+        }
+    }
+    ids
+}
+
+/// The trees that some of these rows join, and that take nothing more: they have ended, are being
+/// cancelled, or were removed. A tree whose root is among the rows is about to begin.
+async fn closed_trees<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<HashSet<TaskId>> {
+    let mut joined = HashSet::new();
+    let mut begun = HashSet::new();
+    for row in rows {
+        match row.task.tree.as_deref() {
+            Some(RowTree::Joins(tree)) => drop(joined.insert(*tree)),
+            Some(RowTree::Root(_)) => drop(begun.insert(row.task.id)),
+            Some(RowTree::Discovered(_) | RowTree::Returns(_)) | None => {}
+        }
+    }
+    joined.retain(|tree| !begun.contains(tree));
+    if joined.is_empty() {
+        return Ok(joined);
+    }
+    let ids: Vec<TaskId> = joined.iter().copied().collect();
+    let facts = trees::facts(session, &ids).await?;
+    joined.retain(|tree| facts.get(tree).is_none_or(|facts| facts.is_closed()));
+    Ok(joined)
+}
+
+/// Whether a row joins one of these trees.
+fn joins_one_of(row: &NewRow, trees: &HashSet<TaskId>) -> bool {
+    match row.task.tree.as_deref() {
+        Some(RowTree::Joins(tree)) => trees.contains(tree),
+        _ => false,
+    }
+}
+
+/// Those of the new rows that are in sequences, each once, in the order of the call.
+fn in_sequences<'a>(rows: &[&'a NewRow], new: &[&NewRow]) -> Vec<&'a NewRow> {
+    let with_sequence = new.iter().filter(|row| row.task.sequence.is_some());
+    let mut ids: HashSet<TaskId> = with_sequence.map(|row| row.task.id).collect();
+    let mut sequenced = Vec::with_capacity(ids.len());
+    if !ids.is_empty() {
+        sequenced.extend(rows.iter().filter(|row| ids.remove(&row.task.id)).copied());
+    }
+    sequenced
 }
 
 /// The first row of each key, sorted by key hash, because every transaction takes keys in this
@@ -127,6 +208,8 @@ fn answer(row: &NewRow, owners: &HashMap<KeyHash, Owner>) -> Inserted {
             id: owner.id,
             status: owner.status,
         },
+        Some(owner) if owner.fresh => Inserted::New,
+        _ if !row.task.has_key() => Inserted::Repeated { id: row.task.id },
         // No owner: the id was already stored with another key. That row stays unchanged.
         _ => Inserted::New,
     }
@@ -139,7 +222,7 @@ async fn insert_candidates<S: Session>(
     batch: Turn,
     old_keys: &OldKeys,
 ) -> Result<HashMap<KeyHash, Owner>> {
-    match session.recent(&key_hashes(candidates)) {
+    match session.recent(&keys_of(candidates)) {
         Some(recent) => insert_by_memory(session, candidates, batch, recent).await,
         None => insert_by_index(session, candidates, batch, old_keys).await,
     }
@@ -161,7 +244,7 @@ async fn insert_by_memory<S: Session>(
     // Rows are stored in this order. Workers finish the tasks of a shard one after the other, and
     // then those of one insert share pages.
     new.sort_unstable_by(|a, b| place(a).cmp(&place(b)));
-    if insert_tasks(session, &new, batch).await? < new.len() as u64 {
+    if insert_rows(session, &new, batch).await? < new.len() as u64 {
         // An id was already stored, with another key.
         let ids: Vec<TaskId> = new.iter().map(|row| row.task.id).collect();
         let mut stored = HashSet::new();
@@ -175,6 +258,7 @@ async fn insert_by_memory<S: Session>(
     }
     let keys: Vec<(KeyHash, TaskId)> = new
         .iter()
+        .filter(|row| row.task.has_key())
         .map(|row| (row.task.key_hash, row.task.id))
         .collect();
     if !keys.is_empty() {
@@ -184,7 +268,10 @@ async fn insert_by_memory<S: Session>(
         .into_iter()
         .map(|(hash, known)| (hash, known.into()))
         .collect();
-    owners.extend(keys.into_iter().map(|(hash, id)| (hash, Owner::fresh(id))));
+    owners.extend(
+        new.iter()
+            .map(|row| (row.task.key_hash, Owner::fresh(row.task.id))),
+    );
     Ok(owners)
 }
 
@@ -200,16 +287,19 @@ async fn insert_by_index<S: Session>(
     batch: Turn,
     old_keys: &OldKeys,
 ) -> Result<HashMap<KeyHash, Owner>> {
+    if candidates.is_empty() {
+        return Ok(HashMap::new());
+    }
     let mut old = HashMap::new();
     if old_keys.are_many() {
-        old = removed(session, &key_hashes(candidates), "").await?;
+        old = removed(session, &keys_of(candidates), "").await?;
     }
     let rest: Vec<&NewRow> = candidates
         .iter()
         .filter(|row| !old.contains_key(&row.task.key_hash))
         .copied()
         .collect();
-    insert_tasks(session, &rest, batch).await?;
+    insert_rows(session, &rest, batch).await?;
     let mut owners = owners(session, &key_hashes(&rest), batch).await?;
     // Looked up only now, with a lock: a removal that frees a key moves it to `seen` before another
     // row can take it.
@@ -221,7 +311,7 @@ async fn insert_by_index<S: Session>(
                 .is_some_and(|owner| owner.fresh)
         })
         .collect();
-    let taken = removed(session, &key_hashes(&fresh), S::FOR_SHARE).await?;
+    let taken = removed(session, &keys_of(&fresh), S::FOR_SHARE).await?;
     if !taken.is_empty() {
         let back: Vec<TaskId> = fresh
             .iter()
@@ -247,76 +337,12 @@ fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
     rows.iter().map(|row| row.task.key_hash).collect()
 }
 
-/// Inserts the rows. Returns how many were inserted, if the database reports that.
-async fn insert_tasks<S: Session>(
-    session: &mut S,
-    candidates: &[&NewRow],
-    insertion: Turn,
-) -> Result<u64> {
-    let mut inserted = 0;
-    for piece in pieces(candidates, |row| row.task.weight()) {
-        let insert = Statement::new(S::INSERT).sql(
-            " INTO tasks (id, key_hash, queue, shard, task_key, replicas, priority, max_attempts, lease_ms, \
-             not_before_ms, headers, traceparent, created_ms, updated_ms, insertion, on_bus, \
-             payload_encoding, payload",
-        );
-        // Most tasks have no backoff, deadline or limit key, and pay nothing for them.
-        let more = piece.iter().any(|row| has_more(row));
-        let insert = insert.sql(if more {
-            ", backoff, deadline_ms, limit_key)"
-        } else {
-            ")"
-        });
-        let rows = piece.iter().map(|row| {
-            task_values(row, insertion)
-                .into_iter()
-                .chain(more.then(|| more_values(row)).into_iter().flatten())
-        });
-        let insert = insert.values_of(18 + 3 * usize::from(more), rows);
-        inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
-    }
-    Ok(inserted)
-}
-
-fn task_values(row: &NewRow, insertion: Turn) -> [Value<'_>; 18] {
-    let task = &row.task;
-    [
-        (&task.id).into(),
-        (&task.key_hash).into(),
-        (&task.queue).into(),
-        task.partition.into(),
-        (&task.key[..]).into(),
-        task.replicas.into(),
-        task.priority.into(),
-        task.max_attempts.into(),
-        task.lease_ms.into(),
-        task.not_before_unix_ms.into(),
-        headers_text(&task.headers).into(),
-        task.traceparent.as_str().into(),
-        task.created_unix_ms.into(),
-        task.created_unix_ms.into(),
-        insertion.into(),
-        is_batched(row).into(),
-        task.payload_encoding.into(),
-        (&task.payload[..]).into(),
-    ]
-}
-
-fn has_more(row: &NewRow) -> bool {
-    row.task.backoff.is_some() || row.task.deadline_unix_ms > 0 || !row.task.limit_key.is_empty()
-}
-
-/// The backoff, the deadline and the limit key.
-fn more_values(row: &NewRow) -> [Value<'_>; 3] {
-    let backoff = row
-        .task
-        .backoff
-        .map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec());
-    [
-        backoff.unwrap_or_default().into(),
-        row.task.deadline_unix_ms.into(),
-        row.task.limit_key.as_str().into(),
-    ]
+/// The hashes of those rows that have keys.
+fn keys_of(rows: &[&NewRow]) -> Vec<KeyHash> {
+    rows.iter()
+        .filter(|row| row.task.has_key())
+        .map(|row| row.task.key_hash)
+        .collect()
 }
 
 async fn owners<S: Session>(

@@ -85,7 +85,8 @@ pub(crate) async fn owners<DB: Backend>(
         // Queried before `seen`, because keys move from memory to `seen`.
         let stored = match sql.0.recent(keys).await? {
             Some(recent) => {
-                let ids: Vec<TaskId> = recent.owners.into_values().collect();
+                let mut ids: Vec<TaskId> = recent.owners.into_values().collect();
+                ids.extend(keys.iter().filter_map(KeyHash::task_without_key));
                 let by_id = Statement::new("SELECT key_hash, id, status FROM tasks WHERE id IN ");
                 if ids.is_empty() {
                     Vec::new()

@@ -7,11 +7,13 @@ use crate::{
     store::{
         Result,
         sql::{
-            outbox::entries,
             rows::{columns, key_hash, number, queue_name, status, task_id, worker_name},
             session::Session,
             statement::{Statement, Value, lists, pieces},
-            tasks::steps::Steps,
+            tasks::{
+                belongs::{BELONGS_COLUMNS, Belongs, BelongsColumns},
+                steps::Steps,
+            },
         },
     },
 };
@@ -34,6 +36,7 @@ pub(crate) struct Progress {
     /// The task may have a row in the outbox.
     off_bus: bool,
     changed: bool,
+    pub(crate) belongs: Belongs,
     /// The workers that have a result, credited or surplus.
     pub(crate) workers: HashSet<String>,
 }
@@ -64,7 +67,7 @@ pub(crate) async fn lock<S: Session>(
     for ids in lists(&ids) {
         let found = Statement::new(format!(
             "SELECT id, {} AS number, key_hash, queue, replicas, priority, status, completed, attempts, epoch, reason, \
-             updated_ms, on_bus FROM tasks ",
+             updated_ms, on_bus, {BELONGS_COLUMNS} FROM tasks ",
             S::NUMBER.unwrap_or("0")
         ))
         .sql(S::BY_PRIMARY_KEY)
@@ -98,6 +101,8 @@ pub(crate) async fn lock<S: Session>(
 
 columns! {
     struct ProgressColumns {
+        #[flatten]
+        belongs: BelongsColumns,
         id: Vec<u8>,
         number: i64,
         key_hash: Vec<u8>,
@@ -117,9 +122,11 @@ columns! {
 impl ProgressColumns {
     fn into_progress(self) -> Result<Progress> {
         let status = status(self.status)?;
+        let queue = queue_name(&self.queue)?;
+        let belongs = self.belongs.of(&queue)?;
         Ok(Progress {
             number: self.number,
-            queue: queue_name(&self.queue)?,
+            queue,
             key_hash: key_hash(&self.key_hash)?,
             replicas: number(self.replicas)?,
             priority: Priority::from_number(self.priority),
@@ -132,6 +139,7 @@ impl ProgressColumns {
             updated_ms: self.updated_ms,
             off_bus: self.on_bus == 0,
             changed: false,
+            belongs,
             workers: HashSet::new(),
         })
     }
@@ -153,6 +161,12 @@ impl Progress {
         self.reason = reason.to_owned();
         self.attempts = attempts;
         self.touch(at_ms);
+    }
+
+    /// Records that a filter may match the task that did not match it before, because it has one
+    /// more result.
+    pub(crate) fn surplus(&mut self) {
+        self.changed = true;
     }
 
     fn change(&self) -> Change<'_> {
@@ -180,19 +194,21 @@ impl Progress {
         self.changed = true;
     }
 
-    /// The key of the task if the task will never be completed.
+    /// The key of the task, if it has one and will never be completed.
     pub(crate) fn freed_key(&self) -> Option<(QueueName, KeyHash)> {
         let freed = matches!(self.status, StoredStatus::Dead | StoredStatus::Cancelled);
-        freed.then(|| (self.queue.clone(), self.key_hash))
+        let has_key = self.key_hash.task_without_key().is_none();
+        (freed && has_key).then(|| (self.queue.clone(), self.key_hash))
     }
 }
 
-/// Stores the changes.
+/// Stores the changes. Returns the tasks that have ended and may have a row in the outbox, which the
+/// caller removes.
 pub(crate) async fn store<S: Session>(
     session: &mut S,
     tasks: &BTreeMap<TaskId, Progress>,
     steps: &mut Steps,
-) -> Result<()> {
+) -> Result<Vec<TaskId>> {
     let changed: Vec<_> = tasks.iter().filter(|(_, task)| task.changed).collect();
     let mut alike: BTreeMap<Change<'_>, Vec<Value<'_>>> = BTreeMap::new();
     for (id, task) in &changed {
@@ -200,36 +216,48 @@ pub(crate) async fn store<S: Session>(
         alike.entry(task.change()).or_default().push(finder);
     }
     let mut others = Vec::new();
+    let era = session.era();
     for (change, finders) in alike {
         if finders.len() < ALIKE {
             others.extend(finders.into_iter().map(|finder| (finder, change)));
             continue;
         }
         for finders in lists(&finders) {
-            session.execute(update_alike::<S>(change, finders)).await?;
+            session
+                .execute(update_alike::<S>(change, finders, era))
+                .await?;
         }
     }
     for piece in pieces(&others, |(_, change)| change.reason.len()) {
-        session.execute(update::<S>(piece)).await?;
+        session.execute(update::<S>(piece, era)).await?;
     }
     let ended: Vec<_> = changed
         .into_iter()
         .filter(|(_, task)| task.status != task.stored)
         .collect();
     for (id, task) in &ended {
-        steps.moved(**id, &task.queue, task.stored, task.status);
+        steps.moved(
+            **id,
+            &task.queue,
+            task.stored,
+            task.status,
+            &task.belongs,
+            task.updated_ms,
+        );
     }
-    // A task that is on the bus or in a batch has no row in the outbox.
-    let ended: Vec<TaskId> = ended
+    Ok(ended
         .into_iter()
         .filter(|(_, task)| task.off_bus)
         .map(|(id, _)| *id)
-        .collect();
-    entries::remove(session, &ended).await
+        .collect())
 }
 
 /// Updates tasks that all get the same values.
-fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) -> Statement<'a> {
+fn update_alike<'a, S: Session>(
+    change: Change<'a>,
+    finders: &'a [Value<'a>],
+    era: Option<i64>,
+) -> Statement<'a> {
     let Change {
         status,
         completed,
@@ -244,7 +272,10 @@ fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) ->
         .bind(completed)
         .bind(attempts)
         .bind(reason)
-        .bind(updated_ms);
+        .bind(updated_ms)
+        .sql(", era = ")
+        .sql(S::ERA)
+        .bind_era(era);
     let leave = if status.is_final() {
         ", on_bus = 0 WHERE "
     } else {
@@ -258,7 +289,7 @@ fn update_alike<'a, S: Session>(change: Change<'a>, finders: &'a [Value<'a>]) ->
 }
 
 /// Updates tasks, each with its own values.
-fn update<'a, S: Session>(tasks: &[(Value<'a>, Change<'a>)]) -> Statement<'a> {
+fn update<'a, S: Session>(tasks: &[(Value<'a>, Change<'a>)], era: Option<i64>) -> Statement<'a> {
     let row = format!(
         "SELECT {} AS finder, ? AS new_status, ? AS new_completed, ? AS new_attempts, ? AS new_reason, \
          ? AS new_updated",
@@ -274,10 +305,15 @@ fn update<'a, S: Session>(tasks: &[(Value<'a>, Change<'a>)]) -> Statement<'a> {
             change.updated_ms.into(),
         ]
     });
-    let set = "status = new_status, completed = new_completed, attempts = new_attempts, reason = new_reason, \
-               updated_ms = new_updated, on_bus = CASE WHEN new_status = 0 THEN on_bus ELSE 0 END";
-    let [before, behind] = S::update_tasks(set);
+    let set = format!(
+        "status = new_status, completed = new_completed, attempts = new_attempts, reason = new_reason, \
+         updated_ms = new_updated, on_bus = CASE WHEN new_status = 0 THEN on_bus ELSE 0 END, era = {}",
+        S::ERA
+    );
+    let [before, behind] = S::update_tasks(&set);
+    // A database with a placeholder for the era has it before the rows.
     Statement::new(before)
+        .bind_era(era)
         .rows(&row, " UNION ALL ", rows)
         .sql(&behind)
 }

@@ -57,16 +57,19 @@ pub(crate) async fn states<DB: Backend>(
     sql: &Runner<DB>,
     ids: &[TaskId],
 ) -> Result<Vec<TaskState>> {
-    type Columns = (Vec<u8>, i64, i64, i64, i64, Option<Vec<u8>>);
+    type Columns = (Vec<u8>, i64, i64, i64, i64, i64, Option<Vec<u8>>);
     let mut states: BTreeMap<TaskId, TaskState> = BTreeMap::new();
     for ids in lists(&distinct(ids)) {
         let credited = Statement::new(
-            "SELECT id, status, epoch, replicas, priority, worker FROM tasks LEFT JOIN results ON ",
+            "SELECT id, status, epoch, replicas, priority, \
+             CASE WHEN COALESCE(sequence, '') = '' THEN 0 ELSE \
+             (SELECT COUNT(*) FROM outbox WHERE outbox.task_id = tasks.id AND outbox.state = 5) END AS is_behind, \
+             worker FROM tasks LEFT JOIN results ON ",
         )
         .sql(DB::Connection::IS_RESULT_OF)
         .sql(" AND surplus = 0 WHERE id IN ")
         .list(ids);
-        for (id, stored, epoch, replicas, priority, worker) in
+        for (id, stored, epoch, replicas, priority, behind, worker) in
             sql.read::<Columns>("states", credited).await?
         {
             let (id, status, epoch) = (task_id(&id)?, status(stored)?, number(epoch)?);
@@ -76,6 +79,7 @@ pub(crate) async fn states<DB: Backend>(
                 status,
                 workers: Vec::new(),
                 epoch,
+                is_behind: behind != 0,
                 replicas,
                 priority,
             };
@@ -187,7 +191,8 @@ pub(crate) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Op
     let task = Statement::new(format!(
         "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
              (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
-             (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished \
+             (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished, \
+         tree AS in_tree \
          FROM tasks WHERE id = ?"
     ))
     .bind(&id);
@@ -242,6 +247,17 @@ pub(crate) async fn counts<DB: Backend>(
         );
     }
     counts.into_iter().map(QueueCount::try_from).collect()
+}
+
+pub(crate) async fn queue_names<DB: Backend>(
+    sql: &Runner<DB>,
+    beginning: &str,
+    limit: u32,
+) -> Result<Vec<QueueName>> {
+    let names: Vec<(String,)> = sql
+        .read("queue_names", queue_counts::names(beginning, limit))
+        .await?;
+    names.iter().map(|(name,)| queue_name(name)).collect()
 }
 
 pub(crate) async fn unfinished<DB: Backend>(sql: &Runner<DB>) -> Result<Vec<(QueueName, u64)>> {

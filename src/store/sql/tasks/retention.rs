@@ -9,19 +9,29 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::steps::Steps;
+use super::{
+    belongs::{BELONGS_COLUMNS, BelongsColumns},
+    steps::Steps,
+    unread::unread,
+};
 use crate::{
     model::{KeyHash, StoredStatus, TaskId, millis},
     store::{
-        Result,
+        CompletedPage, Result,
         sql::{
             outbox::entries,
-            rows::{key_hash, status, task_id},
+            rows::{columns, key_hash, queue_name, status, task_id},
             session::Session,
             statement::{Statement, lists, pieces},
         },
     },
 };
+
+/// How long a task without a key stays after its end, even if less is kept of others. Nothing remains
+/// of it, so an insert that is still on its way, for example from a feeder that was suspended, would
+/// store the same task once more, and it would be processed again. The task of a record also stays
+/// until the position of its subscription has passed the record.
+const KEYLESS_STAYS: Duration = Duration::from_secs(3600);
 
 /// A removed task. In SQLite, status 0 means that the task was not removed.
 #[derive(Clone, Copy)]
@@ -56,20 +66,55 @@ pub(crate) async fn removed<S: Session>(
     Ok(found)
 }
 
-/// The tasks that finished earliest, at least `age` ago by the database's clock.
-pub(crate) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
+/// A finished task that may be removed.
+pub(crate) struct Candidate {
+    pub(crate) id: TaskId,
+    /// Whether it finished long enough ago.
+    pub(crate) is_old: bool,
+    /// It has no key, and [`KEYLESS_STAYS`] is not over.
+    pub(crate) waits: bool,
+    pub(crate) ended_unix_ms: i64,
+}
+
+/// A row of [`finished`] or [`completed`].
+pub(crate) type CandidateRow = (Vec<u8>, Vec<u8>, i64, i64, i64);
+
+impl Candidate {
+    pub(crate) fn read(row: &CandidateRow) -> Result<Self> {
+        let (id, hash, ended_unix_ms, is_old, is_settled) = row;
+        let has_no_key = key_hash(hash)?.task_without_key().is_some();
+        Ok(Self {
+            id: task_id(id)?,
+            is_old: *is_old != 0,
+            waits: has_no_key && *is_settled == 0,
+            ended_unix_ms: *ended_unix_ms,
+        })
+    }
+}
+
+/// The tasks that finished earliest, at least `age` ago by the database's clock, and not before
+/// `from_unix_ms`.
+pub(crate) fn finished<'a, S: Session>(
+    age: Duration,
+    from_unix_ms: i64,
+    limit: u32,
+) -> Statement<'a> {
     // The index has a sorted range for each status.
     let of_status = |status: StoredStatus| {
-        Statement::new("SELECT * FROM (SELECT id, updated_ms FROM tasks ")
+        Statement::new("SELECT * FROM (SELECT id, key_hash, updated_ms FROM tasks ")
             .sql(&S::by_index("tasks_finished"))
             // SQLite only uses a partial index for a condition that repeats the one of the index.
             .sql(" WHERE status <> 0 AND status = ? AND ")
             .bind(status)
             .append(old_enough::<S>(age))
+            .sql(" AND updated_ms >= ?")
+            .bind(from_unix_ms)
             .sql(" ORDER BY updated_ms LIMIT ?)")
             .bind(limit)
     };
-    Statement::new("SELECT id FROM (")
+    Statement::new("SELECT id, key_hash, updated_ms, 1 AS is_old, ")
+        .append(old_enough::<S>(KEYLESS_STAYS))
+        .sql(" AS is_settled FROM (")
         .append(of_status(StoredStatus::Completed))
         .sql(" AS completed UNION ALL ")
         .append(of_status(StoredStatus::Dead))
@@ -77,6 +122,24 @@ pub(crate) fn finished<'a, S: Session>(age: Duration, limit: u32) -> Statement<'
         .append(of_status(StoredStatus::Cancelled))
         .sql(" AS cancelled) AS finished ORDER BY updated_ms LIMIT ?")
         .bind(limit)
+}
+
+/// A page of completed tasks.
+///
+/// By the index of the queue's completed tasks: a page costs as much as its limit, whatever other
+/// queues keep.
+pub(crate) fn completed<S: Session>(page: &CompletedPage) -> Statement<'_> {
+    Statement::new("SELECT id, key_hash, updated_ms, ")
+        .append(old_enough::<S>(page.age))
+        .sql(" AS is_old, ")
+        .append(old_enough::<S>(KEYLESS_STAYS))
+        .sql(" AS is_settled FROM (SELECT id, key_hash, updated_ms FROM tasks ")
+        .sql(&S::of_status(StoredStatus::Completed))
+        .sql(" AND queue = ? AND id > ? AND id < ? ORDER BY id LIMIT ?) AS page ORDER BY id")
+        .bind(&page.queue)
+        .bind(&page.after)
+        .bind(&page.below)
+        .bind(page.limit)
 }
 
 fn old_enough<'a, S: Session>(age: Duration) -> Statement<'a> {
@@ -99,12 +162,32 @@ pub(crate) enum Which {
 }
 
 impl Which {
+    /// Whether a task with this key stays for [`KEYLESS_STAYS`].
+    fn waits_for(self, hash: KeyHash) -> bool {
+        match self {
+            Self::Old(_) => hash.task_without_key().is_some(),
+            Self::Dead => false,
+        }
+    }
+
     /// Whether inserting the key of a removed task remains a duplicate.
     fn keeps_key_of(self, status: StoredStatus) -> bool {
         match self {
             Self::Old(_) => status != StoredStatus::Dead,
             Self::Dead => true,
         }
+    }
+}
+
+columns! {
+    struct FinishedColumns {
+        #[flatten]
+        belongs: BelongsColumns,
+        key_hash: Vec<u8>,
+        id: Vec<u8>,
+        status: i64,
+        queue: String,
+        is_settled: i64,
     }
 }
 
@@ -117,29 +200,58 @@ pub(crate) async fn remove<S: Session>(
 ) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
-    let mut count = 0;
+    let mut all_removed = Vec::new();
     for ids in lists(&ids) {
         let condition = match which {
             Which::Old(age) => old_enough::<S>(age),
             Which::Dead => Statement::new("status = 2"),
         };
-        let still = Statement::new("SELECT key_hash, id, status FROM tasks ")
-            .sql(S::BY_PRIMARY_KEY)
-            .sql(" WHERE status <> 0 AND ")
-            .append(condition)
-            .sql(" AND id IN ")
-            .list(ids)
-            .sql(" ORDER BY id")
-            .sql(S::FOR_UPDATE);
+        let still = Statement::new(format!(
+            "SELECT key_hash, id, status, queue, {BELONGS_COLUMNS}, "
+        ))
+        .append(old_enough::<S>(KEYLESS_STAYS))
+        .sql(" AS is_settled FROM tasks ")
+        .sql(S::BY_PRIMARY_KEY)
+        .sql(" WHERE status <> 0 AND ")
+        .append(condition)
+        .sql(" AND id IN ")
+        .list(ids)
+        .sql(" ORDER BY id")
+        .sql(S::FOR_UPDATE);
         let mut moved = Vec::new();
-        for (hash, id, number) in session.fetch::<(Vec<u8>, Vec<u8>, i64)>(still).await? {
-            moved.push((key_hash(&hash)?, task_id(&id)?, status(number)?));
+        let mut settled = Vec::new();
+        let mut without_key = Vec::new();
+        for columns in session.fetch::<FinishedColumns>(still).await? {
+            let hash = key_hash(&columns.key_hash)?;
+            if columns.is_settled == 0 && which.waits_for(hash) {
+                continue;
+            }
+            let id = task_id(&columns.id)?;
+            let status = status(columns.status)?;
+            let queue = queue_name(&columns.queue)?;
+            let belongs = columns.belongs.of(&queue)?;
+            if which.waits_for(hash) {
+                without_key.push(id);
+            }
+            settled.push((queue, belongs));
+            moved.push((hash, id, status));
+        }
+        if !without_key.is_empty() {
+            let unread = unread(session, &without_key).await?;
+            let mut kept = moved.iter().map(|(_, id, _)| !unread.contains(id));
+            settled.retain(|_| kept.next().unwrap_or(true));
+            moved.retain(|(_, id, _)| !unread.contains(id));
+        }
+        for ((_, id, status), (queue, belongs)) in moved.iter().zip(&settled) {
+            steps.removed(*id, queue, *status, belongs);
         }
         if moved.is_empty() {
             continue;
         }
         let mut kept = moved.clone();
-        kept.retain(|(.., status)| which.keeps_key_of(*status));
+        kept.retain(|(hash, _, status)| {
+            hash.task_without_key().is_none() && which.keeps_key_of(*status)
+        });
         kept.sort_unstable_by_key(|(hash, ..)| *hash);
         for piece in pieces(&kept, |_| 0) {
             let rows = piece
@@ -149,9 +261,6 @@ pub(crate) async fn remove<S: Session>(
             session
                 .execute(keep.sql(&S::replace("key_hash", &["task_id", "status"])))
                 .await?;
-        }
-        for (_, id, status) in &moved {
-            steps.removed(*id, *status);
         }
         let ids: Vec<TaskId> = moved.iter().map(|(_, id, _)| *id).collect();
         // Deleted before the tasks, because SQLite finds results through the rows of tasks.
@@ -167,9 +276,11 @@ pub(crate) async fn remove<S: Session>(
         for table in TABLES {
             session.execute(Statement::new(table).list(&ids)).await?;
         }
-        // A final task should not be in the outbox. If it were, its row would stay there forever.
-        entries::remove(session, &ids).await?;
-        count += ids.len() as u64;
+        all_removed.extend(ids);
     }
-    Ok(count)
+    // After all locks of tasks.
+    steps.sequences(session, &[], None).await?;
+    // A final task should not be in the outbox. If it were, its row would stay there forever.
+    entries::remove(session, &all_removed).await?;
+    Ok(all_removed.len() as u64)
 }

@@ -16,7 +16,7 @@ use crate::{
         sql::{
             backend::Backend,
             dialect::Dialect,
-            rows::{columns, corrupt, number, queue_name, status, task_id},
+            rows::{columns, corrupt, number, queue_name, status, task_id, tree_of},
             runner::Runner,
             statement::{Statement, lists},
             tasks::{
@@ -101,6 +101,8 @@ enum Index<'a> {
     /// The one task with the key.
     Key(KeyHash),
     Worker(&'a WorkerName),
+    /// The list of a tree.
+    Tree(TaskId),
     /// One range for each status.
     Queue(&'a QueueName, Vec<StoredStatus>),
     /// All tasks.
@@ -109,6 +111,12 @@ enum Index<'a> {
 
 impl<'a> Index<'a> {
     fn of(filter: &'a TaskFilter, stays_in_queue: bool) -> Self {
+        if let Some(tree) = filter.tree
+            && filter.key.is_none()
+            && (filter.queue.is_none() || !stays_in_queue)
+        {
+            return Self::Tree(tree);
+        }
         match (&filter.queue, &filter.key, &filter.worker) {
             (Some(queue), Some(key), _) => Self::Key(KeyHash::new(queue, key)),
             (queue, _, Some(worker)) if queue.is_none() || !stays_in_queue => Self::Worker(worker),
@@ -136,6 +144,18 @@ impl<'a> Index<'a> {
                 let owners = keys::owners(sql, NAME, &[*hash]).await?;
                 let ids = owners.into_iter().map(|(_, id, _)| id);
                 return Ok(ids.filter(|id| (from..below).contains(id)).collect());
+            }
+            Self::Tree(tree) => {
+                let listed = Statement::new(
+                    "SELECT task FROM tree_tasks WHERE tree = ? AND task >= ? AND task < ?",
+                )
+                .bind(tree);
+                return merged(
+                    sql,
+                    newest(listed, "task DESC", &from, &below, limit),
+                    limit,
+                )
+                .await;
             }
             Self::Worker(worker) => {
                 return merged(sql, by_worker::<DB>(worker, &from, &below, limit), limit).await;
@@ -247,9 +267,12 @@ columns! {
         updated_ms: i64,
         not_before_ms: i64,
         deadline: i64,
+        sequence: String,
         reason: String,
         shown_headers: String,
         epoch: i64,
+        era: i64,
+        in_tree: Option<Vec<u8>>,
     }
 }
 
@@ -268,8 +291,8 @@ async fn rows<DB: Backend>(
     for ids in lists(ids) {
         let found = Statement::new(format!(
             "SELECT id, queue, shard, task_key, status, replicas, completed, attempts, priority, updated_ms, \
-             not_before_ms, COALESCE(deadline_ms, 0) AS deadline, \
-             reason, {headers} AS shown_headers, epoch FROM tasks "
+             not_before_ms, COALESCE(deadline_ms, 0) AS deadline, COALESCE(sequence, '') AS sequence, \
+             reason, {headers} AS shown_headers, epoch, era, tree AS in_tree FROM tasks "
         ))
         .sql(DB::Connection::BY_PRIMARY_KEY)
         .sql(" WHERE id IN ")
@@ -281,8 +304,21 @@ async fn rows<DB: Backend>(
                 .queue
                 .as_ref()
                 .is_none_or(|queue| queue.as_str() == columns.queue);
+            let is_of_tree = filter
+                .tree
+                .is_none_or(|tree| columns.in_tree.as_deref() == Some(&tree.as_bytes()[..]));
             let has_key = columns.task_key.starts_with(&filter.key_prefix);
-            if has_status && is_of_queue && has_key && has_headers(filter, &columns.shown_headers)?
+            let has_reason = columns.reason.starts_with(&filter.reason);
+            let is_unchanged = filter
+                .as_of_unix_ms
+                .is_none_or(|as_of| columns.era < as_of && columns.updated_ms <= as_of);
+            if has_status
+                && is_of_queue
+                && is_of_tree
+                && has_key
+                && has_reason
+                && is_unchanged
+                && has_headers(filter, &columns.shown_headers)?
             {
                 let task = columns.into_task(status)?;
                 rows.insert(task.id, task);
@@ -322,8 +358,10 @@ impl Columns {
             updated_unix_ms: self.updated_ms,
             not_before_unix_ms: self.not_before_ms,
             deadline_unix_ms: self.deadline,
+            sequence: self.sequence,
             reason: self.reason,
             epoch: number(self.epoch)?,
+            tree: tree_of(self.in_tree.as_deref())?,
         })
     }
 }

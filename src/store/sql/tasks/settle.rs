@@ -1,20 +1,27 @@
 //! Settles reports: locks their tasks, decides in order, and stores the changes.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    sync::Arc,
+};
 
 use crate::{
     config::EventQueues,
-    model::{DeadLetter, Encoding, LeaseNumber, StoredStatus, TaskId, began},
+    model::{DeadLetter, Encoding, LeaseNumber, RowTree, StoredStatus, TaskId, TaskRow, began},
     store::{
-        NewRow, Result, Settled, SettledTask, Settlement, Turn,
+        NewRow, OutboxRow, PAGE_BYTES, Result, Settled, SettledTask, Settlement, Stored, Turn,
+        Unpublished,
         sql::{
+            outbox::entries::{self, UnfinishedColumns},
             session::Session,
-            statement::{Statement, Value, pieces},
+            statement::{Statement, Value, lists, pieces},
             tasks::{
                 insert::{self, OldKeys},
                 letters::{self, NewLetter},
                 progress::{self, Progress},
+                sequences::Released,
                 steps::Steps,
+                trees::{self, EndedTree, TreeFacts},
             },
         },
     },
@@ -42,6 +49,12 @@ impl Settlement {
         }
     }
 
+    fn at_unix_ms(&self) -> i64 {
+        match self {
+            Self::Completed { at_unix_ms, .. } | Self::Died { at_unix_ms, .. } => *at_unix_ms,
+        }
+    }
+
     fn discovered(&self) -> &[NewRow] {
         match self {
             Self::Completed { discovered, .. } => discovered,
@@ -56,8 +69,17 @@ struct Settling<'a> {
     tasks: BTreeMap<TaskId, Progress>,
     results: Vec<NewResult<'a>>,
     letters: Vec<NewLetter>,
-    /// The events and the counts.
+    /// The sequences, the trees, the events and the counts.
     steps: Steps,
+    /// How many surplus reports came from tasks of trees.
+    late: usize,
+}
+
+/// The outcome of a settlement, and what it did to trees.
+pub(crate) struct SettledInTrees {
+    pub(crate) stored: Stored<Settled>,
+    pub(crate) ended: Vec<EndedTree>,
+    pub(crate) late: usize,
 }
 
 /// Settles reports in one transaction. Their discovered tasks become this batch.
@@ -67,13 +89,14 @@ pub(crate) async fn settle<S: Session>(
     batch: Turn,
     old_keys: &OldKeys,
     events: &Arc<EventQueues>,
-) -> Result<Vec<Settled>> {
+) -> Result<SettledInTrees> {
     let ids = reports.iter().map(|report| *report.id()).collect();
     let mut settling = Settling {
         tasks: progress::lock(session, ids).await?,
         results: Vec::new(),
         letters: Vec::new(),
         steps: Steps::new(events),
+        late: 0,
     };
     let mut settled = Vec::with_capacity(reports.len());
     for report in reports {
@@ -84,13 +107,88 @@ pub(crate) async fn settle<S: Session>(
         mut results,
         letters,
         mut steps,
+        late,
     } = settling;
     store_results(session, &mut results).await?;
-    progress::store(session, &tasks, &mut steps).await?;
+    let off_bus = progress::store(session, &tasks, &mut steps).await?;
     letters::add(session, &letters).await?;
-    store_discovered(session, reports, batch, &mut settled, &mut steps, old_keys).await?;
-    steps.store(session).await?;
-    Ok(settled)
+    let places = places_of_discoveries(session, reports, &settled, &tasks).await?;
+    let discovered = Discovered {
+        reports,
+        places: &places,
+        batch,
+    };
+    let behind = store_discovered(session, &discovered, &mut settled, &mut steps, old_keys).await?;
+    // A task that is on the bus or in a batch has no row in the outbox.
+    entries::remove_ended(session, &off_bus).await?;
+    let mut released = released_rows(session, &steps.take_released()).await?;
+    let at_ms = reports.iter().map(Settlement::at_unix_ms).max();
+    let ended = steps.store_and_publish(session, at_ms).await?;
+    for tree in &ended {
+        if let Some((task, turn)) = &tree.then {
+            released.push(OutboxRow {
+                task: task.clone(),
+                is_as_new: true,
+                unpublished: Unpublished::Fresh,
+                turn: *turn,
+            });
+        }
+    }
+    Ok(SettledInTrees {
+        stored: Stored {
+            answers: settled,
+            batch,
+            behind,
+            released,
+        },
+        ended,
+        late,
+    })
+}
+
+/// The rows of the released tasks that the caller can publish at once, up to [`PAGE_BYTES`].
+async fn released_rows<S: Session>(
+    session: &mut S,
+    released: &[Released],
+) -> Result<Vec<OutboxRow>> {
+    let mut bytes = 0;
+    let mut turns: HashMap<TaskId, Turn> = HashMap::new();
+    let mut left_out = Vec::new();
+    for one in released {
+        bytes += one.bytes;
+        if one.unpublished != Unpublished::Fresh {
+            continue;
+        }
+        if bytes <= PAGE_BYTES {
+            turns.insert(one.task, one.turn);
+        } else {
+            left_out.push(one.task);
+        }
+    }
+    // Nobody but the watchdog publishes these: they need not wait for the caller.
+    entries::bring_forward(session, &left_out, 0, 0).await?;
+    let ids: Vec<TaskId> = turns.keys().copied().collect();
+    let mut rows = Vec::with_capacity(ids.len());
+    for ids in lists(&ids) {
+        for columns in session
+            .fetch::<UnfinishedColumns>(entries::tasks(ids))
+            .await?
+        {
+            if columns.is_final() {
+                continue;
+            }
+            let is_as_new = columns.is_as_new();
+            let task: TaskRow = columns.task.try_into()?;
+            rows.push(OutboxRow {
+                is_as_new,
+                unpublished: Unpublished::Fresh,
+                turn: turns[&task.id],
+                task,
+            });
+        }
+    }
+    rows.sort_unstable_by_key(|row| row.task.id);
+    Ok(rows)
 }
 
 impl<'a> Settling<'a> {
@@ -130,11 +228,18 @@ impl<'a> Settling<'a> {
                         surplus,
                     });
                 }
+                if surplus {
+                    task.surplus();
+                }
                 if !repeated && !surplus {
                     task.credit(*attempt, *at_unix_ms);
                     if task.status.is_final() {
                         self.steps.completed_by(*id, &task.queue, worker, *attempt);
                     }
+                }
+                if surplus && let Some(tree) = task.belongs.tree {
+                    self.steps.late(tree, *at_unix_ms);
+                    self.late += 1;
                 }
                 (repeated, surplus)
             }
@@ -252,31 +357,116 @@ fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
     ]
 }
 
+/// Where the discovered tasks of a report are stored.
+#[derive(Clone, Copy)]
+enum DiscoveryPlace {
+    /// In no tree.
+    Plain,
+    InTree(TaskId, TreeFacts),
+    /// Nowhere: the report is a repetition, or the tree of its task takes nothing more.
+    Nowhere,
+}
+
+/// The discovered tasks of a settlement.
+struct Discovered<'a> {
+    reports: &'a [Settlement],
+    /// One per report.
+    places: &'a [DiscoveryPlace],
+    batch: Turn,
+}
+
+/// Decides where the discovered tasks of each report are stored. Those of surplus reports are in no
+/// tree: their workers got no credit, and the trees may have ended. A tree that is being cancelled
+/// drops them, too, or they would go on with what somebody wanted to end.
+async fn places_of_discoveries<S: Session>(
+    session: &mut S,
+    reports: &[Settlement],
+    settled: &[Settled],
+    tasks: &BTreeMap<TaskId, Progress>,
+) -> Result<Vec<DiscoveryPlace>> {
+    let is_taken = |settled: &Settled| !settled.repeated && !settled.unknown;
+    let tree_of = |report: &Settlement, settled: &Settled| {
+        if !is_taken(settled) || report.discovered().is_empty() {
+            return None;
+        }
+        tasks.get(report.id())?.belongs.tree
+    };
+    let mut ids = Vec::new();
+    for (report, settled) in reports.iter().zip(settled) {
+        ids.extend(tree_of(report, settled));
+    }
+    let facts = if ids.is_empty() {
+        BTreeMap::new()
+    } else {
+        trees::facts(session, &ids).await?
+    };
+    let mut places = Vec::with_capacity(reports.len());
+    for (report, settled) in reports.iter().zip(settled) {
+        let tree = tree_of(report, settled);
+        let known = tree.and_then(|tree| Some((tree, *facts.get(&tree)?)));
+        places.push(match known {
+            _ if !is_taken(settled) => DiscoveryPlace::Nowhere,
+            Some((_, facts)) if facts.is_cancelling => DiscoveryPlace::Nowhere,
+            Some((tree, facts)) if !settled.surplus => DiscoveryPlace::InTree(tree, facts),
+            _ => DiscoveryPlace::Plain,
+        });
+    }
+    Ok(places)
+}
+
+/// A discovered task in a tree: it has no deadline that is later than that of the tree.
+fn in_tree(row: &NewRow, tree: TaskId, facts: TreeFacts) -> NewRow {
+    let mut row = row.clone();
+    let own = row.task.deadline_unix_ms;
+    if facts.deadline_ms > 0 && (own == 0 || own > facts.deadline_ms) {
+        row.task.deadline_unix_ms = facts.deadline_ms;
+    }
+    row.task.tree = Some(Box::new(RowTree::Discovered(tree)));
+    row
+}
+
 /// Stores the discovered tasks of all reports as one batch. If two have the same key, the first one
 /// is stored.
 async fn store_discovered<S: Session>(
     session: &mut S,
-    reports: &[Settlement],
-    batch: Turn,
+    discovered: &Discovered<'_>,
     settled: &mut [Settled],
     steps: &mut Steps,
     old_keys: &OldKeys,
-) -> Result<()> {
-    let taken = |settled: &Settled| !settled.repeated && !settled.unknown;
-    let pairs = reports.iter().zip(settled.iter());
-    let rows: Vec<&NewRow> = pairs
-        .filter(|(_, settled)| taken(settled))
-        .flat_map(|(report, _)| report.discovered())
-        .collect();
-    let mut answers = insert::insert(session, &rows, batch, steps, old_keys)
-        .await?
-        .into_iter();
-    for (report, settled) in reports
-        .iter()
-        .zip(settled)
-        .filter(|(_, settled)| taken(settled))
-    {
+) -> Result<HashSet<TaskId>> {
+    let Discovered {
+        reports,
+        places,
+        batch,
+    } = *discovered;
+    // Only tasks of trees are copied.
+    let mut copies: Vec<NewRow> = Vec::new();
+    for (report, place) in reports.iter().zip(places) {
+        if let DiscoveryPlace::InTree(tree, facts) = place {
+            let rows = report.discovered().iter();
+            copies.extend(rows.map(|row| in_tree(row, *tree, *facts)));
+        }
+    }
+    let mut copies = copies.iter();
+    let mut rows: Vec<&NewRow> = Vec::new();
+    for (report, place) in reports.iter().zip(places) {
+        let of_report = report.discovered();
+        match place {
+            DiscoveryPlace::Nowhere => {}
+            DiscoveryPlace::Plain => rows.extend(of_report),
+            DiscoveryPlace::InTree(..) => rows.extend(copies.by_ref().take(of_report.len())),
+        }
+    }
+    let at_ms = reports.iter().map(Settlement::at_unix_ms).max();
+    let (answers, behind) = insert::insert(session, &rows, batch, steps, old_keys, at_ms).await?;
+    let mut answers = answers.into_iter();
+    for ((report, settled), place) in reports.iter().zip(settled).zip(places) {
+        match place {
+            DiscoveryPlace::Nowhere => continue,
+            DiscoveryPlace::Plain => {}
+            DiscoveryPlace::InTree(_, facts) => settled.tree_deadline_unix_ms = facts.deadline_ms,
+        }
         settled.discovered = answers.by_ref().take(report.discovered().len()).collect();
     }
-    Ok(())
+    Ok(behind)
 }

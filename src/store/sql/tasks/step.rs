@@ -19,14 +19,22 @@ pub(crate) enum StatusChange<'a> {
         queue: &'a QueueName,
         from: StoredStatus,
         to: StoredStatus,
+        /// The tree of the task, if it is in one.
+        tree: Option<TreeOf>,
     },
     /// The task was final, and its row is removed.
     Removed {
-        #[expect(dead_code, reason = "no step needs it yet")]
         id: TaskId,
-        #[expect(dead_code, reason = "no step needs it yet")]
         status: StoredStatus,
+        tree: Option<TaskId>,
     },
+}
+
+/// The tree of a task whose status changes, and when it does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TreeOf {
+    pub(crate) tree: TaskId,
+    pub(crate) at_ms: i64,
 }
 
 /// A step: collects what it needs during the transaction, and stores it at the end.

@@ -4,19 +4,22 @@
 //! Each creates [`Steps`], tells them of every task that it adds, ends, reopens or removes, and
 //! stores them last.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use crate::{
     config::EventQueues,
     model::{QueueName, StoredStatus, TaskId, TaskRow},
     store::{
-        Result,
+        NewRow, Result,
         sql::{
             session::Session,
             tasks::{
+                belongs::Belongs,
                 counts::Counts,
                 events::Events,
-                step::{StatusChange, Step},
+                sequences::{Released, Sequences},
+                step::{StatusChange, Step, TreeOf},
+                trees::{EndedTree, Trees},
             },
         },
     },
@@ -27,6 +30,10 @@ use crate::{
 /// To add a step, add a field, and call it in [`Self::hear`] for each change and in
 /// [`Self::store`].
 pub(crate) struct Steps {
+    /// Carried out before the outbox changes, or else first.
+    sequences: Sequences,
+    /// Stored before the events and the counts, because the end of a tree may add a task.
+    trees: Trees,
     events: Events,
     /// Stored last, so that the transaction locks the few rows of the counts only briefly.
     counts: Counts,
@@ -36,6 +43,8 @@ impl Steps {
     /// The steps of a transaction that stores the events of these queues.
     pub(crate) fn new(events: &Arc<EventQueues>) -> Self {
         Self {
+            sequences: Sequences::default(),
+            trees: Trees::default(),
             events: Events::in_queues(events),
             counts: Counts::default(),
         }
@@ -46,25 +55,78 @@ impl Steps {
         self.hear(&StatusChange::Added(task));
     }
 
-    /// Records that the transaction ends a task or makes it unfinished again.
+    /// Records that the transaction ends a task or makes it unfinished again, at this time.
     pub(crate) fn moved(
         &mut self,
         id: TaskId,
         queue: &QueueName,
         from: StoredStatus,
         to: StoredStatus,
+        belongs: &Belongs,
+        at_ms: i64,
     ) {
+        if let Some(member) = &belongs.member {
+            self.sequences.moved(id, queue, from, to, member);
+        }
         self.hear(&StatusChange::Moved {
             id,
             queue,
             from,
             to,
+            tree: belongs.tree.map(|tree| TreeOf { tree, at_ms }),
         });
     }
 
     /// Records that the transaction removes a finished task.
-    pub(crate) fn removed(&mut self, id: TaskId, status: StoredStatus) {
-        self.hear(&StatusChange::Removed { id, status });
+    pub(crate) fn removed(
+        &mut self,
+        id: TaskId,
+        queue: &QueueName,
+        status: StoredStatus,
+        belongs: &Belongs,
+    ) {
+        let member = belongs.member.as_ref();
+        if let Some(member) = member.filter(|member| member.held_when(status)) {
+            self.sequences.removed(id, queue, member);
+        }
+        self.hear(&StatusChange::Removed {
+            id,
+            status,
+            tree: belongs.tree,
+        });
+    }
+
+    /// Records that a surplus report came from a task of this tree.
+    pub(crate) fn late(&mut self, tree: TaskId, at_ms: i64) {
+        self.trees.late(tree, at_ms);
+    }
+
+    /// Records the ends of trees, with the tasks that are stored for them.
+    pub(crate) fn ended(&mut self, ended: &[EndedTree]) {
+        for tree in ended {
+            self.events.tree_ended(&tree.end);
+            if let Some((task, _)) = &tree.then {
+                self.added(task);
+            }
+        }
+    }
+
+    /// Carries out what was recorded of sequences, and adds these new rows to theirs: see
+    /// [`Sequences::apply`]. Must come before the transaction changes outbox rows of these tasks.
+    pub(crate) async fn sequences<S: Session>(
+        &mut self,
+        session: &mut S,
+        added: &[&NewRow],
+        at_ms: Option<i64>,
+    ) -> Result<HashSet<TaskId>> {
+        self.sequences
+            .apply(session, added, at_ms, &mut self.counts)
+            .await
+    }
+
+    /// The tasks whose turn in their sequences has come.
+    pub(crate) fn take_released(&mut self) -> Vec<Released> {
+        self.sequences.take_released()
     }
 
     /// Records which worker got the last credit of a task.
@@ -79,13 +141,29 @@ impl Steps {
     }
 
     fn hear(&mut self, change: &StatusChange<'_>) {
+        self.trees.hear(change);
         self.events.hear(change);
         self.counts.hear(change);
     }
 
-    /// Runs the steps, as the last statements of the transaction.
-    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<()> {
+    /// Runs the steps, as the last statements of the transaction. Returns the trees that end in it.
+    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<Vec<EndedTree>> {
+        self.store_and_publish(session, None).await
+    }
+
+    /// Does the same for a caller that publishes the tasks of these ends itself, at this time.
+    pub(crate) async fn store_and_publish<S: Session>(
+        mut self,
+        session: &mut S,
+        at_ms: Option<i64>,
+    ) -> Result<Vec<EndedTree>> {
+        self.sequences(session, &[], None).await?;
+        let ended = std::mem::take(&mut self.trees)
+            .store(session, at_ms)
+            .await?;
+        self.ended(&ended);
         self.events.store(session).await?;
-        self.counts.store(session).await
+        self.counts.store(session).await?;
+        Ok(ended)
     }
 }

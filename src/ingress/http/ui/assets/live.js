@@ -1,0 +1,130 @@
+// What the pages do with a script: a visible page asks for its frame every two seconds and merges
+// it, times are shown as local ones, `/` focuses the search. Everything else works without.
+"use strict";
+(() => {
+  const EVERY = 2000;
+  const html = document.documentElement;
+  html.dataset.faults = "0";
+  const fault = () => { html.dataset.faults = String(Number(html.dataset.faults) + 1); };
+  for (const name of ["error", "unhandledrejection"]) window.addEventListener(name, fault);
+  document.addEventListener("securitypolicyviolation", fault);
+
+  // Times are local; the title has them as they came.
+  const local = (root) => {
+    for (const time of root.querySelectorAll("time[datetime]")) {
+      const at = new Date(time.dateTime);
+      if (time.title || Number.isNaN(at.getTime())) continue;
+      time.title = time.textContent;
+      const today = at.toDateString() === new Date().toDateString();
+      time.textContent = today ? at.toLocaleTimeString() : at.toLocaleString();
+    }
+  };
+  local(document);
+
+  document.addEventListener("keydown", (event) => {
+    const typing = event.target.closest("input, textarea, select");
+    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    const find = document.getElementById("find");
+    if (!find) return;
+    event.preventDefault();
+    find.focus();
+  });
+
+  // A form that asks for a text sends nothing else; the server compares it, too.
+  for (const input of document.querySelectorAll("input[data-typed]")) {
+    const button = input.form.querySelector("button[type=submit]");
+    const compare = () => { button.disabled = input.value.trim() !== input.dataset.typed; };
+    input.addEventListener("input", compare);
+    compare();
+  }
+
+  const frame = document.querySelector("#frame[data-live]");
+  const mark = document.getElementById("fresh");
+  if (!frame || !mark || !window.Idiomorph) return;
+
+  const says = document.createElement("span");
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Pause";
+  mark.removeAttribute("role");
+  mark.append(says, button);
+
+  let version = "";
+  let paused = false;
+  let asking = false;
+  let heard = Date.now();
+  let lost = false;
+
+  const show = () => {
+    const quiet = Math.round((Date.now() - heard) / 1000);
+    const text = paused ? "paused" : lost ? "lost: trying again" : quiet > 6 ? `no news for ${quiet} s` : "live";
+    if (says.textContent !== text) says.textContent = text;
+    frame.classList.toggle("old", lost || (!paused && quiet > 30));
+  };
+
+  // What is selected in the frame, as a function that selects it again: a row that moves loses it.
+  const selected = () => {
+    const selection = getSelection();
+    const { anchorNode, anchorOffset, focusNode, focusOffset, isCollapsed } = selection;
+    const fits = (node, offset) =>
+      frame.contains(node) && offset <= (node.data ?? node.childNodes).length;
+    return () => {
+      if (isCollapsed || selection.toString()) return;
+      if (!fits(anchorNode, anchorOffset) || !fits(focusNode, focusOffset)) return;
+      selection.setBaseAndExtent(anchorNode, anchorOffset, focusNode, focusOffset);
+    };
+  };
+
+  const merge = (text) => {
+    const again = selected();
+    const fresh = new DOMParser().parseFromString(text, "text/html").body;
+    local(fresh);
+    window.Idiomorph.morph(frame, fresh.childNodes, {
+      morphStyle: "innerHTML",
+      ignoreActiveValue: true,
+      callbacks: {
+        // What the reader opened stays open, and a tooltip stays.
+        beforeAttributeUpdated: (name, element) => !(name === "open" && element.tagName === "DETAILS"),
+      },
+    });
+    again();
+  };
+
+  const ask = async () => {
+    if (asking || paused || document.hidden) return;
+    asking = true;
+    try {
+      const answer = await fetch(location.href, {
+        headers: { "taskd-frame": version || "none" },
+        redirect: "error",
+        signal: AbortSignal.timeout(30000),
+      });
+      if (answer.status === 401) { location.reload(); return; }
+      lost = answer.status !== 200 && answer.status !== 204;
+      // A pause that began meanwhile keeps what is shown.
+      if (answer.status === 200 && !paused) {
+        merge(await answer.text());
+        version = answer.headers.get("taskd-frame") || "";
+      }
+      if (!lost) heard = Date.now();
+    } catch {
+      lost = true;
+    } finally {
+      asking = false;
+      show();
+    }
+  };
+
+  button.addEventListener("click", () => {
+    paused = !paused;
+    button.textContent = paused ? "Go on" : "Pause";
+    show();
+    ask();
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) { heard = Date.now(); ask(); }
+  });
+  setInterval(ask, EVERY);
+  setInterval(show, 1000);
+  show();
+})();

@@ -1,0 +1,378 @@
+//! All queues at a glance: what is wrong, and which queue needs somebody.
+
+use std::{cmp::Ordering, collections::BTreeMap};
+
+use askama::Template;
+
+use super::rows::{Banner, QueueState, Row};
+use crate::{
+    ingress::http::ui::{
+        format,
+        looks::{MOST_DEAD, People},
+        scene::Head,
+        visit::{Answer, Visit, page},
+    },
+    model::{Books, BooksState},
+};
+
+/// The columns: the name in the URL, the heading, whether it holds numbers.
+const COLUMNS: [(&str, &str, bool); 10] = [
+    ("queue", "Queue", false),
+    ("state", "State", false),
+    ("waiting", "Waiting", true),
+    ("leased", "Leased", true),
+    ("later", "Later", true),
+    ("oldest", "Oldest", true),
+    ("in", "In/s", true),
+    ("done", "Done/s", true),
+    ("completed", "Completed", true),
+    ("dead", "Dead", true),
+];
+
+/// The parameters of the page.
+pub(in crate::ingress::http::ui) const PARAMETERS: &[&str] = &["q", "sort", "group", "flat"];
+
+#[derive(Template)]
+#[template(path = "overview.html", blocks = ["frame"])]
+struct Overview {
+    head: Head,
+    banners: Vec<Banner>,
+    sentence: String,
+    is_well: bool,
+    is_empty: bool,
+    filter: String,
+    sort: String,
+    group: String,
+    /// The query of the page with all groups.
+    all_groups: String,
+    columns: Vec<Column>,
+    rows: Vec<Row>,
+    as_of: String,
+    host: String,
+    curl_token: &'static str,
+}
+page!(Overview);
+
+struct Column {
+    name: &'static str,
+    link: String,
+    is_number: bool,
+    /// For `aria-sort`.
+    order: &'static str,
+}
+
+pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
+    let api = visit.api();
+    let queues = visit.looks.queues(api).await?;
+    let books = visit.looks.books(api).await;
+    let people = visit.looks.people(api).await;
+    let depths = visit.looks.depths(api).await.ok();
+    let now = api.now_unix_ms();
+    let people = people.ok();
+    let of_books = books.as_ref().ok();
+    let reaches = |queue: &str| visit.caller.access.reaches(queue);
+    let mut rows = Vec::new();
+    for view in &queues.value.queues {
+        let name = view.queue.as_str();
+        if !reaches(name) {
+            continue;
+        }
+        let rates = queues.value.rates.get(name);
+        let of_queue = of_books.and_then(|books| {
+            let mut all = books.value.queues.iter();
+            all.find(|of| of.queue == view.queue)
+        });
+        let workers = people.as_ref().map(|people| &people.value.workers);
+        let lately = depths.as_ref().and_then(|look| look.value.queues.get(name));
+        let row = Row::new(view, rates, lately, of_queue, workers, queues.at_unix_ms);
+        rows.push(row);
+    }
+    let mut banners: Vec<Banner> = Banner::of_failure(queues.failed.as_ref())
+        .into_iter()
+        .collect();
+    add_banners(&mut banners, &rows);
+    match &books {
+        Ok(books) => add_books(&mut banners, &books.value, reaches),
+        Err(error) => {
+            let text = format!(
+                "The books cannot be read now: {}",
+                format::line(&error.to_string())
+            );
+            banners.push(Banner::new("warn", text, "books", "Books"));
+        }
+    }
+    let seen = people.as_ref().filter(|_| visit.scene.sees_all);
+    if let Some(people) = seen {
+        add_processes(&mut banners, &people.value);
+    }
+    let is_empty = rows.is_empty();
+    let is_well = banners.is_empty();
+    let sentence = sentence(&banners, &rows, seen.map(|people| &*people.value), now);
+    let filter = visit.get("q");
+    let group = visit.get("group");
+    if !filter.is_empty() {
+        let lower = filter.to_lowercase();
+        rows.retain(|row| row.name.to_lowercase().contains(&lower));
+    } else if !group.is_empty() {
+        rows.retain(|row| group_of(&row.name) == Some(group));
+    } else if visit.get("flat").is_empty() {
+        rows = grouped(rows, visit.get("sort"));
+    }
+    let sort = visit.get("sort");
+    order(&mut rows, sort);
+    let as_of = if queues.failed.is_some() {
+        format::Moment::new(queues.at_unix_ms).text
+    } else {
+        String::new()
+    };
+    let address = &visit.scene.address;
+    let host = address.split("://").nth(1).unwrap_or_default();
+    visit.show(&Overview {
+        head: visit.head("", "Overview").live().call("v1/queues"),
+        banners,
+        sentence,
+        is_well,
+        is_empty,
+        filter: format::line(filter),
+        sort: format::line(sort),
+        group: format::line(group),
+        all_groups: format::query(&[("sort", sort)]),
+        columns: columns(sort, filter, group),
+        rows,
+        as_of,
+        host: host.to_owned(),
+        curl_token: if visit.scene.has_login {
+            "-H \"Authorization: Bearer $TASKD_TOKEN\" "
+        } else {
+            ""
+        },
+    })
+}
+
+/// The headings, which sort by their column.
+fn columns(sort: &str, filter: &str, group: &str) -> Vec<Column> {
+    let columns = COLUMNS.map(|(name, heading, is_number)| {
+        let (next, order) = match (sort == name, sort.strip_prefix('-') == Some(name)) {
+            (true, _) => (format!("-{name}"), "ascending"),
+            (_, true) => (name.to_owned(), "descending"),
+            _ if is_number => (format!("-{name}"), ""),
+            _ => (name.to_owned(), ""),
+        };
+        Column {
+            name: heading,
+            link: format::query(&[("sort", &next), ("q", filter), ("group", group)]),
+            is_number,
+            order,
+        }
+    });
+    columns.into()
+}
+
+fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
+    /// Further queues are in the table.
+    const MOST: usize = 3;
+    let not_worked: Vec<&Row> = rows
+        .iter()
+        .filter(|row| row.state == QueueState::NotWorked)
+        .collect();
+    if let [row] = &not_worked[..] {
+        let text = format!(
+            "Queue {} is not worked: {} wait, the oldest for {}, no worker has one, and none has ended for a minute.",
+            row.name,
+            row.waiting(),
+            row.oldest()
+        );
+        let link = format!("workers?queue={}", row.name);
+        banners.push(Banner::new("warn", text, &link, "Workers"));
+    } else if !not_worked.is_empty() {
+        let some = not_worked.iter().take(MOST);
+        let some: Vec<String> = some
+            .map(|row| format!("{} ({} wait)", row.name, row.waiting()))
+            .collect();
+        let more = if not_worked.len() > MOST {
+            " and others"
+        } else {
+            ""
+        };
+        let text = format!(
+            "{} queues are not worked: tasks wait, no worker has one, and none has ended for a minute: {}{more}.",
+            not_worked.len(),
+            some.join(", ")
+        );
+        banners.push(Banner::new("warn", text, "workers", "Workers"));
+    }
+    for row in rows
+        .iter()
+        .filter(|row| row.state == QueueState::Parked)
+        .take(MOST)
+    {
+        let text = format!(
+            "Queue {} is full: further tasks wait in SQL until it has room.",
+            row.name
+        );
+        banners.push(Banner::new("warn", text, &row.link, "Queue"));
+    }
+    let unread = rows
+        .iter()
+        .filter(|row| row.state == QueueState::Unread)
+        .count();
+    if unread > 0 {
+        let text = format!("Redis cannot serve shards of {unread} queues.");
+        banners.push(Banner::new("bad", text, "books", "Check"));
+    }
+}
+
+fn add_books(banners: &mut Vec<Banner>, books: &Books, reaches: impl Fn(&str) -> bool) {
+    let unbalanced: Vec<&str> = books
+        .queues
+        .iter()
+        .filter(|of| of.state == BooksState::Unbalanced && reaches(of.queue.as_str()))
+        .map(|of| of.queue.as_str())
+        .collect();
+    if let Some(first) = unbalanced.first() {
+        let text = match unbalanced.len() {
+            1 => format!("The books of queue {first} do not balance."),
+            more => format!("The books of {more} queues do not balance, among them {first}."),
+        };
+        banners.push(Banner::new("bad", text, "books", "Check"));
+    }
+}
+
+fn add_processes(banners: &mut Vec<Banner>, people: &People) {
+    let processes = &people.processes;
+    let watches = |pipelines: &[String]| pipelines.iter().any(|name| name == "watchdog");
+    if !processes.is_empty() && !processes.iter().any(|process| watches(&process.pipelines)) {
+        let text =
+            "No process runs the watchdog: expired leases and lost tasks wait for one.".to_owned();
+        banners.push(Banner::new("bad", text, "processes", "Processes"));
+    }
+    let mut versions: Vec<&str> = processes
+        .iter()
+        .map(|process| &process.version[..])
+        .collect();
+    versions.sort_unstable();
+    versions.dedup();
+    if versions.len() > 1 {
+        let text = format!(
+            "The processes have {} versions: {}.",
+            versions.len(),
+            format::line(&versions.join(", "))
+        );
+        banners.push(Banner::new("warn", text, "processes", "Processes"));
+    }
+}
+
+/// How taskd is, in a sentence.
+fn sentence(banners: &[Banner], rows: &[Row], people: Option<&People>, now_unix_ms: i64) -> String {
+    let mut parts = Vec::new();
+    if let Some(people) = people {
+        parts.push(match people.processes.len() {
+            1 => "1 process".to_owned(),
+            more => format!("{more} processes"),
+        });
+        let lately = people
+            .workers
+            .workers
+            .iter()
+            .filter(|worker| now_unix_ms - worker.heard_unix_ms < 60_000)
+            .count();
+        parts.push(match lately {
+            1 => "1 worker".to_owned(),
+            more => format!("{} workers", format::count(more as u64)),
+        });
+    }
+    parts.push(match rows.len() {
+        1 => "1 queue".to_owned(),
+        more => format!("{} queues", format::count(more as u64)),
+    });
+    if !banners.iter().any(|banner| banner.link == "books") {
+        parts.push("the books balance".to_owned());
+    }
+    if let Some(people) = people {
+        parts.push(match people.dead {
+            0 => "nothing died in 24 h".to_owned(),
+            MOST_DEAD => format!("{MOST_DEAD} or more died in 24 h"),
+            dead => format!("{dead} died in 24 h"),
+        });
+    }
+    let beginning = if banners.is_empty() {
+        "All is well: "
+    } else {
+        "Look at what stands above. Otherwise: "
+    };
+    format!("{beginning}{}.", parts.join(", "))
+}
+
+/// What stands before the first dot.
+fn group_of(name: &str) -> Option<&str> {
+    name.split_once('.')
+        .map(|(group, _)| group)
+        .filter(|group| !group.is_empty())
+}
+
+/// Makes one row of all queues with the same beginning, if there are several.
+fn grouped(rows: Vec<Row>, sort: &str) -> Vec<Row> {
+    let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
+    for row in &rows {
+        if let Some(group) = group_of(&row.name) {
+            *sizes.entry(group.to_owned()).or_default() += 1;
+        }
+    }
+    let mut groups: BTreeMap<String, Row> = BTreeMap::new();
+    let mut list = Vec::new();
+    for row in rows {
+        let group =
+            group_of(&row.name).filter(|group| sizes.get(*group).is_some_and(|size| *size > 1));
+        let Some(group) = group.map(str::to_owned) else {
+            list.push(row);
+            continue;
+        };
+        match groups.get_mut(&group) {
+            Some(sum) => sum.add(&row),
+            None => {
+                let of_group = Row {
+                    id: format!("g-{group}"),
+                    link: format::query(&[("group", &group), ("sort", sort)]),
+                    name: format!("{group}."),
+                    queues: 1,
+                    ..row
+                };
+                groups.insert(group, of_group);
+            }
+        }
+    }
+    list.extend(groups.into_values());
+    list
+}
+
+/// Sorts by a column. Without one, the queues that need somebody come first.
+fn order(rows: &mut [Row], sort: &str) {
+    let (column, is_descending) = match sort.strip_prefix('-') {
+        Some(column) => (column, true),
+        None => (sort, false),
+    };
+    let rate = |rate: Option<f64>| rate.unwrap_or(-1.0);
+    let by = |a: &Row, b: &Row| match column {
+        "queue" => Ordering::Equal,
+        "state" => a.state.cmp(&b.state),
+        "waiting" => a.waiting.cmp(&b.waiting),
+        "leased" => a.leased.cmp(&b.leased),
+        "later" => a.later.cmp(&b.later),
+        "oldest" => a.oldest_ms.cmp(&b.oldest_ms),
+        "in" => rate(a.inserted).total_cmp(&rate(b.inserted)),
+        "done" => rate(a.done).total_cmp(&rate(b.done)),
+        "completed" => a.completed.cmp(&b.completed),
+        "dead" => a.dead.cmp(&b.dead),
+        _ => a.state.cmp(&b.state).then(b.oldest_ms.cmp(&a.oldest_ms)),
+    };
+    rows.sort_by(|a, b| {
+        let sorted = by(a, b).then_with(|| a.name.cmp(&b.name));
+        if is_descending && column != "queue" {
+            by(a, b).reverse().then_with(|| a.name.cmp(&b.name))
+        } else if is_descending {
+            sorted.reverse()
+        } else {
+            sorted
+        }
+    });
+}

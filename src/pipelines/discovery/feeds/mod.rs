@@ -1,0 +1,877 @@
+//! Feeds: reads topics after the positions of subscriptions, and inserts a task for each record that
+//! matches.
+//!
+//! One process at a time is the feeder, under a lease in Redis. It takes each partition of each
+//! subscription in steps ([`step`]), many at once, so that a subscription whose queue is full holds
+//! up no other. A record is read once for all subscriptions at its place ([`pages`]).
+//!
+//! Nothing polls a topic that is idle: publishers tell which partitions have records. For a message
+//! that was lost, each second a few partitions are looked at, and each of them twice a minute.
+
+mod measure;
+mod pages;
+mod record_task;
+mod step;
+
+pub use record_task::record_task;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Bound,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+
+use self::{
+    measure::{Measured, Unread, measure},
+    pages::{PAGE, Pages},
+    step::{Outcome, Step},
+};
+use super::{error::Failure, insert::Handle};
+use crate::{
+    bus::{Log, Logs},
+    model::{
+        Position, PositionKey, QueueName, ReadUpTo, Subscription, SubscriptionName, TopicName,
+    },
+    pipelines::context::Context,
+    queue::Heard,
+    runtime::{LastSaid, Loop, Supervisor},
+    telemetry::metrics,
+};
+
+/// The work that the lease is for.
+const WORK: &str = "feeds";
+/// How long a feeder that has stopped renewing keeps the lease.
+const LEASE: Duration = Duration::from_secs(4);
+/// How often the lease is renewed, and how often to check whether subscriptions or topics changed.
+const TICK: Duration = Duration::from_secs(1);
+/// How many steps run at once.
+const STEPS: usize = 32;
+/// How many of them one subscription may have, so that one whose inserts take long holds up no other.
+const STEPS_OF_ONE: usize = 8;
+/// In how many ticks every partition is looked at.
+const LOOK_ROUND: usize = 30;
+/// How often what is left to read is measured, in ticks.
+const MEASURE_EVERY: u64 = 5;
+/// How long a subscription waits whose queue takes nothing, at first and at most.
+const HELD_FIRST: Duration = Duration::from_millis(100);
+const HELD_MOST: Duration = Duration::from_secs(1);
+
+/// Starts the loop.
+pub(super) fn start(context: &Context, handle: &Handle, supervisor: &Supervisor) {
+    let feeder = Feeder {
+        context: context.clone(),
+        handle: handle.clone(),
+    };
+    supervisor.spawn_loop("discovery/feeds", feeder, |feeder, cx| async move {
+        feeder.run(cx).await
+    });
+}
+
+#[derive(Clone)]
+struct Feeder {
+    context: Context,
+    handle: Handle,
+}
+
+type Running = FuturesUnordered<BoxFuture<'static, (Step, Outcome)>>;
+
+/// Waits for `act`, and meanwhile drives the steps that run, which go to `done` when they end: they
+/// hold connections to SQL that `act` may be waiting for.
+async fn while_steps_run<T>(
+    running: &mut Running,
+    done: &mut Vec<(Step, Outcome)>,
+    act: impl Future<Output = T>,
+) -> T {
+    let mut act = pin!(act);
+    loop {
+        tokio::select! {
+            result = &mut act => return result,
+            Some(step) = running.next() => done.push(step),
+        }
+    }
+}
+
+impl Feeder {
+    async fn run(self, cx: Loop) -> Result<(), Failure> {
+        let mut feeds = Feeds::new(self.context.bus.logs());
+        let mut running = Running::new();
+        // At most one, because it may take longer than its interval.
+        let mut measuring: FuturesUnordered<BoxFuture<'static, Measured>> = FuturesUnordered::new();
+        let mut tick_at = cx.clock().now();
+        while !cx.stop.is_cancelled() {
+            if cx.clock().now() >= tick_at {
+                let mut done = Vec::new();
+                while_steps_run(&mut running, &mut done, self.tick(&mut feeds, &cx)).await?;
+                feeds.forget_gauges();
+                if feeds.is_measured_now() && measuring.is_empty() {
+                    measuring.push(Box::pin(self.measure(&feeds)));
+                }
+                tick_at = cx.clock().now() + TICK;
+                for (step, outcome) in done {
+                    if feeds.finish(&step, outcome, cx.clock().now()) == Finished::Elsewhere {
+                        tick_at = cx.clock().now();
+                    }
+                }
+                cx.beat();
+            }
+            feeds.release_held(cx.clock().now(), |queue| self.takes_nothing(queue));
+            while running.len() < STEPS && feeds.leads(&cx) {
+                let Some(step) = feeds.next_step() else { break };
+                running.push(Box::pin(
+                    step.run(self.context.clone(), self.handle.clone()),
+                ));
+            }
+            let now = cx.clock().now();
+            let pause = feeds.wake_at(tick_at).saturating_duration_since(now);
+            let heard = async {
+                match feeds.subscriptions.is_empty() {
+                    true => std::future::pending().await,
+                    false => self.context.queue.published_topics().next().await,
+                }
+            };
+            tokio::select! {
+                Some((step, outcome)) = running.next() => {
+                    if feeds.finish(&step, outcome, cx.clock().now()) == Finished::Elsewhere {
+                        tick_at = cx.clock().now();
+                    }
+                }
+                heard = heard => feeds.hear(&heard),
+                Some(measured) = measuring.next() => feeds.set_gauges(measured),
+                () = cx.clock().sleep(pause) => {}
+                () = cx.stop.cancelled() => {}
+            }
+        }
+        // What is not finished would be read again. Finishing it costs the next feeder less.
+        while running.next().await.is_some() {}
+        if feeds.until.is_some() {
+            self.context.coordination.release(WORK).await?;
+        }
+        Ok(())
+    }
+
+    /// Keeps the lease, and reads subscriptions, topics and positions again if they changed.
+    async fn tick(&self, feeds: &mut Feeds, cx: &Loop) -> Result<(), Failure> {
+        let store = &self.context.store;
+        let version = store.feeds_version().await?;
+        if feeds.version != Some(version) {
+            let subscriptions = store.subscriptions().await?;
+            feeds.subscriptions = subscriptions
+                .into_iter()
+                .map(|one| (one.name.clone(), Arc::new(one)))
+                .collect();
+            feeds.version = Some(version);
+            feeds.is_loaded = false;
+        }
+        if feeds.subscriptions.is_empty() {
+            if feeds.until.take().is_some() {
+                self.context.coordination.release(WORK).await?;
+            }
+            feeds.forget();
+            return Ok(());
+        }
+        let asked = cx.clock().now();
+        let leads = self.context.coordination.lease(WORK, LEASE).await?;
+        if leads != feeds.until.is_some() {
+            let does = if leads { "feeds" } else { "does not feed" };
+            tracing::debug!("this process {does} subscriptions");
+        }
+        feeds.until = leads.then(|| asked + LEASE);
+        if !leads {
+            feeds.forget();
+            return Ok(());
+        }
+        if !feeds.is_loaded {
+            self.load(feeds).await?;
+        }
+        feeds.look();
+        feeds.ticks += 1;
+        Ok(())
+    }
+
+    /// Whether a queue would refuse all tasks now.
+    fn takes_nothing(&self, queue: &QueueName) -> bool {
+        let most = self.context.settings.queues.get(queue).max_unfinished;
+        self.context.gates.is_short() || self.context.occupancy.unfinished_of(queue) >= most
+    }
+
+    /// Counts what subscriptions have left to read, for the metrics.
+    fn measure(&self, feeds: &Feeds) -> impl Future<Output = Measured> + use<> {
+        let mut by_subscription: BTreeMap<SubscriptionName, Vec<Unread>> = BTreeMap::new();
+        for name in feeds.subscriptions.keys() {
+            by_subscription.insert(name.clone(), Vec::new());
+        }
+        for (key, cursor) in &feeds.cursors {
+            if cursor.state == CursorState::Idle {
+                continue;
+            }
+            if let Some(log) = feeds.logs.get(&key.topic)
+                && let Some(unread) = by_subscription.get_mut(&key.subscription)
+            {
+                unread.push(Unread {
+                    log: Arc::clone(log),
+                    partition: key.partition,
+                    after: cursor.up_to.after,
+                });
+            }
+        }
+        // Not all may be measured at once, so each time begins with another subscription.
+        let mut unread: Vec<(SubscriptionName, Vec<Unread>)> =
+            by_subscription.into_iter().collect();
+        let round = usize::try_from(feeds.ticks / MEASURE_EVERY).unwrap_or(0);
+        let first = round % unread.len().max(1);
+        unread.rotate_left(first);
+        let logs = Arc::clone(&feeds.handle);
+        measure(logs, unread, self.context.clock.clone())
+    }
+
+    /// Reads topics and positions. Adds the positions of topics and partitions that came later.
+    async fn load(&self, feeds: &mut Feeds) -> Result<(), Failure> {
+        let store = &self.context.store;
+        let topics = store.topics().await?;
+        let mut positions: BTreeMap<PositionKey, Position> = BTreeMap::new();
+        // A partition that is added to a subscription that was sent back counts as sent back, too.
+        let mut replays: BTreeMap<SubscriptionName, u64> = BTreeMap::new();
+        for position in store.positions(None).await? {
+            let replay = replays
+                .entry(position.key.subscription.clone())
+                .or_default();
+            *replay = position.up_to.replay.max(*replay);
+            positions.insert(position.key.clone(), position);
+        }
+        let mut missing = Vec::new();
+        let mut wanted = BTreeSet::new();
+        feeds.logs.clear();
+        for topic in topics.iter().filter(|topic| !topic.is_deleting) {
+            let log = Arc::new(Log::from(topic));
+            let of_topic = feeds
+                .subscriptions
+                .values()
+                .filter(|subscription| subscription.topics.includes(&topic.name));
+            for subscription in of_topic {
+                for partition in 0..topic.settings.partitions {
+                    let key = PositionKey {
+                        subscription: subscription.name.clone(),
+                        topic: topic.name.clone(),
+                        partition,
+                    };
+                    if !positions.contains_key(&key) {
+                        let mut position = Position::at_beginning(key.clone());
+                        let replay = replays.get(&subscription.name);
+                        position.up_to.replay = replay.copied().unwrap_or_default();
+                        missing.push(position);
+                    }
+                    wanted.insert(key);
+                }
+            }
+            feeds.logs.insert(topic.name.clone(), log);
+        }
+        if !missing.is_empty() {
+            store.add_positions(&missing).await?;
+            positions.extend(missing.into_iter().map(|one| (one.key.clone(), one)));
+        }
+        positions.retain(|key, _| wanted.contains(key));
+        feeds.set_positions(positions);
+        feeds.is_loaded = true;
+        Ok(())
+    }
+}
+
+/// What the feeder knows.
+struct Feeds {
+    handle: Arc<dyn Logs>,
+    /// `meta.feeds_version`, when subscriptions were read.
+    version: Option<u64>,
+    subscriptions: BTreeMap<SubscriptionName, Arc<Subscription>>,
+    /// When the lease ends, counted from before it was asked for.
+    until: Option<Instant>,
+    /// False if topics and positions must be read again.
+    is_loaded: bool,
+    logs: BTreeMap<TopicName, Arc<Log>>,
+    cursors: BTreeMap<PositionKey, Cursor>,
+    /// The cursors that may have records to read.
+    due: VecDeque<PositionKey>,
+    held: BTreeSet<(Instant, PositionKey)>,
+    /// How many steps of each subscription run.
+    running: BTreeMap<SubscriptionName, usize>,
+    pages: Pages,
+    /// The partition that was looked at last.
+    looked_at: Option<PositionKey>,
+    said: LastSaid,
+    ticks: u64,
+    /// How many steps were begun.
+    steps: u64,
+    /// The subscriptions whose gauges show what they have left to read.
+    gauges: BTreeSet<SubscriptionName>,
+}
+
+impl Drop for Feeds {
+    /// Another process may be the feeder from now on.
+    fn drop(&mut self) {
+        for name in &self.gauges {
+            metrics::subscription_left(name.as_str(), 0, 0);
+        }
+    }
+}
+
+/// A subscription's reading of a partition.
+struct Cursor {
+    up_to: ReadUpTo,
+    state: CursorState,
+    /// The most records of a page.
+    most: usize,
+    /// So many of the next records may have been inserted before, by another feeder or in vain.
+    may_be_repeated: usize,
+    /// How long it was held the last time.
+    held_for: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CursorState {
+    /// It has read all records.
+    Idle,
+    Due {
+        is_look: bool,
+    },
+    Running {
+        /// The number of its step.
+        step: u64,
+        /// There are records that its page may not have.
+        again: bool,
+    },
+    Held,
+}
+
+/// Why a partition may have records.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// Nobody said so.
+    Look,
+    /// Somebody published, or the position is another one.
+    Told,
+    /// The step before this one has read some.
+    Next,
+}
+
+#[derive(PartialEq, Eq)]
+enum Finished {
+    GoesOn,
+    /// The position must be read again.
+    Elsewhere,
+}
+
+impl Feeds {
+    fn new(handle: Arc<dyn Logs>) -> Self {
+        Self {
+            handle,
+            version: None,
+            subscriptions: BTreeMap::new(),
+            until: None,
+            is_loaded: false,
+            logs: BTreeMap::new(),
+            cursors: BTreeMap::new(),
+            due: VecDeque::new(),
+            held: BTreeSet::new(),
+            running: BTreeMap::new(),
+            pages: Pages::default(),
+            looked_at: None,
+            said: LastSaid::nothing(),
+            ticks: 0,
+            steps: 0,
+            gauges: BTreeSet::new(),
+        }
+    }
+
+    fn is_measured_now(&self) -> bool {
+        self.until.is_some() && self.ticks.is_multiple_of(MEASURE_EVERY)
+    }
+
+    fn leads(&self, cx: &Loop) -> bool {
+        self.until.is_some_and(|until| cx.clock().now() < until)
+    }
+
+    /// Forgets the positions, which another feeder may move from now on.
+    fn forget(&mut self) {
+        self.is_loaded = false;
+        self.cursors.clear();
+        self.due.clear();
+        self.held.clear();
+        self.pages.forget_all();
+    }
+
+    fn set_positions(&mut self, positions: BTreeMap<PositionKey, Position>) {
+        self.pages.forget_all();
+        self.cursors.retain(|key, _| positions.contains_key(key));
+        for (key, position) in positions {
+            match self.cursors.get_mut(&key) {
+                Some(cursor) if cursor.up_to == position.up_to => {}
+                Some(cursor) => {
+                    cursor.up_to = position.up_to;
+                    cursor.may_be_repeated = PAGE;
+                    self.make_due(&key, Cause::Told);
+                }
+                None => {
+                    let cursor = Cursor {
+                        up_to: position.up_to,
+                        state: CursorState::Idle,
+                        most: PAGE,
+                        may_be_repeated: PAGE,
+                        held_for: Duration::ZERO,
+                    };
+                    self.cursors.insert(key.clone(), cursor);
+                    self.make_due(&key, Cause::Look);
+                }
+            }
+        }
+    }
+
+    /// Notes that a partition may have records.
+    fn make_due(&mut self, key: &PositionKey, cause: Cause) {
+        let Some(cursor) = self.cursors.get_mut(key) else {
+            return;
+        };
+        match &mut cursor.state {
+            CursorState::Idle => {
+                // If somebody published and there is nothing after the position, the log may have
+                // been made anew.
+                let is_look = cause != Cause::Next;
+                cursor.state = CursorState::Due { is_look };
+                self.due.push_back(key.clone());
+            }
+            CursorState::Running { again, .. } => *again = *again || cause != Cause::Look,
+            CursorState::Due { is_look } => *is_look = *is_look || cause != Cause::Next,
+            CursorState::Held => {}
+        }
+    }
+
+    /// Shows what subscriptions have left to read, unless another feeder does so by now.
+    fn set_gauges(&mut self, measured: Measured) {
+        if self.until.is_none() {
+            return;
+        }
+        for (name, left) in measured {
+            if self.subscriptions.contains_key(&name) {
+                metrics::subscription_left(name.as_str(), left.records, left.oldest_seconds);
+                self.gauges.insert(name);
+            }
+        }
+    }
+
+    /// Sets the gauges to 0 that nobody will measure any more in this process.
+    fn forget_gauges(&mut self) {
+        let leads = self.until.is_some();
+        let subscriptions = &self.subscriptions;
+        self.gauges.retain(|name| {
+            let stays = leads && subscriptions.contains_key(name);
+            if !stays {
+                metrics::subscription_left(name.as_str(), 0, 0);
+            }
+            stays
+        });
+    }
+
+    fn hear(&mut self, heard: &Heard) {
+        for (topic, partitions) in &heard.partitions {
+            self.pages.forget(topic, partitions);
+        }
+        if heard.is_incomplete {
+            self.pages.forget_all();
+        }
+        let is_heard = |key: &&PositionKey| {
+            let of_topic = heard.partitions.get(&key.topic);
+            heard.is_incomplete
+                || of_topic.is_some_and(|partitions| partitions.contains(&key.partition))
+        };
+        let keys: Vec<PositionKey> = self.cursors.keys().filter(is_heard).cloned().collect();
+        for key in keys {
+            self.make_due(&key, Cause::Told);
+        }
+    }
+
+    /// Looks at some partitions of which nothing was heard.
+    fn look(&mut self) {
+        let count = self.cursors.len().div_ceil(LOOK_ROUND);
+        let after = match self.looked_at.take() {
+            Some(key) => Bound::Excluded(key),
+            None => Bound::Unbounded,
+        };
+        let next = self.cursors.range((after, Bound::Unbounded));
+        let keys: Vec<PositionKey> = next.take(count).map(|(key, _)| key.clone()).collect();
+        for key in &keys {
+            self.make_due(key, Cause::Look);
+        }
+        // Begins again after the last one.
+        self.looked_at = keys.into_iter().last();
+    }
+
+    /// Lets those go on that have been held long enough, unless their queues still take nothing:
+    /// their pages would be read and checked in vain.
+    fn release_held(&mut self, now: Instant, takes_nothing: impl Fn(&QueueName) -> bool) {
+        while let Some((at, _)) = self.held.first()
+            && *at <= now
+        {
+            let Some((_, key)) = self.held.pop_first() else {
+                break;
+            };
+            let (Some(cursor), Some(subscription)) = (
+                self.cursors.get_mut(&key),
+                self.subscriptions.get(&key.subscription),
+            ) else {
+                continue;
+            };
+            if cursor.state != CursorState::Held {
+                continue;
+            }
+            if takes_nothing(&subscription.queue) {
+                cursor.held_for = held_for(cursor.held_for);
+                self.held.insert((now + cursor.held_for, key));
+                continue;
+            }
+            // Somebody may have published meanwhile.
+            cursor.state = CursorState::Due { is_look: true };
+            self.due.push_back(key);
+        }
+    }
+
+    /// When there is something to do at the latest.
+    fn wake_at(&self, tick_at: Instant) -> Instant {
+        match self.held.first() {
+            Some((at, _)) => tick_at.min(*at),
+            None => tick_at,
+        }
+    }
+
+    /// Takes the next step.
+    fn next_step(&mut self) -> Option<Step> {
+        for _ in 0..self.due.len() {
+            let key = self.due.pop_front()?;
+            let running = self.running.get(&key.subscription).copied();
+            if running.is_some_and(|running| running >= STEPS_OF_ONE) {
+                self.due.push_back(key);
+                continue;
+            }
+            let (Some(cursor), Some(log), Some(subscription)) = (
+                self.cursors.get_mut(&key),
+                self.logs.get(&key.topic),
+                self.subscriptions.get(&key.subscription),
+            ) else {
+                continue;
+            };
+            let CursorState::Due { is_look } = cursor.state else {
+                continue;
+            };
+            self.steps += 1;
+            let number = self.steps;
+            cursor.state = CursorState::Running {
+                step: number,
+                again: false,
+            };
+            *self.running.entry(key.subscription.clone()).or_default() += 1;
+            let after = cursor.up_to.after;
+            let page = self
+                .pages
+                .get(&self.handle, &key.topic, log, key.partition, after);
+            return Some(Step {
+                number,
+                subscription: Arc::clone(subscription),
+                log: Arc::clone(log),
+                from: cursor.up_to,
+                page,
+                most: cursor.most,
+                may_be_repeated: cursor.may_be_repeated,
+                is_look,
+                key,
+            });
+        }
+        None
+    }
+
+    fn finish(&mut self, step: &Step, outcome: Outcome, now: Instant) -> Finished {
+        let key = &step.key;
+        if let Some(running) = self.running.get_mut(&key.subscription) {
+            *running -= 1;
+            if *running == 0 {
+                self.running.remove(&key.subscription);
+            }
+        }
+        let Some(cursor) = self.cursors.get_mut(key) else {
+            return Finished::GoesOn;
+        };
+        let again = match cursor.state {
+            CursorState::Running { step: of, again } if of == step.number => again,
+            // It was begun before the lease was lost and taken again. The cursor is a new one.
+            _ => return Finished::GoesOn,
+        };
+        // Positions may have been read again meanwhile.
+        let is_same = cursor.up_to == step.from;
+        let is_told = again || !is_same;
+        cursor.state = CursorState::Idle;
+        match outcome {
+            Outcome::Moved {
+                to,
+                may_be_repeated,
+            } => {
+                if is_same {
+                    cursor.up_to = to;
+                    cursor.may_be_repeated = may_be_repeated;
+                }
+                cursor.most = (cursor.most * 2).min(PAGE);
+                cursor.held_for = Duration::ZERO;
+                let cause = if is_told { Cause::Told } else { Cause::Next };
+                self.make_due(key, cause);
+            }
+            Outcome::AtEnd => {
+                cursor.held_for = Duration::ZERO;
+                if is_told {
+                    self.make_due(key, Cause::Told);
+                }
+            }
+            Outcome::Refused => {
+                cursor.most = (cursor.most / 2).max(1);
+                cursor.may_be_repeated = PAGE;
+                self.make_due(key, Cause::Told);
+            }
+            Outcome::Held(why) => {
+                cursor.state = CursorState::Held;
+                cursor.may_be_repeated = PAGE;
+                cursor.held_for = held_for(cursor.held_for);
+                self.held.insert((now + cursor.held_for, key.clone()));
+                // An error must not be kept for the next try.
+                self.pages.forget(&key.topic, &[key.partition].into());
+                let said = format!("subscription {} waits: {why}", key.subscription);
+                if self.said.is_news(&said) {
+                    tracing::info!("{said}");
+                }
+            }
+            Outcome::Elsewhere => {
+                // If the position was read again during the step, nobody else makes it due.
+                if is_told {
+                    self.make_due(key, Cause::Told);
+                }
+                self.is_loaded = false;
+                return Finished::Elsewhere;
+            }
+        }
+        Finished::GoesOn
+    }
+}
+
+/// How long a subscription waits that has been held for this time.
+fn held_for(before: Duration) -> Duration {
+    (before * 2).clamp(HELD_FIRST, HELD_MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        bus::{self, LogEnd, LogMessage, LogRecord, Retention},
+        model::{Matching, Offset, OnDead, SequenceBy, Topic, TopicPattern, TopicSettings},
+    };
+
+    /// Logs that nobody asks.
+    struct Unasked;
+
+    #[async_trait::async_trait]
+    impl Logs for Unasked {
+        async fn exists(&self, _log: &Log) -> bus::Result<bool> {
+            unreachable!()
+        }
+
+        async fn make(&self, _log: &Log) -> bus::Result<u32> {
+            unreachable!()
+        }
+
+        async fn delete(&self, _log: &Log) -> bus::Result<()> {
+            unreachable!()
+        }
+
+        async fn append(&self, _log: &Log, _records: &[LogRecord]) -> bus::Result<Vec<Offset>> {
+            unreachable!()
+        }
+
+        async fn read(
+            &self,
+            _log: &Log,
+            _partition: u32,
+            _after: Option<Offset>,
+            _max: usize,
+        ) -> bus::Result<Vec<LogMessage>> {
+            unreachable!()
+        }
+
+        async fn first(&self, _log: &Log) -> bus::Result<Vec<Option<Offset>>> {
+            unreachable!()
+        }
+
+        async fn ends(&self, _log: &Log) -> bus::Result<Vec<Option<Offset>>> {
+            unreachable!()
+        }
+
+        async fn counted_ends(&self, _log: &Log) -> bus::Result<Vec<LogEnd>> {
+            unreachable!()
+        }
+
+        async fn at_time(&self, _log: &Log, _unix_ms: i64) -> bus::Result<Vec<Option<Offset>>> {
+            unreachable!()
+        }
+
+        async fn trim(&self, _log: &Log, _keep: Retention) -> bus::Result<u64> {
+            unreachable!()
+        }
+    }
+
+    /// The feeds of a subscription of a topic with so many partitions, which all are idle.
+    fn idle(partitions: u32) -> Feeds {
+        let mut feeds = Feeds::new(Arc::new(Unasked));
+        let name = SubscriptionName::new("s").unwrap();
+        let topic = TopicName::new("t").unwrap();
+        let subscription = Subscription {
+            name: name.clone(),
+            topics: TopicPattern::new("t").unwrap(),
+            queue: QueueName::new("q").unwrap(),
+            start: "0".to_owned(),
+            matching: Matching::default(),
+            sequence: SequenceBy::None,
+            on_dead: OnDead::Next,
+            created_unix_ms: 1,
+            version: 1,
+        };
+        feeds
+            .subscriptions
+            .insert(name.clone(), Arc::new(subscription));
+        let log = Log::from(&Topic {
+            name: topic.clone(),
+            settings: TopicSettings {
+                partitions,
+                ..TopicSettings::default()
+            },
+            created_unix_ms: 1,
+            is_deleting: false,
+        });
+        feeds.logs.insert(topic.clone(), Arc::new(log));
+        let mut positions = BTreeMap::new();
+        for partition in 0..partitions {
+            let key = PositionKey {
+                subscription: name.clone(),
+                topic: topic.clone(),
+                partition,
+            };
+            positions.insert(key.clone(), Position::at_beginning(key));
+        }
+        feeds.set_positions(positions);
+        while let Some(step) = feeds.next_step() {
+            feeds.finish(&step, Outcome::AtEnd, Instant::now());
+        }
+        feeds
+    }
+
+    fn due(feeds: &Feeds) -> Vec<u32> {
+        feeds.due.iter().map(|key| key.partition).collect()
+    }
+
+    #[test]
+    fn only_partitions_with_new_records_are_due() {
+        let mut feeds = idle(8);
+        let mut heard = Heard::default();
+        let topic = |name: &str| TopicName::new(name).unwrap();
+        heard.partitions.insert(topic("t"), [2, 5, 9].into());
+        heard.partitions.insert(topic("other"), [3].into());
+        feeds.hear(&heard);
+        assert_eq!(due(&feeds), [2, 5]);
+        feeds.hear(&Heard {
+            is_incomplete: true,
+            ..Heard::default()
+        });
+        assert_eq!(due(&feeds), [2, 5, 0, 1, 3, 4, 6, 7]);
+    }
+
+    /// The positions of [`idle`] with this replay number.
+    fn sought(feeds: &Feeds, replay: u64) -> BTreeMap<PositionKey, Position> {
+        let mut positions = BTreeMap::new();
+        for key in feeds.cursors.keys() {
+            let mut position = Position::at_beginning(key.clone());
+            position.up_to.replay = replay;
+            positions.insert(key.clone(), position);
+        }
+        positions
+    }
+
+    #[test]
+    fn a_seek_during_a_step_makes_its_partition_due() {
+        let now = Instant::now();
+        let mut feeds = idle(1);
+        feeds.look();
+        let step = feeds.next_step().unwrap();
+        // The new positions are read before the step finds that it moved nothing, or after it.
+        feeds.set_positions(sought(&feeds, 1));
+        assert!(feeds.finish(&step, Outcome::Elsewhere, now) == Finished::Elsewhere);
+        let step = feeds.next_step().unwrap();
+        assert_eq!(step.from.replay, 1);
+        assert!(feeds.finish(&step, Outcome::Elsewhere, now) == Finished::Elsewhere);
+        assert!(feeds.next_step().is_none());
+        feeds.set_positions(sought(&feeds, 2));
+        assert_eq!(feeds.next_step().unwrap().from.replay, 2);
+    }
+
+    #[test]
+    fn a_step_from_before_the_lease_was_lost_leaves_the_new_cursor_as_it_is() {
+        let now = Instant::now();
+        let mut feeds = idle(1);
+        feeds.look();
+        let old = feeds.next_step().unwrap();
+        let positions = sought(&feeds, 0);
+        feeds.forget();
+        feeds.set_positions(positions);
+        feeds.finish(&old, Outcome::AtEnd, now);
+        let new = feeds.next_step().unwrap();
+        feeds.finish(&new, Outcome::AtEnd, now);
+        assert!(feeds.next_step().is_none());
+        assert!(feeds.running.is_empty());
+    }
+
+    #[test]
+    fn what_somebody_has_published_is_looked_for_even_if_the_log_was_made_anew() {
+        let now = Instant::now();
+        let mut feeds = idle(1);
+        let mut heard = Heard::default();
+        let topic = TopicName::new("t").unwrap();
+        heard.partitions.insert(topic, [0].into());
+        feeds.hear(&heard);
+        let step = feeds.next_step().unwrap();
+        assert!(step.is_look);
+        // Nobody has to say that there may be another page.
+        let moved = |step: &Step| Outcome::Moved {
+            to: step.from,
+            may_be_repeated: 0,
+        };
+        feeds.finish(&step, moved(&step), now);
+        let step = feeds.next_step().unwrap();
+        assert!(!step.is_look);
+        feeds.hear(&heard);
+        feeds.finish(&step, moved(&step), now);
+        assert!(feeds.next_step().unwrap().is_look);
+    }
+
+    #[test]
+    fn nothing_is_read_for_a_queue_that_takes_nothing() {
+        let mut feeds = idle(1);
+        feeds.look();
+        let step = feeds.next_step().unwrap();
+        let mut now = Instant::now();
+        feeds.finish(&step, Outcome::Held("it is full".to_owned()), now);
+        for _ in 0..10 {
+            assert!(feeds.wake_at(now + HELD_MOST) > now);
+            now += HELD_MOST;
+            feeds.release_held(now, |_| true);
+            assert!(feeds.next_step().is_none());
+        }
+        now += HELD_MOST;
+        feeds.release_held(now, |_| false);
+        let step = feeds.next_step().unwrap();
+        assert_eq!(step.may_be_repeated, PAGE, "some may have been inserted");
+    }
+}

@@ -1,0 +1,329 @@
+//! One step of a subscription in a partition: read a page, insert its tasks, move the position.
+//!
+//! Each effect may be repeated, and the position moves last. Crash windows (`docs/internals`,
+//! "A record of a topic"):
+//!
+//! - After the page was read: nothing has happened.
+//! - After the insert: the page is read again. Its tasks have the same ids, so those that are
+//!   stored stay as they are.
+//! - Two feeders at once: both insert the same ids, and the position moves only from the place that
+//!   was read, so its counts count once.
+
+use std::{collections::HashSet, sync::Arc};
+
+use super::{
+    super::{
+        error::{Error, Unavailable},
+        insert::Handle,
+    },
+    pages::{PAGE, Page},
+    record_task::record_task,
+};
+use crate::{
+    bus::{Log, LogMessage},
+    model::{
+        DeadLetter, InsertStatus, NewTask, PositionKey, PositionMove, ReadCounts, ReadUpTo,
+        Subscription, TaskId, in_short,
+    },
+    pipelines::context::Context,
+    telemetry::metrics,
+};
+
+/// A step to do.
+pub(super) struct Step {
+    /// Unique in this process.
+    pub(super) number: u64,
+    pub(super) key: PositionKey,
+    pub(super) subscription: Arc<Subscription>,
+    pub(super) log: Arc<Log>,
+    pub(super) from: ReadUpTo,
+    pub(super) page: Page,
+    /// The most records to take of the page.
+    pub(super) most: usize,
+    /// So many of the next records may have been inserted before, by another feeder or in vain.
+    pub(super) may_be_repeated: usize,
+    /// If there are no records, also check whether the log ends before the position.
+    pub(super) is_look: bool,
+}
+
+/// What became of a step.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The position moved here, and so many of the next records may have been inserted before.
+    Moved {
+        to: ReadUpTo,
+        may_be_repeated: usize,
+    },
+    /// There are no more records.
+    AtEnd,
+    /// Nothing can be inserted now. Some of the page may have been.
+    Held(String),
+    /// Somebody else has moved the position.
+    Elsewhere,
+    /// SQL refuses some record of the page: take fewer.
+    Refused,
+}
+
+impl Step {
+    pub(super) async fn run(self, context: Context, handle: Handle) -> (Self, Outcome) {
+        let outcome = self.go(&context, &handle).await;
+        (self, outcome)
+    }
+
+    async fn go(&self, context: &Context, handle: &Handle) -> Outcome {
+        let page = match self.page.clone().await {
+            Ok(page) => page,
+            Err(error) => return Outcome::Held(in_short(&*error)),
+        };
+        let mut page = &page[..page.len().min(self.most)];
+        let Some(first) = page.first() else {
+            return self.at_end(context).await;
+        };
+        let chosen = self.chosen(page);
+        let places: Vec<usize> = chosen.iter().map(|one| one.place).collect();
+        let inserted = match self.insert(context, handle, chosen).await {
+            Ok(inserted) => inserted,
+            Err(outcome) => return outcome,
+        };
+        let mut may_be_repeated = self.may_be_repeated.saturating_sub(page.len());
+        if let Some((place, why)) = inserted.held {
+            // What was inserted before it counts, so that it is not inserted again much later.
+            page = &page[..place];
+            may_be_repeated = PAGE;
+            if page.is_empty() {
+                return Outcome::Held(why);
+            }
+        }
+        let Some(last) = page.last() else {
+            return Outcome::AtEnd;
+        };
+        let matched = places.iter().filter(|place| **place < page.len()).count();
+        let counts = ReadCounts {
+            read: page.len() as u64,
+            duplicates: inserted.duplicates,
+            filtered: (page.len() - matched) as u64,
+            refused: inserted.refused,
+            skipped: self.skipped(context, first).await,
+        };
+        let to = ReadUpTo {
+            after: Some(last.offset),
+            count: Some(last.number + 1),
+            replay: self.from.replay,
+        };
+        self.go_to(context, to, counts, may_be_repeated).await
+    }
+
+    /// How many records have left before they were read.
+    async fn skipped(&self, context: &Context, first: &LogMessage) -> u64 {
+        let PositionKey {
+            subscription,
+            topic,
+            partition,
+        } = &self.key;
+        let Some(count) = self.from.count else {
+            return 0;
+        };
+        let mut skipped = first.number.saturating_sub(count);
+        if skipped > 0 && self.log.is_attached {
+            // A topic of somebody else may be compacted, or have transactions, whose offsets are no
+            // records. Only what lies before its beginning was deleted by retention.
+            let begins = context.bus.logs().first(&self.log).await;
+            let begins = begins
+                .ok()
+                .and_then(|begins| begins.into_iter().nth(*partition as usize));
+            let begin = begins.flatten().map_or(first.number, |begin| begin.major);
+            skipped = begin.min(first.number).saturating_sub(count);
+        }
+        if skipped > 0 {
+            tracing::warn!(
+                "subscription {subscription} missed {skipped} records of topic {topic}, partition \
+                 {partition}: retention deleted them before {}",
+                first.offset
+            );
+        }
+        if first.number < count {
+            tracing::warn!(
+                "topic {topic}, partition {partition}, has lost its records: subscription \
+                 {subscription} goes on at {}",
+                first.offset
+            );
+        }
+        skipped
+    }
+
+    /// The records that match, with their tasks.
+    fn chosen(&self, page: &[LogMessage]) -> Vec<Chosen> {
+        let mut chosen = Vec::with_capacity(page.len());
+        for (place, message) in page.iter().enumerate() {
+            let record = &message.record;
+            let matching = &self.subscription.matching;
+            if !matching.matches(&record.key, &record.attributes) {
+                continue;
+            }
+            let replay = self.from.replay;
+            let (id, task) = record_task(&self.subscription, replay, &self.key.topic, message);
+            chosen.push(Chosen { place, id, task });
+        }
+        chosen
+    }
+
+    async fn insert(
+        &self,
+        context: &Context,
+        handle: &Handle,
+        mut chosen: Vec<Chosen>,
+    ) -> Result<Inserted, Outcome> {
+        if self.may_be_repeated > 0 && !chosen.is_empty() {
+            // A task that is stored may be completed, and must not go to its queue again.
+            let ids: Vec<TaskId> = chosen.iter().map(|one| one.id).collect();
+            let stored = context.store.queues_of(&ids).await;
+            let stored = stored.map_err(|error| Outcome::Held(in_short(&error)))?;
+            let stored: HashSet<TaskId> = stored.into_iter().map(|(id, _)| id).collect();
+            chosen.retain(|one| !stored.contains(&one.id));
+        }
+        let mut inserted = Inserted::default();
+        if chosen.is_empty() {
+            return Ok(inserted);
+        }
+        let mut ids = Vec::with_capacity(chosen.len());
+        let mut tasks = Vec::with_capacity(chosen.len());
+        let mut places = Vec::with_capacity(chosen.len());
+        for Chosen { place, id, task } in chosen {
+            places.push(place);
+            ids.push(id);
+            tasks.push(task);
+        }
+        let alone = (tasks.len() == 1).then(|| tasks[0].clone());
+        let answers = match handle.insert_records(&ids, tasks).await {
+            Ok(answers) => answers,
+            Err(Error::Unavailable(Unavailable::Store(error))) if error.is_refusal() => {
+                let Some(task) = alone else {
+                    return Err(Outcome::Refused);
+                };
+                self.bury(context, task, &error.to_string()).await?;
+                inserted.refused += 1;
+                return Ok(inserted);
+            }
+            Err(error) => return Err(Outcome::Held(error.to_string())),
+        };
+        for ((place, id), answer) in places.into_iter().zip(&ids).zip(answers) {
+            match answer.status {
+                InsertStatus::Created => {}
+                InsertStatus::Duplicate if answer.id == Some(*id) => {}
+                InsertStatus::Duplicate => inserted.duplicates += 1,
+                InsertStatus::Rejected => inserted.refused += 1,
+                InsertStatus::TryLater => {
+                    inserted.held = Some((place, answer.error));
+                    break;
+                }
+            }
+        }
+        Ok(inserted)
+    }
+
+    /// Keeps a record that SQL refuses as a letter.
+    async fn bury(&self, context: &Context, task: NewTask, why: &str) -> Result<(), Outcome> {
+        let letter = DeadLetter {
+            reason: why.to_owned(),
+            at_unix_ms: context.clock.now_unix_ms(),
+            queue: task.queue.clone(),
+            task: Some(task),
+            ..DeadLetter::default()
+        };
+        let sent = context.letters.send_once(vec![letter]).await;
+        sent.map_err(|error| Outcome::Held(in_short(&error)))
+    }
+
+    /// There are no records after the position. Checks whether the log ends before it.
+    ///
+    /// On Kafka, offsets count the records, so such a log was made anew, and all of it is new. In
+    /// Redis they are times. A stream that lost its newest records, for example in a failover, ends
+    /// before the position, and everything up to its end was read: reading it again would give each
+    /// record that is left a second task. Only a stream that was deleted, and got records by a clock
+    /// that was set back, may have as many records as the position has counted, and end before it. A
+    /// stream that does not exist says nothing: its next records lie after the position.
+    async fn at_end(&self, context: &Context) -> Outcome {
+        let Some(after) = self.from.after.filter(|_| self.is_look) else {
+            return Outcome::AtEnd;
+        };
+        let logs = context.bus.logs();
+        let end = match logs.counted_end(&self.log, self.key.partition).await {
+            Ok(end) => end,
+            Err(error) => return Outcome::Held(in_short(&error)),
+        };
+        let Some(last) = end.last.filter(|last| *last < after) else {
+            return Outcome::AtEnd;
+        };
+        let PositionKey {
+            subscription,
+            topic,
+            partition,
+        } = &self.key;
+        let offsets_count = context.bus.has_other_readers();
+        let has_as_many = self.from.count.is_some_and(|count| end.count >= count);
+        let to = if offsets_count || has_as_many {
+            tracing::warn!(
+                "topic {topic}, partition {partition}, ends before the position of subscription \
+                 {subscription}: it was made anew, and is read from its beginning"
+            );
+            ReadUpTo {
+                after: None,
+                count: Some(0),
+                replay: self.from.replay + 1,
+            }
+        } else {
+            tracing::warn!(
+                "topic {topic}, partition {partition}, has lost its newest records: subscription \
+                 {subscription} goes on after {last}, and had read up to {after}"
+            );
+            ReadUpTo {
+                after: Some(last),
+                count: Some(end.count),
+                replay: self.from.replay,
+            }
+        };
+        self.go_to(context, to, ReadCounts::default(), PAGE).await
+    }
+
+    async fn go_to(
+        &self,
+        context: &Context,
+        to: ReadUpTo,
+        counts: ReadCounts,
+        may_be_repeated: usize,
+    ) -> Outcome {
+        let moved = PositionMove {
+            key: self.key.clone(),
+            from: self.from,
+            to,
+            counts,
+        };
+        match context.store.move_position(&moved).await {
+            Ok(true) => {
+                metrics::subscription_read(self.key.subscription.as_str(), &counts);
+                Outcome::Moved {
+                    to,
+                    may_be_repeated,
+                }
+            }
+            Ok(false) => Outcome::Elsewhere,
+            Err(error) => Outcome::Held(in_short(&error)),
+        }
+    }
+}
+
+/// A record of the page that matches, with its task.
+struct Chosen {
+    place: usize,
+    id: TaskId,
+    task: NewTask,
+}
+
+/// What an insert left out.
+#[derive(Default)]
+struct Inserted {
+    duplicates: u64,
+    refused: u64,
+    /// The first record of the page that cannot be inserted now, and why.
+    held: Option<(usize, String)>,
+}

@@ -1,0 +1,120 @@
+//! What new tasks have to do with trees, as SQL stores it.
+
+use std::borrow::Cow;
+
+use crate::{
+    model::{NewTask, RowTree, TaskId, TaskRow, TaskTree, ThenTask, TreeSettings, validate},
+    pipelines::context::Context,
+    store::{Settled, Settlement},
+};
+
+/// A tree to store with a row, and the deadline that the tree has; 0: none.
+pub(super) struct Joined {
+    tree: RowTree,
+    deadline_unix_ms: i64,
+}
+
+/// Decides what the task with this id has to do with trees. An error is one line for its sender.
+pub(super) fn row_tree(
+    context: &Context,
+    tree: TaskTree,
+    id: TaskId,
+    now_unix_ms: i64,
+) -> Result<Joined, String> {
+    let new = match tree {
+        TaskTree::Joins {
+            tree,
+            deadline_unix_ms,
+        } => {
+            return Ok(Joined {
+                tree: RowTree::Joins(tree),
+                deadline_unix_ms,
+            });
+        }
+        TaskTree::Returns(tree) => {
+            return Ok(Joined {
+                tree: RowTree::Returns(tree),
+                deadline_unix_ms: 0,
+            });
+        }
+        TaskTree::Root(new) => new,
+    };
+    let deadline_unix_ms = new.deadline_unix_ms(now_unix_ms)?;
+    let then = if new.then.is_empty() {
+        None
+    } else {
+        let then = then_task(context, &new.then, id, now_unix_ms);
+        Some(then.map_err(|why| format!("tree.then: {why}"))?)
+    };
+    Ok(Joined {
+        tree: RowTree::Root(TreeSettings {
+            on_dead: new.on_dead,
+            deadline_unix_ms,
+            then,
+        }),
+        deadline_unix_ms,
+    })
+}
+
+/// Puts a row into its tree: it has no deadline that is later than that of the tree.
+pub(super) fn join(row: &mut TaskRow, joined: Option<Joined>) {
+    let Some(Joined {
+        tree,
+        deadline_unix_ms,
+    }) = joined
+    else {
+        return;
+    };
+    row.tree = Some(Box::new(tree));
+    bound(row, deadline_unix_ms);
+}
+
+/// Gives a task the deadline of its tree, unless its own is earlier.
+pub(super) fn bound(row: &mut TaskRow, tree_deadline_unix_ms: i64) {
+    let own = row.deadline_unix_ms;
+    if tree_deadline_unix_ms > 0 && (own == 0 || own > tree_deadline_unix_ms) {
+        row.deadline_unix_ms = tree_deadline_unix_ms;
+    }
+}
+
+/// The task of the end of a tree, with the present settings of its queue.
+fn then_task(
+    context: &Context,
+    queue: &str,
+    tree: TaskId,
+    now_unix_ms: i64,
+) -> Result<ThenTask, String> {
+    let task = NewTask {
+        // It takes no key; the id of the tree only chooses its shard.
+        id: Some(tree),
+        queue: queue.to_owned(),
+        ..NewTask::default()
+    };
+    let rules = context.settings.task_rules(queue);
+    let checked = validate::check(&task, &rules, now_unix_ms)?;
+    context.let_in(checked.queue(), None)?;
+    Ok(ThenTask::from(&checked.row(
+        task,
+        tree,
+        context.partitions(),
+    )))
+}
+
+/// The reports with the deadlines that SQL gave their discovered tasks, for who publishes these.
+pub(super) fn with_deadlines<'r>(
+    reports: &'r [Settlement],
+    settled: &[Settled],
+) -> Cow<'r, [Settlement]> {
+    if settled.iter().all(|one| one.tree_deadline_unix_ms == 0) {
+        return Cow::Borrowed(reports);
+    }
+    let mut reports = reports.to_vec();
+    for (report, settled) in reports.iter_mut().zip(settled) {
+        if let Settlement::Completed { discovered, .. } = report {
+            for row in discovered {
+                bound(&mut row.task, settled.tree_deadline_unix_ms);
+            }
+        }
+    }
+    Cow::Owned(reports)
+}

@@ -1,0 +1,424 @@
+//! Subscriptions and their positions.
+//!
+//! Each change of a subscription raises `meta.feeds_version`, whose row stays locked until the
+//! transaction ends, so changes are serialized. A position that moves raises nothing.
+
+use async_trait::async_trait;
+
+use crate::{
+    model::{
+        Act, MOST_SUBSCRIPTIONS, Matching, Offset, OnDead, Position, PositionKey, PositionMove,
+        QueueName, ReadCounts, ReadUpTo, SequenceBy, Subscription, SubscriptionName, TopicName,
+        TopicPattern,
+    },
+    store::{
+        KeptSubscription, Result, Sought, Subscriptions,
+        sql::{
+            SqlStore,
+            access::tokens,
+            backend::Backend,
+            meta,
+            rows::{columns, corrupt, number, queue_name},
+            session::Session,
+            statement::{Statement, Value},
+        },
+    },
+};
+
+/// Changes of topics raise it, too.
+pub(super) const VERSION: &str = "feeds_version";
+
+columns! {
+    pub struct SubscriptionColumns {
+        name: String,
+        topic: String,
+        queue: String,
+        start_at: String,
+        matching: String,
+        sequence_by: i64,
+        on_dead: i64,
+        created_ms: i64,
+        version: i64,
+    }
+}
+
+impl TryFrom<SubscriptionColumns> for Subscription {
+    type Error = crate::store::Error;
+
+    fn try_from(columns: SubscriptionColumns) -> Result<Self> {
+        let matching = serde_json::from_str(&columns.matching)
+            .map_err(|error| error.to_string())
+            .and_then(|json| Matching::read(&json))
+            .map_err(corrupt)?;
+        let queue: QueueName = queue_name(&columns.queue)?;
+        Ok(Self {
+            name: subscription_name(&columns.name)?,
+            topics: TopicPattern::new(&columns.topic).map_err(corrupt)?,
+            queue,
+            start: columns.start_at,
+            matching,
+            sequence: match columns.sequence_by {
+                1 => SequenceBy::Key,
+                _ => SequenceBy::None,
+            },
+            on_dead: match columns.on_dead {
+                1 => OnDead::Hold,
+                _ => OnDead::Next,
+            },
+            created_unix_ms: columns.created_ms,
+            version: number(columns.version)?,
+        })
+    }
+}
+
+columns! {
+    pub struct PositionColumns {
+        subscription: String,
+        topic: String,
+        part: i64,
+        major: i64,
+        minor: i64,
+        appended: i64,
+        replay: i64,
+        records_read: i64,
+        duplicates: i64,
+        filtered: i64,
+        refused: i64,
+        skipped: i64,
+    }
+}
+
+const POSITION_COLUMNS: &str = "subscription, topic, part, major, minor, appended, replay, records_read, \
+     duplicates, filtered, refused, skipped";
+
+impl TryFrom<PositionColumns> for Position {
+    type Error = crate::store::Error;
+
+    fn try_from(columns: PositionColumns) -> Result<Self> {
+        let key = PositionKey {
+            subscription: subscription_name(&columns.subscription)?,
+            topic: TopicName::new(&columns.topic).map_err(|error| corrupt(error.to_string()))?,
+            partition: number(columns.part)?,
+        };
+        let after = match u64::try_from(columns.major) {
+            Ok(major) => Some(Offset {
+                major,
+                minor: number(columns.minor)?,
+            }),
+            Err(_) => None,
+        };
+        Ok(Self {
+            key,
+            up_to: ReadUpTo {
+                after,
+                count: u64::try_from(columns.appended).ok(),
+                replay: number(columns.replay)?,
+            },
+            counts: ReadCounts {
+                read: number(columns.records_read)?,
+                duplicates: number(columns.duplicates)?,
+                filtered: number(columns.filtered)?,
+                refused: number(columns.refused)?,
+                skipped: number(columns.skipped)?,
+            },
+        })
+    }
+}
+
+fn subscription_name(name: &str) -> Result<SubscriptionName> {
+    SubscriptionName::new(name).map_err(|error| corrupt(error.to_string()))
+}
+
+/// The columns `major` and `minor`.
+fn place(after: Option<Offset>) -> [i64; 2] {
+    match after {
+        Some(after) => [
+            i64::try_from(after.major).unwrap_or(i64::MAX),
+            // The minor part of a place in a stream may be any number.
+            i64::try_from(after.minor).unwrap_or(i64::MAX),
+        ],
+        None => [-1, 0],
+    }
+}
+
+/// The column `appended`.
+fn appended(count: Option<u64>) -> i64 {
+    count.map_or(-1, |count| i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+#[async_trait]
+impl<DB: Backend> Subscriptions for SqlStore<DB> {
+    async fn feeds_version(&self) -> Result<u64> {
+        meta::read(&self.sql, "feeds_version", VERSION).await
+    }
+
+    async fn subscriptions(&self) -> Result<Vec<Subscription>> {
+        let select = Statement::new(
+            "SELECT name, topic, queue, start_at, matching, sequence_by, on_dead, created_ms, version \
+             FROM subscriptions ORDER BY name",
+        );
+        let rows: Vec<SubscriptionColumns> = self.sql.read("subscriptions", select).await?;
+        rows.into_iter().map(Subscription::try_from).collect()
+    }
+
+    async fn keep_subscription(
+        &self,
+        subscription: &Subscription,
+        positions: Option<&[Position]>,
+        act: &Act,
+    ) -> Result<KeptSubscription> {
+        let positions = positions.map(<[Position]>::to_vec);
+        let kept = (subscription.clone(), positions, act.clone());
+        self.sql
+            .run(
+                "keep_subscription",
+                kept,
+                |session, (of, positions, act)| {
+                    Box::pin(keep(session, of, positions.as_deref(), act))
+                },
+            )
+            .await
+    }
+
+    async fn delete_subscription(&self, name: &SubscriptionName, act: &Act) -> Result<bool> {
+        let deleted = (name.clone(), act.clone());
+        self.sql
+            .run("delete_subscription", deleted, |session, (name, act)| {
+                Box::pin(delete(session, name, act))
+            })
+            .await
+    }
+
+    async fn positions(&self, of: Option<&SubscriptionName>) -> Result<Vec<Position>> {
+        let mut select = Statement::new(format!("SELECT {POSITION_COLUMNS} FROM positions "));
+        if let Some(name) = of {
+            select = select
+                .sql("WHERE subscription = ? ")
+                .bind(name.as_str().to_owned());
+        }
+        let select = select.sql("ORDER BY subscription, topic, part");
+        let rows: Vec<PositionColumns> = self.sql.read("positions", select).await?;
+        rows.into_iter().map(Position::try_from).collect()
+    }
+
+    async fn add_positions(&self, positions: &[Position]) -> Result<()> {
+        self.sql
+            .run("add_positions", positions.to_vec(), |session, positions| {
+                Box::pin(add_missing(session, positions))
+            })
+            .await
+    }
+
+    async fn move_position(&self, to: &PositionMove) -> Result<bool> {
+        self.sql
+            .run("move_position", to.clone(), |session, to| {
+                Box::pin(move_one(session, to))
+            })
+            .await
+    }
+
+    async fn seek(
+        &self,
+        name: &SubscriptionName,
+        to: &[(PositionKey, ReadUpTo)],
+        act: &Act,
+    ) -> Result<Sought> {
+        let sought = (name.clone(), to.to_vec(), act.clone());
+        self.sql
+            .run("seek", sought, |session, (name, to, act)| {
+                Box::pin(seek(session, name, to, act))
+            })
+            .await
+    }
+}
+
+async fn keep<S: Session>(
+    session: &mut S,
+    subscription: &Subscription,
+    positions: Option<&[Position]>,
+    act: &Act,
+) -> Result<KeptSubscription> {
+    meta::raise(session, VERSION).await?;
+    // The call is being repeated, because the response to its COMMIT was lost.
+    if tokens::is_recorded(session, act).await? {
+        return Ok(KeptSubscription::Yes);
+    }
+    let name = subscription.name.as_str();
+    let matching = subscription.matching.to_json().to_string();
+    let same = Statement::new("SELECT topic FROM subscriptions WHERE name = ?").bind(name);
+    let same: Vec<(String,)> = session.fetch(same).await?;
+    if let Some((topic,)) = same.into_iter().next() {
+        if topic != subscription.topics.as_str() {
+            return Ok(KeptSubscription::OfTopic(topic));
+        }
+        let change = Statement::new(
+            "UPDATE subscriptions SET queue = ?, matching = ?, sequence_by = ?, on_dead = ?, \
+             version = version + 1 WHERE name = ?",
+        )
+        .bind(&subscription.queue)
+        .bind(matching)
+        .bind(subscription.sequence as i64)
+        .bind(subscription.on_dead as i64)
+        .bind(name);
+        session.execute(change).await?;
+    } else {
+        let Some(positions) = positions else {
+            return Ok(KeptSubscription::Gone);
+        };
+        let count = Statement::new("SELECT COUNT(*) FROM subscriptions");
+        if tokens::count(session, count).await? >= i64::from(MOST_SUBSCRIPTIONS) {
+            return Ok(KeptSubscription::NoRoom);
+        }
+        let row = [
+            name.into(),
+            subscription.topics.as_str().into(),
+            (&subscription.queue).into(),
+            subscription.start.as_str().into(),
+            matching.into(),
+            (subscription.sequence as i64).into(),
+            (subscription.on_dead as i64).into(),
+            subscription.created_unix_ms.into(),
+            1_i64.into(),
+        ];
+        let insert = Statement::new(
+            "INSERT INTO subscriptions (name, topic, queue, start_at, matching, sequence_by, on_dead, \
+             created_ms, version)",
+        );
+        session.execute(insert.values([row].into_iter())).await?;
+        for position in positions {
+            add(session, position).await?;
+        }
+    }
+    tokens::keep(session, act).await?;
+    Ok(KeptSubscription::Yes)
+}
+
+async fn delete<S: Session>(session: &mut S, name: &SubscriptionName, act: &Act) -> Result<bool> {
+    meta::raise(session, VERSION).await?;
+    if tokens::is_recorded(session, act).await? {
+        return Ok(true);
+    }
+    let remove = Statement::new("DELETE FROM subscriptions WHERE name = ?").bind(name.as_str());
+    if session.execute(remove).await? == 0 {
+        return Ok(false);
+    }
+    let remove = Statement::new("DELETE FROM positions WHERE subscription = ?");
+    session.execute(remove.bind(name.as_str())).await?;
+    tokens::keep(session, act).await?;
+    Ok(true)
+}
+
+async fn add_missing<S: Session>(session: &mut S, positions: &[Position]) -> Result<()> {
+    // So that no subscription is deleted meanwhile.
+    meta::raise(session, VERSION).await?;
+    for position in positions {
+        let there = Statement::new("SELECT COUNT(*) FROM subscriptions WHERE name = ?");
+        let there = there.bind(position.key.subscription.as_str());
+        if tokens::count(session, there).await? > 0 {
+            add(session, position).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn add<S: Session>(session: &mut S, position: &Position) -> Result<()> {
+    let [major, minor] = place(position.up_to.after);
+    let row: [Value<'_>; 7] = [
+        position.key.subscription.as_str().into(),
+        position.key.topic.as_str().into(),
+        position.key.partition.into(),
+        major.into(),
+        minor.into(),
+        appended(position.up_to.count).into(),
+        position.up_to.replay.into(),
+    ];
+    let insert = Statement::new(
+        "INSERT INTO positions (subscription, topic, part, major, minor, appended, replay)",
+    );
+    let insert = insert.values([row].into_iter());
+    session
+        .execute(insert.sql(&S::keep_first("part")))
+        .await
+        .map(drop)
+}
+
+async fn move_one<S: Session>(session: &mut S, to: &PositionMove) -> Result<bool> {
+    let [major, minor] = place(to.to.after);
+    let [from_major, from_minor] = place(to.from.after);
+    let counts = &to.counts;
+    let update = Statement::new(
+        "UPDATE positions SET major = ?, minor = ?, appended = ?, replay = ?, \
+         records_read = records_read + ?, duplicates = duplicates + ?, filtered = filtered + ?, \
+         refused = refused + ?, skipped = skipped + ? \
+         WHERE subscription = ? AND topic = ? AND part = ? AND major = ? AND minor = ? AND replay = ?",
+    )
+    .bind(major)
+    .bind(minor)
+    .bind(appended(to.to.count))
+    .bind(to.to.replay)
+    .bind(counts.read)
+    .bind(counts.duplicates)
+    .bind(counts.filtered)
+    .bind(counts.refused)
+    .bind(counts.skipped)
+    .bind(to.key.subscription.as_str())
+    .bind(to.key.topic.as_str())
+    .bind(to.key.partition)
+    .bind(from_major)
+    .bind(from_minor)
+    .bind(to.from.replay);
+    Ok(session.execute(update).await? > 0)
+}
+
+async fn seek<S: Session>(
+    session: &mut S,
+    name: &SubscriptionName,
+    to: &[(PositionKey, ReadUpTo)],
+    act: &Act,
+) -> Result<Sought> {
+    meta::raise(session, VERSION).await?;
+    let is_repeated = tokens::is_recorded(session, act).await?;
+    if !is_repeated {
+        let change =
+            Statement::new("UPDATE subscriptions SET version = version + 1 WHERE name = ?");
+        if session.execute(change.bind(name.as_str())).await? == 0 {
+            return Ok(Sought::Unknown);
+        }
+    }
+    // They differ after the log of one partition was made anew.
+    let replays = Statement::new("SELECT DISTINCT replay FROM positions WHERE subscription = ?");
+    let rows: Vec<(i64,)> = session.fetch(replays.bind(name.as_str())).await?;
+    let mut before = Vec::with_capacity(rows.len());
+    for (replay,) in rows {
+        before.push(number(replay)?);
+    }
+    before.sort_unstable();
+    let last: u64 = before.last().copied().unwrap_or_default();
+    if is_repeated {
+        return Ok(Sought::To {
+            replay: last,
+            before: vec![last.saturating_sub(1)],
+        });
+    }
+    let replay = last + 1;
+    let raise = Statement::new("UPDATE positions SET replay = ? WHERE subscription = ?");
+    session
+        .execute(raise.bind(replay).bind(name.as_str()))
+        .await?;
+    for (key, up_to) in to {
+        let [major, minor] = place(up_to.after);
+        let update = Statement::new(
+            "UPDATE positions SET major = ?, minor = ?, appended = ? \
+             WHERE subscription = ? AND topic = ? AND part = ?",
+        )
+        .bind(major)
+        .bind(minor)
+        .bind(appended(up_to.count))
+        .bind(name.as_str())
+        .bind(key.topic.as_str())
+        .bind(key.partition);
+        session.execute(update).await?;
+    }
+    tokens::keep(session, act).await?;
+    Ok(Sought::To { replay, before })
+}

@@ -1,0 +1,674 @@
+//! The trees of a transaction: how many of their tasks are unfinished, and what follows when none
+//! is.
+//!
+//! The changes of a transaction are summed for each tree, so a task that ends and discovers two
+//! others is one change of +1. The rows of the trees are locked in order of their ids, after all
+//! tasks of the transaction, their letters, their sequences and their outbox rows, and before the
+//! counts of queues. After that the transaction inserts only tasks of ends, which nobody else can
+//! wait for: docs/adr/0068-trees.md.
+
+use std::collections::BTreeMap;
+
+use super::{
+    new_rows::insert_rows,
+    step::{StatusChange, TreeOf},
+};
+use crate::{
+    model::{
+        QueueName, RowTree, StoredStatus, TaskId, TaskRow, ThenTask, TreeEnd, TreeOnDead,
+        TreeSettings, TreeState, TreeView,
+    },
+    store::{
+        Error, NewRow, Result, Turn, Unpublished,
+        sql::{
+            outbox::{
+                batches,
+                entries::{self, Entry},
+            },
+            rows::{columns, corrupt, number, queue_name, task_id},
+            session::Session,
+            statement::{Statement, Value, lists, pieces},
+        },
+    },
+    telemetry::metrics,
+};
+
+/// The columns of [`TreeColumns`].
+pub(crate) const TREE_COLUMNS: &str = "id, queue, state, epoch, open_tasks, held_tasks, tasks, dead, cancelled, letters, late, \
+     cancelling, on_dead, deadline_ms, then_task, opened_ms, ended_ms";
+
+/// The columns that change after a tree has begun.
+const CHANGING: [&str; 12] = [
+    "state",
+    "epoch",
+    "open_tasks",
+    "held_tasks",
+    "tasks",
+    "dead",
+    "cancelled",
+    "letters",
+    "late",
+    "cancelling",
+    "deadline_ms",
+    "ended_ms",
+];
+
+/// How long the task of an end is left to the caller of a settlement, which publishes it.
+const LEFT_TO_THE_CALLER_MS: i64 = 1000;
+
+/// The changes that a transaction makes to trees.
+#[derive(Default)]
+pub(crate) struct Trees {
+    changes: BTreeMap<TaskId, TreeChange>,
+    new: BTreeMap<TaskId, NewTree>,
+    /// The tree of each new task, and the task.
+    joined: Vec<(TaskId, TaskId)>,
+    /// The tree of each removed task, and the task.
+    left: Vec<(TaskId, TaskId)>,
+}
+
+/// A tree that begins.
+struct NewTree {
+    queue: QueueName,
+    settings: TreeSettings,
+    opened_ms: i64,
+}
+
+/// What a transaction changes of a tree.
+#[derive(Default)]
+struct TreeChange {
+    tasks: i64,
+    open: i64,
+    dead: i64,
+    cancelled: i64,
+    letters: i64,
+    late: i64,
+    /// Dead tasks that are removed, and hold nothing any more.
+    removed_dead: i64,
+    /// A final task became unfinished again, or a letter was sent again.
+    is_back: bool,
+    /// Tasks of the tree discovered others.
+    discovers: bool,
+    /// Inserts added tasks.
+    joins: bool,
+    /// The time of the latest change; 0: unknown.
+    at_ms: i64,
+}
+
+/// A tree that ended in a transaction.
+#[derive(Clone, Debug)]
+pub(crate) struct EndedTree {
+    pub(crate) end: TreeEnd,
+    /// The task of its end, and its turn in the outbox.
+    pub(crate) then: Option<(TaskRow, Turn)>,
+}
+
+/// What a transaction has to know of a tree before it stores tasks there.
+#[derive(Clone, Copy)]
+pub(crate) struct TreeFacts {
+    /// 0: it has none.
+    pub(crate) deadline_ms: i64,
+    /// Nothing is added any more.
+    pub(crate) is_cancelling: bool,
+    pub(crate) is_ended: bool,
+}
+
+impl TreeFacts {
+    /// Whether the tree takes no tasks of inserts.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_cancelling || self.is_ended
+    }
+}
+
+impl Trees {
+    /// Records a change. Does nothing if the task is in no tree.
+    pub(crate) fn hear(&mut self, change: &StatusChange<'_>) {
+        match change {
+            StatusChange::Added(task) => self.added(task),
+            StatusChange::Moved {
+                from,
+                to,
+                tree: Some(TreeOf { tree, at_ms }),
+                ..
+            } => self.moved(*tree, *from, *to, *at_ms),
+            StatusChange::Removed {
+                id,
+                status,
+                tree: Some(tree),
+            } => self.removed(*tree, *id, *status),
+            StatusChange::Moved { tree: None, .. } | StatusChange::Removed { tree: None, .. } => {}
+        }
+    }
+
+    fn change(&mut self, tree: TaskId, at_ms: i64) -> &mut TreeChange {
+        let change = self.changes.entry(tree).or_default();
+        change.at_ms = change.at_ms.max(at_ms);
+        change
+    }
+
+    fn added(&mut self, task: &TaskRow) {
+        let Some(joins) = task.tree.as_deref() else {
+            return;
+        };
+        let tree = joins.id(task.id);
+        self.joined.push((tree, task.id));
+        if let RowTree::Root(settings) = joins {
+            self.new.insert(
+                tree,
+                NewTree {
+                    queue: task.queue.clone(),
+                    settings: settings.clone(),
+                    opened_ms: task.created_unix_ms,
+                },
+            );
+            return;
+        }
+        let change = self.change(tree, task.created_unix_ms);
+        change.tasks += 1;
+        change.open += 1;
+        match joins {
+            RowTree::Discovered(_) => change.discovers = true,
+            RowTree::Returns(_) => {
+                change.letters -= 1;
+                change.is_back = true;
+            }
+            RowTree::Joins(_) => change.joins = true,
+            RowTree::Root(_) => {}
+        }
+    }
+
+    fn moved(&mut self, tree: TaskId, from: StoredStatus, to: StoredStatus, at_ms: i64) {
+        let change = self.change(tree, at_ms);
+        for (status, sign) in [(from, -1), (to, 1)] {
+            match status {
+                StoredStatus::Unfinished => change.open += sign,
+                StoredStatus::Dead => change.dead += sign,
+                StoredStatus::Cancelled => change.cancelled += sign,
+                // What is neither unfinished nor dead nor cancelled is completed.
+                StoredStatus::Completed => {}
+            }
+        }
+        change.is_back |= from.is_final() && to != from;
+    }
+
+    fn removed(&mut self, tree: TaskId, id: TaskId, status: StoredStatus) {
+        self.left.push((tree, id));
+        if status == StoredStatus::Dead {
+            self.change(tree, 0).removed_dead += 1;
+        }
+    }
+
+    /// Records that a surplus report came from a task of this tree.
+    pub(crate) fn late(&mut self, tree: TaskId, at_ms: i64) {
+        self.change(tree, at_ms).late += 1;
+    }
+
+    /// Records new letters of tasks that were discovered in this tree.
+    pub(crate) fn letters(&mut self, tree: TaskId, count: usize, at_ms: i64) {
+        self.change(tree, at_ms).letters += i64::try_from(count).unwrap_or(i64::MAX);
+    }
+
+    /// Stores the changes, and the tasks of the trees that end. Returns these trees.
+    ///
+    /// `published_at_ms` is the time of a caller that publishes these tasks itself. The caller has to
+    /// tell the other steps of them.
+    pub(crate) async fn store<S: Session>(
+        self,
+        session: &mut S,
+        published_at_ms: Option<i64>,
+    ) -> Result<Vec<EndedTree>> {
+        let Self {
+            changes,
+            new,
+            mut joined,
+            mut left,
+        } = self;
+        begin(session, &new).await?;
+        joined.sort_unstable();
+        for piece in pieces(&joined, |_| 0) {
+            let rows = piece.iter().map(|(tree, task)| [tree.into(), task.into()]);
+            let join = Statement::new("INSERT INTO tree_tasks (tree, task)").values(rows);
+            session.execute(join.sql(&S::keep_first("task"))).await?;
+        }
+        left.sort_unstable();
+        remove_members(session, &left).await?;
+        if changes.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<TaskId> = changes.keys().copied().collect();
+        let mut rows = lock(session, &ids).await?;
+        let mut changed = Vec::new();
+        let mut ended = Vec::new();
+        for row in rows.values_mut() {
+            let Some(change) = changes.get(&row.view.id) else {
+                continue;
+            };
+            let is_ended = row.view.state != TreeState::Open;
+            let is_closed = row.view.cancelling && (change.discovers || change.joins)
+                || is_ended && change.joins;
+            if is_closed && !change.is_back {
+                // That came after the transaction had read the facts. The next attempt sees it.
+                return Err(Error::Transient(
+                    format!("tree {} takes nothing more", row.view.id).into(),
+                ));
+            }
+            let before = row.view.clone();
+            if let Some(end) = row.apply(session, change).await? {
+                ended.push((end, row.then.clone()));
+            }
+            // A dead task that held nothing may have been removed.
+            if row.view != before {
+                changed.push(&*row);
+            }
+        }
+        write(session, &changed).await?;
+        store_ends(session, ended, published_at_ms).await
+    }
+}
+
+/// INSERT suffix for a new tree whose id another one has: a task without a key that was removed,
+/// and is inserted again with its id. It joins that tree, which is open again.
+///
+/// MySQL assigns the columns from left to right.
+fn join_namesake<S: Session>() -> String {
+    format!(
+        "{} epoch = epoch + CASE WHEN state = 0 THEN 0 ELSE 1 END, state = 0, open_tasks = open_tasks + 1, \
+         tasks = tasks + 1, cancelling = 0, deadline_ms = {}, ended_ms = 0",
+        S::on_conflict("id"),
+        S::new_value("deadline_ms")
+    )
+}
+
+/// Stores the rows of new trees, each with its root as the only task.
+async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> Result<()> {
+    let new: Vec<_> = new.iter().collect();
+    for piece in pieces(&new, |_| 0) {
+        let rows = piece.iter().map(|(id, tree)| -> [Value<'_>; 17] {
+            [
+                (*id).into(),
+                (&tree.queue).into(),
+                (TreeState::Open as u32).into(),
+                0_u32.into(), // epoch
+                1_u32.into(), // open_tasks
+                0_u32.into(), // held_tasks
+                1_u32.into(), // tasks
+                0_u32.into(), // dead
+                0_u32.into(), // cancelled
+                0_u32.into(), // letters
+                0_u32.into(), // late
+                false.into(), // cancelling
+                (tree.settings.on_dead as u32).into(),
+                tree.settings.deadline_unix_ms.into(),
+                then_text(tree.settings.then.as_ref()).into(),
+                tree.opened_ms.into(),
+                0_i64.into(), // ended_ms
+            ]
+        });
+        let begin = Statement::new(format!("INSERT INTO trees ({TREE_COLUMNS})")).values(rows);
+        session.execute(begin.sql(&join_namesake::<S>())).await?;
+    }
+    Ok(())
+}
+
+/// Removes tasks from the lists of their trees. The pairs are sorted.
+async fn remove_members<S: Session>(session: &mut S, left: &[(TaskId, TaskId)]) -> Result<()> {
+    for of_tree in left.chunk_by(|(a, _), (b, _)| a == b) {
+        let tree = &of_tree[0].0;
+        let tasks: Vec<TaskId> = of_tree.iter().map(|(_, task)| *task).collect();
+        for tasks in lists(&tasks) {
+            let leave = Statement::new("DELETE FROM tree_tasks WHERE tree = ? AND task IN ")
+                .bind(tree)
+                .list(tasks);
+            session.execute(leave).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads these trees and locks them.
+pub(crate) async fn lock<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<BTreeMap<TaskId, TreeRow>> {
+    let mut rows = BTreeMap::new();
+    for ids in lists(ids) {
+        let found = Statement::new(format!("SELECT {TREE_COLUMNS} FROM trees "))
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids)
+            .sql(" ORDER BY id")
+            .sql(S::FOR_UPDATE);
+        for columns in session.fetch::<TreeColumns>(found).await? {
+            let row = TreeRow::try_from(columns)?;
+            rows.insert(row.view.id, row);
+        }
+    }
+    Ok(rows)
+}
+
+/// Writes what changes of these trees, which are locked.
+pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Result<()> {
+    for piece in pieces(rows, |_| 0) {
+        let values = piece.iter().map(|row| -> [Value<'_>; 17] {
+            let TreeRow { view, then } = row;
+            [
+                (&view.id).into(),
+                (&view.queue).into(),
+                (view.state as u32).into(),
+                view.epoch.into(),
+                view.open.into(),
+                view.held.into(),
+                view.tasks.into(),
+                view.dead.into(),
+                view.cancelled.into(),
+                view.letters.into(),
+                view.late.into(),
+                view.cancelling.into(),
+                (view.on_dead as u32).into(),
+                view.deadline_unix_ms.unwrap_or(0).into(),
+                then_text(then.as_ref()).into(),
+                view.opened_unix_ms.into(),
+                view.ended_unix_ms.unwrap_or(0).into(),
+            ]
+        });
+        let write = Statement::new(format!("INSERT INTO trees ({TREE_COLUMNS})")).values(values);
+        session
+            .execute(write.sql(&S::replace("id", &CHANGING)))
+            .await?;
+    }
+    Ok(())
+}
+
+/// Stores the tasks of these ends, with rows in the outbox.
+pub(crate) async fn store_ends<S: Session>(
+    session: &mut S,
+    ends: Vec<(TreeEnd, Option<ThenTask>)>,
+    published_at_ms: Option<i64>,
+) -> Result<Vec<EndedTree>> {
+    let left_until_ms = published_at_ms.map(|at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
+    let mut ended = Vec::with_capacity(ends.len());
+    let mut rows = Vec::new();
+    let mut entries = Vec::new();
+    for (end, then) in ends {
+        let mut turn_of_then = None;
+        if let Some(then) = then {
+            let task = then
+                .row(&end)
+                .ok_or_else(|| corrupt(format!("the then_task of tree {}", end.tree)))?;
+            let row = NewRow {
+                task: task.clone(),
+                // It has a row of its own in the outbox, and is in no batch.
+                unpublished: Unpublished::Missing,
+                due_unix_ms: left_until_ms.unwrap_or(0),
+            };
+            let turn = entries::new_turn();
+            entries.push(Entry::released(
+                task.id,
+                task.queue.clone(),
+                task.priority,
+                task.weight(),
+                Unpublished::Fresh,
+                row.due_unix_ms,
+                turn,
+            ));
+            rows.push(row);
+            turn_of_then = Some((task, turn));
+        }
+        ended.push(EndedTree {
+            end,
+            then: turn_of_then,
+        });
+    }
+    if rows.is_empty() {
+        return Ok(ended);
+    }
+    // Each has an id of its own and no key, so nothing that is stored can be in its way.
+    let mut new: Vec<&NewRow> = rows.iter().collect();
+    new.sort_unstable_by_key(|row| row.task.id);
+    insert_rows(session, &new, batches::new_batch()).await?;
+    entries.sort_unstable_by_key(Entry::task);
+    entries::put(session, &entries).await?;
+    Ok(ended)
+}
+
+/// The deadlines of these trees, and whether they take tasks. Locks nothing.
+pub(crate) async fn facts<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<BTreeMap<TaskId, TreeFacts>> {
+    let mut ids = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    let mut facts = BTreeMap::new();
+    for ids in lists(&ids) {
+        let found = Statement::new("SELECT id, deadline_ms, cancelling, state FROM trees ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids);
+        for (id, deadline_ms, cancelling, state) in
+            session.fetch::<(Vec<u8>, i64, i64, i64)>(found).await?
+        {
+            facts.insert(
+                task_id(&id)?,
+                TreeFacts {
+                    deadline_ms,
+                    is_cancelling: cancelling != 0,
+                    is_ended: state != TreeState::Open as i64,
+                },
+            );
+        }
+    }
+    Ok(facts)
+}
+
+/// The trees of those of these tasks that are in one and unfinished.
+pub(crate) async fn of_unfinished<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+) -> Result<BTreeMap<TaskId, TaskId>> {
+    let mut trees = BTreeMap::new();
+    for ids in lists(ids) {
+        let found = Statement::new("SELECT id, tree FROM tasks ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE LENGTH(tree) > 0 AND status = 0 AND id IN ")
+            .list(ids);
+        for (id, tree) in session.fetch::<(Vec<u8>, Vec<u8>)>(found).await? {
+            trees.insert(task_id(&id)?, task_id(&tree)?);
+        }
+    }
+    Ok(trees)
+}
+
+fn then_text(then: Option<&ThenTask>) -> String {
+    then.map(|then| serde_json::to_string(then).expect("texts and numbers are always JSON"))
+        .unwrap_or_default()
+}
+
+columns! {
+    pub(crate) struct TreeColumns {
+        id: Vec<u8>,
+        queue: String,
+        state: i64,
+        epoch: i64,
+        open_tasks: i64,
+        held_tasks: i64,
+        tasks: i64,
+        dead: i64,
+        cancelled: i64,
+        letters: i64,
+        late: i64,
+        cancelling: i64,
+        on_dead: i64,
+        deadline_ms: i64,
+        then_task: String,
+        opened_ms: i64,
+        ended_ms: i64,
+    }
+}
+
+/// A row of `trees`.
+#[derive(Clone, Debug)]
+pub(crate) struct TreeRow {
+    pub(crate) view: TreeView,
+    pub(crate) then: Option<ThenTask>,
+}
+
+impl TryFrom<TreeColumns> for TreeRow {
+    type Error = Error;
+
+    fn try_from(columns: TreeColumns) -> Result<Self> {
+        // A wrong count affects only its own tree, until `fsck` corrects it.
+        let count = |number: i64| number.max(0).unsigned_abs();
+        let some = |time_ms: i64| (time_ms > 0).then_some(time_ms);
+        let then = match columns.then_task.as_str() {
+            "" => None,
+            text => {
+                let then: ThenTask = serde_json::from_str(text)
+                    .map_err(|error| corrupt(format!("the then_task of a tree: {error}")))?;
+                Some(then)
+            }
+        };
+        let mut view = TreeView {
+            id: task_id(&columns.id)?,
+            queue: queue_name(&columns.queue)?,
+            state: TreeState::from_number(columns.state)
+                .ok_or_else(|| corrupt(format!("the state {} of a tree", columns.state)))?,
+            epoch: number(columns.epoch)?,
+            tasks: count(columns.tasks),
+            open: count(columns.open_tasks),
+            held: count(columns.held_tasks),
+            completed: 0,
+            dead: count(columns.dead),
+            cancelled: count(columns.cancelled),
+            letters: count(columns.letters),
+            late: count(columns.late),
+            cancelling: columns.cancelling != 0,
+            on_dead: TreeOnDead::from_number(columns.on_dead)
+                .ok_or_else(|| corrupt(format!("the on_dead {} of a tree", columns.on_dead)))?,
+            then: then.as_ref().map(|then| then.queue.clone()),
+            deadline_unix_ms: some(columns.deadline_ms),
+            opened_unix_ms: columns.opened_ms,
+            ended_unix_ms: some(columns.ended_ms),
+        };
+        count_completed(&mut view);
+        Ok(Self { view, then })
+    }
+}
+
+/// What is neither unfinished nor dead nor cancelled is completed.
+fn count_completed(view: &mut TreeView) {
+    let others = view.open + view.dead + view.cancelled;
+    view.completed = view.tasks.saturating_sub(others);
+}
+
+impl TreeRow {
+    /// Adds a change. Returns the end of the tree if nothing keeps it open any more.
+    async fn apply<S: Session>(
+        &mut self,
+        session: &mut S,
+        change: &TreeChange,
+    ) -> Result<Option<TreeEnd>> {
+        let at_ms = match change.at_ms {
+            0 => now_ms(session).await?,
+            at_ms => at_ms,
+        };
+        let view = &mut self.view;
+        add(&mut view.tasks, change.tasks);
+        add(&mut view.open, change.open);
+        add(&mut view.dead, change.dead);
+        add(&mut view.cancelled, change.cancelled);
+        add(&mut view.letters, change.letters);
+        add(&mut view.late, change.late);
+        if view.on_dead == TreeOnDead::Hold {
+            add(&mut view.held, change.dead - change.removed_dead);
+        }
+        count_completed(view);
+        if view.state != TreeState::Open && (change.is_back || change.open > 0) {
+            view.state = TreeState::Open;
+            view.epoch += 1;
+            view.ended_unix_ms = None;
+        }
+        if change.is_back {
+            view.cancelling = false;
+            // Otherwise what the task discovers would be dead at once.
+            view.deadline_unix_ms = view.deadline_unix_ms.filter(|deadline| *deadline > at_ms);
+        }
+        Ok(self.end_if_over(at_ms))
+    }
+
+    /// Ends the tree if it is open, and nothing keeps it open.
+    pub(crate) fn end_if_over(&mut self, at_ms: i64) -> Option<TreeEnd> {
+        let view = &mut self.view;
+        if view.state != TreeState::Open || view.waits_for() > 0 {
+            return None;
+        }
+        let end = view.end(at_ms.max(view.opened_unix_ms));
+        view.state = end.state;
+        view.ended_unix_ms = Some(end.ended_unix_ms);
+        Some(end)
+    }
+}
+
+/// Adds to a count, which never becomes negative.
+fn add(count: &mut u64, change: i64) {
+    *count = count.saturating_add_signed(change);
+}
+
+/// Counts the trees that ended in a transaction, after its commit.
+pub(crate) fn note_ends(ended: &[EndedTree]) {
+    for tree in ended {
+        metrics::tree_ended(&tree.end);
+    }
+}
+
+/// The present time by the database's clock.
+pub(crate) async fn now_ms<S: Session>(session: &mut S) -> Result<i64> {
+    let now = Statement::new(format!("SELECT {}", S::NOW_MS));
+    let now: Vec<(i64,)> = session.fetch(now).await?;
+    Ok(now.first().map_or(0, |(now,)| *now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_of_a_transaction_are_summed_for_each_tree() {
+        let queue = QueueName::new("q").unwrap();
+        let tree = TaskId::new();
+        let mut trees = Trees::default();
+        let mut moved = |from, to| {
+            trees.hear(&StatusChange::Moved {
+                id: TaskId::new(),
+                queue: &queue,
+                from,
+                to,
+                tree: Some(TreeOf { tree, at_ms: 7 }),
+            });
+        };
+        moved(StoredStatus::Unfinished, StoredStatus::Completed);
+        moved(StoredStatus::Unfinished, StoredStatus::Dead);
+        moved(StoredStatus::Unfinished, StoredStatus::Unfinished);
+        let change = &trees.changes[&tree];
+        assert_eq!((change.open, change.dead, change.at_ms), (-2, 1, 7));
+        assert!(!change.is_back, "an unfinished task stays unfinished");
+        trees.hear(&StatusChange::Moved {
+            id: TaskId::new(),
+            queue: &queue,
+            from: StoredStatus::Dead,
+            to: StoredStatus::Unfinished,
+            tree: Some(TreeOf { tree, at_ms: 5 }),
+        });
+        let change = &trees.changes[&tree];
+        assert_eq!((change.open, change.dead, change.at_ms), (-1, 0, 7));
+        assert!(change.is_back);
+        trees.hear(&StatusChange::Moved {
+            id: TaskId::new(),
+            queue: &queue,
+            from: StoredStatus::Unfinished,
+            to: StoredStatus::Completed,
+            tree: None,
+        });
+        assert_eq!(trees.changes.len(), 1, "a plain task changes no tree");
+    }
+}
