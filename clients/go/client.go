@@ -154,6 +154,8 @@ type Inserted struct {
 	ID string
 	// Note says why a task was rejected, or how the task ended that has its key.
 	Note string
+	// Tree is the tree that the task is in, if the insert named one. That of a duplicate is the one that had it first.
+	Tree string
 	// TaskStatus is the status at the end of the wait, for InsertAndWait.
 	TaskStatus taskdpb.TaskStatus
 	// Results are those of a completed task, one for each worker, for InsertAndWait.
@@ -302,6 +304,7 @@ func insertedOf(result *taskdpb.InsertResult) Inserted {
 		Status:     result.Status,
 		ID:         result.Id,
 		Note:       result.Error,
+		Tree:       result.Tree,
 		TaskStatus: result.TaskStatus,
 		Results:    result.Results,
 	}

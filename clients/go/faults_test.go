@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	taskd "github.com/taskd/taskd/clients/go"
 	"github.com/taskd/taskd/clients/go/taskdpb"
@@ -318,5 +321,90 @@ func TestACallSaysThatTaskdIsAwayAndBack(t *testing.T) {
 	}
 	if strings.Count(log.String(), "is away") != 1 || strings.Count(log.String(), "taskd is back") != 1 {
 		t.Errorf("it says %s", log.String())
+	}
+}
+
+// topicsOf takes 600 records, and 8 MiB, at once.
+type topicsOf struct {
+	taskdpb.UnimplementedTopicsServer
+	calls []int
+	// answers are those to the first records of the next calls, or unspecified for a call that fails.
+	answers []taskdpb.PublishStatus
+}
+
+func (s *topicsOf) Publish(_ context.Context, request *taskdpb.PublishRequest) (*taskdpb.PublishResponse, error) {
+	count := len(request.Records)
+	if count > 600 {
+		return nil, status.Error(codes.InvalidArgument, "at most 600 items (max_items)")
+	}
+	if proto.Size(request) > 8<<20 {
+		return nil, status.Error(codes.OutOfRange, "the message is too large")
+	}
+	s.calls = append(s.calls, count)
+	answer := &taskdpb.PublishResponse{}
+	for range count {
+		answer.Results = append(answer.Results, &taskdpb.PublishResult{Status: taskd.Stored})
+	}
+	if len(s.answers) > 0 {
+		answer.Results[0].Status = s.answers[0]
+		s.answers = s.answers[1:]
+	}
+	if answer.Results[0].Status == taskdpb.PublishStatus_PUBLISH_STATUS_UNSPECIFIED {
+		return nil, status.Error(codes.PermissionDenied, "the token was revoked")
+	}
+	return answer, nil
+}
+
+func TestRecordsGoInCallsThatTaskdTakes(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	topics := &topicsOf{}
+	serving := grpc.NewServer(grpc.MaxRecvMsgSize(32 << 20))
+	taskdpb.RegisterTopicsServer(serving, topics)
+	go func() { _ = serving.Serve(listener) }()
+	t.Cleanup(serving.Stop)
+	client := clientOf(t, taskd.ClientOptions{Addresses: []string{listener.Addr().String()}})
+
+	small := make([]taskd.Record, 1200)
+	var large []taskd.Record
+	for n := range 7 {
+		size := 1 << 20
+		if n == 3 {
+			size = 9 << 20
+		}
+		large = append(large, taskd.Record{Value: make([]byte, size)})
+	}
+	refused := taskdpb.PublishStatus_PUBLISH_STATUS_UNSPECIFIED
+	for _, test := range []struct {
+		records []taskd.Record
+		answers []taskdpb.PublishStatus
+		calls   []int
+		want    map[taskdpb.PublishStatus]int
+		isError bool
+	}{
+		{small, nil, []int{500, 500, 200}, map[taskdpb.PublishStatus]int{taskd.Stored: 1200}, false},
+		// By their bytes. One that is too large does not hold up the others.
+		{large, nil, []int{3, 3}, map[taskdpb.PublishStatus]int{taskd.Stored: 6, taskd.RecordRejected: 1}, false},
+		// A record of the same key in a later call would come before the one that is sent again.
+		{
+			small, []taskdpb.PublishStatus{taskd.Stored, taskd.PublishTryLater}, []int{500, 500},
+			map[taskdpb.PublishStatus]int{taskd.Stored: 999, taskd.PublishTryLater: 201}, false,
+		},
+		{
+			small, []taskdpb.PublishStatus{taskd.Stored, refused}, []int{500, 500},
+			map[taskdpb.PublishStatus]int{taskd.Stored: 500}, true,
+		},
+	} {
+		topics.calls, topics.answers = nil, test.answers
+		results, err := client.Publish(t.Context(), "orders", test.records)
+		got := map[taskdpb.PublishStatus]int{}
+		for _, result := range results {
+			got[result.Status]++
+		}
+		if (err != nil) != test.isError || !maps.Equal(got, test.want) || !slices.Equal(topics.calls, test.calls) {
+			t.Errorf("%v of calls %v, error %v; want %v of %v", got, topics.calls, err, test.want, test.calls)
+		}
 	}
 }

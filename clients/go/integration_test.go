@@ -251,6 +251,48 @@ func TestWorkSurvivesKillsOfTaskd(t *testing.T) {
 	}
 }
 
+func TestTaskdReadsTheWeightsOfQueues(t *testing.T) {
+	client := newProcess(t, "").start().client(taskd.ClientOptions{})
+	for _, polls := range []bool{false, true} {
+		weights := map[string]uint32{"other": 3}
+		weighed := taskd.WorkerOptions{Name: "go-1", Queues: []string{"q"}, Weights: weights, Poll: polls}
+		err := taskd.NewWorker(client, weighed, crawl).Run(t.Context())
+		if err == nil || !strings.Contains(err.Error(), `weights names "other"`) {
+			t.Errorf("poll=%t: %v", polls, err)
+		}
+	}
+}
+
+func TestThrottledWorkerTakesNothing(t *testing.T) {
+	const pause = 1500 * time.Millisecond
+	client := newProcess(t, "[queues.default]\nmax_attempts = 1\n").start().client(taskd.ClientOptions{})
+	for _, polls := range []bool{false, true} {
+		queue := fmt.Sprintf("throttled-%t", polls)
+		var mu sync.Mutex
+		var began []time.Time
+		options := taskd.WorkerOptions{Name: "go-1", Queues: []string{queue}, Concurrency: 1, Prefetch: 1, Poll: polls}
+		worker, stop := start(t, client, options, func(_ context.Context, _ *taskd.Task) (any, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			began = append(began, time.Now())
+			if len(began) == 1 {
+				return nil, taskd.Throttle(pause, "the service is away")
+			}
+			return "done", nil
+		})
+		for _, key := range []string{"a", "b", "c"} {
+			insert(t, client, taskd.NewTask{Queue: queue, Key: key})
+		}
+		until(t, "all are completed", func() bool { return worker.Stats().Completed == 3 })
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+		if wait := began[1].Sub(began[0]); len(began) != 4 || wait < pause {
+			t.Errorf("%d attempts, the second one %s after the first", len(began), wait)
+		}
+	}
+}
+
 func TestHandlersHoldAndSlowTheirLimitKey(t *testing.T) {
 	config := "[queues.limited]\nlimit_by = \"given\"\nlimit_at_a_time = 1\nmax_attempts = 1\n"
 	client := newProcess(t, config).start().client(taskd.ClientOptions{})
@@ -439,6 +481,41 @@ func TestRestartTakesOverAndStopGivesBack(t *testing.T) {
 	})
 	if err := stop(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestPublish(t *testing.T) {
+	ctx := t.Context()
+	client := newProcess(t, "").start().client(taskd.ClientOptions{})
+	topics := taskdpb.NewTopicsClient(client.Conn())
+	records := []taskd.Record{
+		{Value: map[string]int{"n": 1}, Key: "a", Attributes: map[string][]string{"lang": {"en", "de"}}, ID: "1"},
+		{Value: []byte{0xff}, Key: "a"},
+		{Key: strings.Repeat("k", 4097)},
+	}
+	if _, err := client.Publish(ctx, "orders", records); !taskd.IsNotFound(err) {
+		t.Fatal(err)
+	}
+	if _, err := topics.PutTopic(ctx, &taskdpb.PutTopicRequest{Topic: "orders"}); err != nil {
+		t.Fatal(err)
+	}
+	published, err := client.Publish(ctx, "orders", records)
+	if err != nil || len(published) != 3 {
+		t.Fatal(published, err)
+	}
+	if published[0].Status != taskd.Stored || published[1].Status != taskd.Stored || published[2].Status != taskd.RecordRejected {
+		t.Errorf("published: %v", published)
+	}
+	page, err := topics.ReadTopic(ctx, &taskdpb.ReadTopicRequest{Topic: "orders"})
+	if err != nil || len(page.Records) != 2 {
+		t.Fatal(page, err)
+	}
+	first, second := page.Records[0], page.Records[1]
+	if string(first.Value) != `{"n":1}` || len(first.Attributes) != 2 || first.Id != "1" || first.Offset != published[0].Offset {
+		t.Errorf("read: %v", first)
+	}
+	if !bytes.Equal(second.Value, []byte{0xff}) {
+		t.Errorf("read: %v", second)
 	}
 }
 

@@ -54,7 +54,45 @@ type NewTask struct {
 	// LimitKey is what the task shares its limits with: a host, a tenant, an account. Only in queues with a limit_by;
 	// without one it is what that says.
 	LimitKey string
+	// Sequence names tasks of the queue that go one after the other, in the order of their inserts.
+	Sequence string
+	// OnDead says what the next ones of its sequence do when the task dies: OnDeadNext (by default) or OnDeadHold.
+	OnDead taskdpb.OnDead
+	// Tree makes the task the root of a new tree, or lets it join one: taskd tells when all that came out of a root is
+	// over. Discovered tasks are in the trees of their parents anyway.
+	Tree *Tree
 }
+
+// Tree is a tree that a new task begins or joins.
+type Tree struct {
+	// ID is the open tree that the task joins. Without one, the task is the root of a new tree, which has its ID.
+	ID string
+	// Then is the queue that gets one task when the new tree has ended, with its counts as JSON.
+	Then string
+	// Timeout is the time in which all tasks of the new tree must be completed; otherwise they are dead then.
+	Timeout time.Duration
+	// OnDead says what dead tasks mean for the end of the new tree: TreeCountsDead (by default), TreeIgnoresDead or
+	// TreeHoldsOnDead.
+	OnDead taskdpb.TreeOnDead
+}
+
+// What dead tasks mean for the end of their tree.
+const (
+	// TreeCountsDead makes the tree fail.
+	TreeCountsDead = taskdpb.TreeOnDead_TREE_ON_DEAD_COUNT
+	// TreeIgnoresDead makes the tree done, whatever became of its tasks.
+	TreeIgnoresDead = taskdpb.TreeOnDead_TREE_ON_DEAD_IGNORE
+	// TreeHoldsOnDead keeps the tree open until the task is sent again or purged.
+	TreeHoldsOnDead = taskdpb.TreeOnDead_TREE_ON_DEAD_HOLD
+)
+
+// What the death of a task means for the next ones of its sequence.
+const (
+	// OnDeadNext lets them go on.
+	OnDeadNext = taskdpb.OnDead_ON_DEAD_NEXT
+	// OnDeadHold lets them wait until the task is sent again or purged.
+	OnDeadHold = taskdpb.OnDead_ON_DEAD_HOLD
+)
 
 // Backoff is how long a task waits between its attempts.
 type Backoff struct {
@@ -102,6 +140,8 @@ func (t NewTask) message(queue string) (*taskdpb.NewTask, error) {
 		Traceparent:     t.TraceParent,
 		IdempotencyKey:  t.IdempotencyKey,
 		LimitKey:        t.LimitKey,
+		Sequence:        t.Sequence,
+		OnDead:          t.OnDead,
 		Deadline:        timestamp(t.Deadline),
 		FinishWithin:    duration(t.FinishWithin),
 	}
@@ -120,6 +160,14 @@ func (t NewTask) message(queue string) (*taskdpb.NewTask, error) {
 			Maximum:     duration(t.Backoff.Maximum),
 			Jitter:      t.Backoff.Jitter,
 			GiveUpAfter: duration(t.Backoff.GiveUpAfter),
+		}
+	}
+	if t.Tree != nil {
+		message.Tree = &taskdpb.TaskTree{
+			Id:      t.Tree.ID,
+			Then:    t.Tree.Then,
+			Timeout: duration(t.Tree.Timeout),
+			OnDead:  t.Tree.OnDead,
 		}
 	}
 	return message, nil

@@ -144,8 +144,8 @@ func rejectHandled(leased *taskdpb.LeasedTask, err error) (*taskdpb.Rejection, e
 }
 
 // giveBack makes the rejection of a task that has not begun. It costs nothing.
-func giveBack(leased *taskdpb.LeasedTask) *taskdpb.Rejection {
-	return reject(leased, &Rejection{Err: errors.New("not started: the worker stopped"), NotStarted: true})
+func giveBack(leased *taskdpb.LeasedTask, why string) *taskdpb.Rejection {
+	return reject(leased, &Rejection{Err: errors.New("not started: " + why), NotStarted: true})
 }
 
 // cut is the reason without what is not UTF-8, and not longer than taskd takes.

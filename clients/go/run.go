@@ -37,6 +37,8 @@ const (
 	shortestRound = 100 * time.Millisecond
 	// shortestPause is the least time between two rounds of extensions.
 	shortestPause = 10 * time.Millisecond
+	// stopped is why tasks go back that wait in a worker which stops.
+	stopped = "the worker stopped"
 	// mostTasks is how many tasks one call may ask for.
 	mostTasks = 1000
 )
@@ -101,17 +103,19 @@ type run struct {
 	extendNow chan struct{}
 	session   *session
 
-	mu          sync.Mutex
-	changed     chan struct{}
-	held        map[lease]*held
-	waiting     []*held
-	running     int
-	accepted    int
-	isStopping  bool
-	completions lane
-	rejections  lane
-	extensions  int
-	fatal       error
+	mu         sync.Mutex
+	changed    chan struct{}
+	held       map[lease]*held
+	waiting    []*held
+	running    int
+	accepted   int
+	isStopping bool
+	// throttledUntil is when the worker may take tasks again, after a handler has throttled it.
+	throttledUntil time.Time
+	completions    lane
+	rejections     lane
+	extensions     int
+	fatal          error
 	// isGreeted means that the worker has said from where it takes tasks.
 	isGreeted bool
 	outage    outage
@@ -272,10 +276,28 @@ func (r *run) back(address string) {
 
 // room is how many tasks the worker takes. The caller holds the lock.
 func (r *run) room() int {
-	if r.isStopping || r.fatal != nil || len(r.held) > r.options.Concurrency+r.options.Prefetch+mostUnreported {
+	if r.isStopping || r.fatal != nil || r.isThrottled() || len(r.held) > r.options.Concurrency+r.options.Prefetch+mostUnreported {
 		return 0
 	}
 	return max(r.options.Concurrency+r.options.Prefetch-r.running-len(r.waiting), 0)
+}
+
+// isThrottled tells whether the worker takes no tasks for a while. The caller holds the lock.
+func (r *run) isThrottled() bool { return time.Now().Before(r.throttledUntil) }
+
+// throttle takes no tasks for so long. The caller holds the lock.
+func (r *run) throttle(pause time.Duration) {
+	until := time.Now().Add(pause)
+	if until.Before(r.throttledUntil) {
+		return
+	}
+	r.throttledUntil = until
+	r.giveBackWaiting("the worker takes no tasks for a while")
+	time.AfterFunc(pause, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.notify()
+	})
 }
 
 // accept takes tasks in hand. The caller holds the lock.
@@ -295,8 +317,11 @@ func (r *run) accept(tasks []*taskdpb.LeasedTask) {
 		return
 	}
 	r.w.count(func(stats *Stats) { stats.Taken += taken })
-	if r.isStopping {
-		r.giveBackWaiting()
+	switch {
+	case r.isStopping:
+		r.giveBackWaiting(stopped)
+	case r.isThrottled():
+		r.giveBackWaiting("the worker takes no tasks for a while")
 	}
 	r.begin()
 	r.notify()
@@ -378,6 +403,10 @@ func (r *run) finish(ctx context.Context, one *held, result any, err error) {
 	// Meanwhile its lease may have been lost.
 	if one.state == isRunning {
 		r.report(one, what)
+		var said *Rejection
+		if errors.As(err, &said) && said.Throttles {
+			r.throttle(min(said.Delay, longestDelay))
+		}
 	}
 	r.begin()
 	r.notify()
@@ -494,7 +523,7 @@ func (r *run) beginStop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.isStopping = true
-	r.giveBackWaiting()
+	r.giveBackWaiting(stopped)
 	r.notify()
 	if r.running > 0 {
 		r.log.Info("the worker stops when its tasks are done", "tasks", r.running)
@@ -502,9 +531,9 @@ func (r *run) beginStop() {
 }
 
 // giveBackWaiting gives back the tasks that have not begun. The caller holds the lock.
-func (r *run) giveBackWaiting() {
+func (r *run) giveBackWaiting(why string) {
 	for _, one := range r.waiting {
-		r.report(one, outcome{rejection: giveBack(one.leased)})
+		r.report(one, outcome{rejection: giveBack(one.leased, why)})
 	}
 	r.waiting = nil
 }
@@ -873,6 +902,7 @@ func (r *run) poll(ctx context.Context) {
 		request := &taskdpb.GetTasksRequest{
 			Worker:        r.options.Name,
 			Queues:        r.options.Queues,
+			Weights:       r.options.Weights,
 			MaxTasks:      uint32(room),
 			Wait:          durationpb.New(wait),
 			LeaseDuration: durationpb.New(r.options.Lease),

@@ -347,6 +347,7 @@ func (s *session) opening() *taskdpb.WorkerFrame {
 	open := &taskdpb.OpenSession{
 		Worker:        s.r.options.Name,
 		Queues:        s.r.options.Queues,
+		Weights:       s.r.options.Weights,
 		Want:          uint32(s.r.room()),
 		Session:       s.id,
 		Takeover:      s.takeover,

@@ -15,7 +15,8 @@ import (
 
 // Handler does the work of a task. What it returns completes the task: nil is no result, a string is text, a []byte is
 // bytes, and anything else is sent as JSON. An error rejects the task, and taskd makes another attempt after the
-// backoff of the queue, up to its maximum of attempts, unless the error is one of [Reject], [RetryAfter] or [PutOff].
+// backoff of the queue, up to its maximum of attempts, unless the error is one of [Reject], [RetryAfter], [PutOff]
+// or [Throttle].
 //
 // The context ends when nobody waits for the work any more, which [context.Cause] explains. A handler may run more than
 // once for a task, so its effects must be repeatable.
@@ -167,6 +168,8 @@ type Rejection struct {
 	NotStarted bool
 	// Delay is the wait before the next attempt. Zero means the backoff of the queue.
 	Delay time.Duration
+	// Throttles means that the worker takes no tasks until Delay is over.
+	Throttles bool
 }
 
 func (r *Rejection) Error() string {
@@ -189,6 +192,12 @@ func RetryAfter(after time.Duration, err error) error { return &Rejection{Err: e
 // often a task is put off, except its deadline.
 func PutOff(after time.Duration, reason string) error {
 	return &Rejection{Err: errors.New(reason), NotStarted: true, Delay: after}
+}
+
+// Throttle puts the task off as [PutOff] does, and the worker takes no tasks until the time is over: for a service that
+// every task needs and that is away or asks for a pause. Tasks that wait in the worker go to others at once.
+func Throttle(after time.Duration, reason string) error {
+	return &Rejection{Err: errors.New(reason), NotStarted: true, Delay: after, Throttles: true}
 }
 
 // PutOffUntil is PutOff with a time in place of a duration.

@@ -13,6 +13,10 @@ import (
 type WorkerOptions struct {
 	// Queues are those whose tasks the worker takes.
 	Queues []string
+	// Weights are how several queues share the tasks, from 1 to 1000 each: with 3 for "a" and 1 for "b", three of four are
+	// of a while both have some. A queue that is absent has 1. Priorities then order the tasks of each queue only. By
+	// default they decide over all queues.
+	Weights map[string]uint32
 	// Name is how taskd knows the worker: it credits a name once for a task, and takes two workers of one name for one.
 	// By default it is that of the environment variable TASKD_WORKER, or of the host; a second worker without this option
 	// on the same host and queue does not start, and outside Linux not even the first.

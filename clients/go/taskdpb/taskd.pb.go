@@ -136,6 +136,115 @@ func (Encoding) EnumDescriptor() ([]byte, []int) {
 	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{1}
 }
 
+// What the death of a task means for the next ones of its sequence.
+type OnDead int32
+
+const (
+	// Means NEXT.
+	OnDead_ON_DEAD_UNSPECIFIED OnDead = 0
+	// They go on.
+	OnDead_ON_DEAD_NEXT OnDead = 1
+	// They wait until the task is sent again or purged.
+	OnDead_ON_DEAD_HOLD OnDead = 2
+)
+
+// Enum value maps for OnDead.
+var (
+	OnDead_name = map[int32]string{
+		0: "ON_DEAD_UNSPECIFIED",
+		1: "ON_DEAD_NEXT",
+		2: "ON_DEAD_HOLD",
+	}
+	OnDead_value = map[string]int32{
+		"ON_DEAD_UNSPECIFIED": 0,
+		"ON_DEAD_NEXT":        1,
+		"ON_DEAD_HOLD":        2,
+	}
+)
+
+func (x OnDead) Enum() *OnDead {
+	p := new(OnDead)
+	*p = x
+	return p
+}
+
+func (x OnDead) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (OnDead) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[2].Descriptor()
+}
+
+func (OnDead) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[2]
+}
+
+func (x OnDead) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use OnDead.Descriptor instead.
+func (OnDead) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{2}
+}
+
+type TreeOnDead int32
+
+const (
+	// Means COUNT.
+	TreeOnDead_TREE_ON_DEAD_UNSPECIFIED TreeOnDead = 0
+	// The tree ends as FAILED if a task is dead or cancelled, or a discovered task became a letter.
+	TreeOnDead_TREE_ON_DEAD_COUNT TreeOnDead = 1
+	// The tree ends as DONE, whatever became of its tasks.
+	TreeOnDead_TREE_ON_DEAD_IGNORE TreeOnDead = 2
+	// As COUNT, and the tree stays open until a dead task is sent again, or its letter is purged.
+	TreeOnDead_TREE_ON_DEAD_HOLD TreeOnDead = 3
+)
+
+// Enum value maps for TreeOnDead.
+var (
+	TreeOnDead_name = map[int32]string{
+		0: "TREE_ON_DEAD_UNSPECIFIED",
+		1: "TREE_ON_DEAD_COUNT",
+		2: "TREE_ON_DEAD_IGNORE",
+		3: "TREE_ON_DEAD_HOLD",
+	}
+	TreeOnDead_value = map[string]int32{
+		"TREE_ON_DEAD_UNSPECIFIED": 0,
+		"TREE_ON_DEAD_COUNT":       1,
+		"TREE_ON_DEAD_IGNORE":      2,
+		"TREE_ON_DEAD_HOLD":        3,
+	}
+)
+
+func (x TreeOnDead) Enum() *TreeOnDead {
+	p := new(TreeOnDead)
+	*p = x
+	return p
+}
+
+func (x TreeOnDead) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TreeOnDead) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[3].Descriptor()
+}
+
+func (TreeOnDead) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[3]
+}
+
+func (x TreeOnDead) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TreeOnDead.Descriptor instead.
+func (TreeOnDead) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{3}
+}
+
 // The growth of the waits, from failure to failure.
 type BackoffKind int32
 
@@ -177,11 +286,11 @@ func (x BackoffKind) String() string {
 }
 
 func (BackoffKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[2].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[4].Descriptor()
 }
 
 func (BackoffKind) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[2]
+	return &file_taskd_v1_taskd_proto_enumTypes[4]
 }
 
 func (x BackoffKind) Number() protoreflect.EnumNumber {
@@ -190,7 +299,7 @@ func (x BackoffKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BackoffKind.Descriptor instead.
 func (BackoffKind) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{2}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{4}
 }
 
 type InsertStatus int32
@@ -234,11 +343,11 @@ func (x InsertStatus) String() string {
 }
 
 func (InsertStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[3].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[5].Descriptor()
 }
 
 func (InsertStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[3]
+	return &file_taskd_v1_taskd_proto_enumTypes[5]
 }
 
 func (x InsertStatus) Number() protoreflect.EnumNumber {
@@ -247,7 +356,7 @@ func (x InsertStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InsertStatus.Descriptor instead.
 func (InsertStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{3}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
 }
 
 type TaskStatus int32
@@ -302,11 +411,11 @@ func (x TaskStatus) String() string {
 }
 
 func (TaskStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[4].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[6].Descriptor()
 }
 
 func (TaskStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[4]
+	return &file_taskd_v1_taskd_proto_enumTypes[6]
 }
 
 func (x TaskStatus) Number() protoreflect.EnumNumber {
@@ -315,7 +424,7 @@ func (x TaskStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaskStatus.Descriptor instead.
 func (TaskStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{4}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
 }
 
 // How an attempt ended, or that it has not.
@@ -358,11 +467,11 @@ func (x AttemptState) String() string {
 }
 
 func (AttemptState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[5].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[7].Descriptor()
 }
 
 func (AttemptState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[5]
+	return &file_taskd_v1_taskd_proto_enumTypes[7]
 }
 
 func (x AttemptState) Number() protoreflect.EnumNumber {
@@ -371,7 +480,7 @@ func (x AttemptState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AttemptState.Descriptor instead.
 func (AttemptState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
 }
 
 // The place of a task on its way from the insert to its end.
@@ -399,6 +508,8 @@ const (
 	TaskPlace_TASK_PLACE_REPORTED TaskPlace = 9
 	// Redis or the bus lost it, and taskd brings it back.
 	TaskPlace_TASK_PLACE_LOST TaskPlace = 10
+	// In SQL, until those before it in its sequence have ended.
+	TaskPlace_TASK_PLACE_BEHIND TaskPlace = 11
 )
 
 // Enum value maps for TaskPlace.
@@ -415,6 +526,7 @@ var (
 		8:  "TASK_PLACE_DELAYED",
 		9:  "TASK_PLACE_REPORTED",
 		10: "TASK_PLACE_LOST",
+		11: "TASK_PLACE_BEHIND",
 	}
 	TaskPlace_value = map[string]int32{
 		"TASK_PLACE_UNSPECIFIED": 0,
@@ -428,6 +540,7 @@ var (
 		"TASK_PLACE_DELAYED":     8,
 		"TASK_PLACE_REPORTED":    9,
 		"TASK_PLACE_LOST":        10,
+		"TASK_PLACE_BEHIND":      11,
 	}
 )
 
@@ -442,11 +555,11 @@ func (x TaskPlace) String() string {
 }
 
 func (TaskPlace) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[6].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[8].Descriptor()
 }
 
 func (TaskPlace) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[6]
+	return &file_taskd_v1_taskd_proto_enumTypes[8]
 }
 
 func (x TaskPlace) Number() protoreflect.EnumNumber {
@@ -455,7 +568,7 @@ func (x TaskPlace) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaskPlace.Descriptor instead.
 func (TaskPlace) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
 }
 
 // Why a worker may get a task, or not.
@@ -538,11 +651,11 @@ func (x WorkerReason) String() string {
 }
 
 func (WorkerReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[7].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[9].Descriptor()
 }
 
 func (WorkerReason) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[7]
+	return &file_taskd_v1_taskd_proto_enumTypes[9]
 }
 
 func (x WorkerReason) Number() protoreflect.EnumNumber {
@@ -551,7 +664,7 @@ func (x WorkerReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerReason.Descriptor instead.
 func (WorkerReason) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
 }
 
 type ItemStatus int32
@@ -609,11 +722,11 @@ func (x ItemStatus) String() string {
 }
 
 func (ItemStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[8].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[10].Descriptor()
 }
 
 func (ItemStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[8]
+	return &file_taskd_v1_taskd_proto_enumTypes[10]
 }
 
 func (x ItemStatus) Number() protoreflect.EnumNumber {
@@ -622,7 +735,7 @@ func (x ItemStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ItemStatus.Descriptor instead.
 func (ItemStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
 }
 
 type BulkState int32
@@ -666,11 +779,11 @@ func (x BulkState) String() string {
 }
 
 func (BulkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[9].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[11].Descriptor()
 }
 
 func (BulkState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[9]
+	return &file_taskd_v1_taskd_proto_enumTypes[11]
 }
 
 func (x BulkState) Number() protoreflect.EnumNumber {
@@ -679,7 +792,7 @@ func (x BulkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BulkState.Descriptor instead.
 func (BulkState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
 }
 
 type LetterKind int32
@@ -726,11 +839,11 @@ func (x LetterKind) String() string {
 }
 
 func (LetterKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[10].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[12].Descriptor()
 }
 
 func (LetterKind) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[10]
+	return &file_taskd_v1_taskd_proto_enumTypes[12]
 }
 
 func (x LetterKind) Number() protoreflect.EnumNumber {
@@ -739,7 +852,7 @@ func (x LetterKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LetterKind.Descriptor instead.
 func (LetterKind) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{12}
 }
 
 type BooksState int32
@@ -781,11 +894,11 @@ func (x BooksState) String() string {
 }
 
 func (BooksState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[11].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[13].Descriptor()
 }
 
 func (BooksState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[11]
+	return &file_taskd_v1_taskd_proto_enumTypes[13]
 }
 
 func (x BooksState) Number() protoreflect.EnumNumber {
@@ -794,7 +907,184 @@ func (x BooksState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BooksState.Descriptor instead.
 func (BooksState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{13}
+}
+
+type PublishStatus int32
+
+const (
+	PublishStatus_PUBLISH_STATUS_UNSPECIFIED PublishStatus = 0
+	// The topic has it.
+	PublishStatus_PUBLISH_STATUS_STORED PublishStatus = 1
+	// It is invalid, and would be the next time.
+	PublishStatus_PUBLISH_STATUS_REJECTED PublishStatus = 2
+	// It may be stored or not: publish it again.
+	PublishStatus_PUBLISH_STATUS_TRY_LATER PublishStatus = 3
+)
+
+// Enum value maps for PublishStatus.
+var (
+	PublishStatus_name = map[int32]string{
+		0: "PUBLISH_STATUS_UNSPECIFIED",
+		1: "PUBLISH_STATUS_STORED",
+		2: "PUBLISH_STATUS_REJECTED",
+		3: "PUBLISH_STATUS_TRY_LATER",
+	}
+	PublishStatus_value = map[string]int32{
+		"PUBLISH_STATUS_UNSPECIFIED": 0,
+		"PUBLISH_STATUS_STORED":      1,
+		"PUBLISH_STATUS_REJECTED":    2,
+		"PUBLISH_STATUS_TRY_LATER":   3,
+	}
+)
+
+func (x PublishStatus) Enum() *PublishStatus {
+	p := new(PublishStatus)
+	*p = x
+	return p
+}
+
+func (x PublishStatus) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PublishStatus) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[14].Descriptor()
+}
+
+func (PublishStatus) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[14]
+}
+
+func (x PublishStatus) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PublishStatus.Descriptor instead.
+func (PublishStatus) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{14}
+}
+
+type RecordFate int32
+
+const (
+	RecordFate_RECORD_FATE_UNSPECIFIED RecordFate = 0
+	// It became a task, or has the id of an earlier record that did.
+	RecordFate_RECORD_FATE_TASK RecordFate = 1
+	// `match` left it out.
+	RecordFate_RECORD_FATE_FILTERED RecordFate = 2
+	// The queue refused it.
+	RecordFate_RECORD_FATE_REFUSED RecordFate = 3
+	// It is not read yet.
+	RecordFate_RECORD_FATE_BEHIND RecordFate = 4
+	// Retention deleted it before it was read.
+	RecordFate_RECORD_FATE_SKIPPED RecordFate = 5
+	// The subscription began after it, or its task was removed.
+	RecordFate_RECORD_FATE_NO_TASK RecordFate = 6
+)
+
+// Enum value maps for RecordFate.
+var (
+	RecordFate_name = map[int32]string{
+		0: "RECORD_FATE_UNSPECIFIED",
+		1: "RECORD_FATE_TASK",
+		2: "RECORD_FATE_FILTERED",
+		3: "RECORD_FATE_REFUSED",
+		4: "RECORD_FATE_BEHIND",
+		5: "RECORD_FATE_SKIPPED",
+		6: "RECORD_FATE_NO_TASK",
+	}
+	RecordFate_value = map[string]int32{
+		"RECORD_FATE_UNSPECIFIED": 0,
+		"RECORD_FATE_TASK":        1,
+		"RECORD_FATE_FILTERED":    2,
+		"RECORD_FATE_REFUSED":     3,
+		"RECORD_FATE_BEHIND":      4,
+		"RECORD_FATE_SKIPPED":     5,
+		"RECORD_FATE_NO_TASK":     6,
+	}
+)
+
+func (x RecordFate) Enum() *RecordFate {
+	p := new(RecordFate)
+	*p = x
+	return p
+}
+
+func (x RecordFate) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RecordFate) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[15].Descriptor()
+}
+
+func (RecordFate) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[15]
+}
+
+func (x RecordFate) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RecordFate.Descriptor instead.
+func (RecordFate) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{15}
+}
+
+type TreeState int32
+
+const (
+	TreeState_TREE_STATE_UNSPECIFIED TreeState = 0
+	// A task of it is unfinished, or dead and holds it.
+	TreeState_TREE_STATE_OPEN TreeState = 1
+	// Nothing of it is unfinished.
+	TreeState_TREE_STATE_DONE TreeState = 2
+	// Nothing of it is unfinished, and a task is dead or cancelled, or a discovered task became a letter.
+	TreeState_TREE_STATE_FAILED TreeState = 3
+)
+
+// Enum value maps for TreeState.
+var (
+	TreeState_name = map[int32]string{
+		0: "TREE_STATE_UNSPECIFIED",
+		1: "TREE_STATE_OPEN",
+		2: "TREE_STATE_DONE",
+		3: "TREE_STATE_FAILED",
+	}
+	TreeState_value = map[string]int32{
+		"TREE_STATE_UNSPECIFIED": 0,
+		"TREE_STATE_OPEN":        1,
+		"TREE_STATE_DONE":        2,
+		"TREE_STATE_FAILED":      3,
+	}
+)
+
+func (x TreeState) Enum() *TreeState {
+	p := new(TreeState)
+	*p = x
+	return p
+}
+
+func (x TreeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TreeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[16].Descriptor()
+}
+
+func (TreeState) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[16]
+}
+
+func (x TreeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TreeState.Descriptor instead.
+func (TreeState) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{16}
 }
 
 // A task to insert.
@@ -836,7 +1126,15 @@ type NewTask struct {
 	FinishWithin *durationpb.Duration   `protobuf:"bytes,16,opt,name=finish_within,json=finishWithin,proto3" json:"finish_within,omitempty"`
 	// What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; empty: what that
 	// says. At most 255 bytes.
-	LimitKey      string `protobuf:"bytes,17,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	LimitKey string `protobuf:"bytes,17,opt,name=limit_key,json=limitKey,proto3" json:"limit_key,omitempty"`
+	// The tasks of a queue with one sequence go one after the other, in the order of their inserts:
+	// the next one is given to workers when the one before it has ended. Empty: in no sequence. At most
+	// 255 bytes.
+	Sequence string `protobuf:"bytes,18,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// What the death of this task means for the ones after it in its sequence.
+	OnDead OnDead `protobuf:"varint,19,opt,name=on_dead,json=onDead,proto3,enum=taskd.v1.OnDead" json:"on_dead,omitempty"`
+	// The tree of the task. Absent: none. Not for discovered tasks, which are in the tree of their parent.
+	Tree          *TaskTree `protobuf:"bytes,20,opt,name=tree,proto3" json:"tree,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -990,6 +1288,101 @@ func (x *NewTask) GetLimitKey() string {
 	return ""
 }
 
+func (x *NewTask) GetSequence() string {
+	if x != nil {
+		return x.Sequence
+	}
+	return ""
+}
+
+func (x *NewTask) GetOnDead() OnDead {
+	if x != nil {
+		return x.OnDead
+	}
+	return OnDead_ON_DEAD_UNSPECIFIED
+}
+
+func (x *NewTask) GetTree() *TaskTree {
+	if x != nil {
+		return x.Tree
+	}
+	return nil
+}
+
+// What a new task has to do with trees: it joins one, or is the root of a new one.
+type TaskTree struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The open tree that the task joins. Empty: the task becomes the root of a tree, which has its id.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Only of a new tree, from here on. The queue that gets one task when the tree has ended, with its counts as JSON. Empty:
+	// none.
+	Then string `protobuf:"bytes,2,opt,name=then,proto3" json:"then,omitempty"`
+	// All tasks of the tree must have their completions within this time; otherwise they are dead then.
+	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// What dead tasks mean for the end of the tree.
+	OnDead        TreeOnDead `protobuf:"varint,4,opt,name=on_dead,json=onDead,proto3,enum=taskd.v1.TreeOnDead" json:"on_dead,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskTree) Reset() {
+	*x = TaskTree{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskTree) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskTree) ProtoMessage() {}
+
+func (x *TaskTree) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskTree.ProtoReflect.Descriptor instead.
+func (*TaskTree) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *TaskTree) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *TaskTree) GetThen() string {
+	if x != nil {
+		return x.Then
+	}
+	return ""
+}
+
+func (x *TaskTree) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *TaskTree) GetOnDead() TreeOnDead {
+	if x != nil {
+		return x.OnDead
+	}
+	return TreeOnDead_TREE_ON_DEAD_UNSPECIFIED
+}
+
 // The waits of a task between its attempts. Without a kind it has only give_up_after.
 type Backoff struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1009,7 +1402,7 @@ type Backoff struct {
 
 func (x *Backoff) Reset() {
 	*x = Backoff{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[1]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1414,7 @@ func (x *Backoff) String() string {
 func (*Backoff) ProtoMessage() {}
 
 func (x *Backoff) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[1]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1427,7 @@ func (x *Backoff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Backoff.ProtoReflect.Descriptor instead.
 func (*Backoff) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{1}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Backoff) GetKind() BackoffKind {
@@ -1088,7 +1481,7 @@ type InsertTasksRequest struct {
 
 func (x *InsertTasksRequest) Reset() {
 	*x = InsertTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[2]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1100,7 +1493,7 @@ func (x *InsertTasksRequest) String() string {
 func (*InsertTasksRequest) ProtoMessage() {}
 
 func (x *InsertTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[2]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1113,7 +1506,7 @@ func (x *InsertTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertTasksRequest.ProtoReflect.Descriptor instead.
 func (*InsertTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{2}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *InsertTasksRequest) GetTasks() []*NewTask {
@@ -1149,14 +1542,16 @@ type InsertResult struct {
 	// status of the task that has the key, if that has ended.
 	TaskStatus TaskStatus `protobuf:"varint,4,opt,name=task_status,json=taskStatus,proto3,enum=taskd.v1.TaskStatus" json:"task_status,omitempty"`
 	// With `wait`: the results of a completed task.
-	Results       []*TaskResult `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`
+	Results []*TaskResult `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`
+	// The tree that the task is in, if the insert named a tree. That of a duplicate is the one that had it first.
+	Tree          string `protobuf:"bytes,6,opt,name=tree,proto3" json:"tree,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InsertResult) Reset() {
 	*x = InsertResult{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[3]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1563,7 @@ func (x *InsertResult) String() string {
 func (*InsertResult) ProtoMessage() {}
 
 func (x *InsertResult) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[3]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1576,7 @@ func (x *InsertResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertResult.ProtoReflect.Descriptor instead.
 func (*InsertResult) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{3}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *InsertResult) GetStatus() InsertStatus {
@@ -1219,6 +1614,13 @@ func (x *InsertResult) GetResults() []*TaskResult {
 	return nil
 }
 
+func (x *InsertResult) GetTree() string {
+	if x != nil {
+		return x.Tree
+	}
+	return ""
+}
+
 type InsertTasksResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Results       []*InsertResult        `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
@@ -1228,7 +1630,7 @@ type InsertTasksResponse struct {
 
 func (x *InsertTasksResponse) Reset() {
 	*x = InsertTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[4]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1240,7 +1642,7 @@ func (x *InsertTasksResponse) String() string {
 func (*InsertTasksResponse) ProtoMessage() {}
 
 func (x *InsertTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[4]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1253,7 +1655,7 @@ func (x *InsertTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InsertTasksResponse.ProtoReflect.Descriptor instead.
 func (*InsertTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{4}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *InsertTasksResponse) GetResults() []*InsertResult {
@@ -1279,7 +1681,7 @@ type TaskResult struct {
 
 func (x *TaskResult) Reset() {
 	*x = TaskResult{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[5]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1693,7 @@ func (x *TaskResult) String() string {
 func (*TaskResult) ProtoMessage() {}
 
 func (x *TaskResult) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[5]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1304,7 +1706,7 @@ func (x *TaskResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskResult.ProtoReflect.Descriptor instead.
 func (*TaskResult) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TaskResult) GetWorker() string {
@@ -1360,7 +1762,7 @@ type WatchTaskRequest struct {
 
 func (x *WatchTaskRequest) Reset() {
 	*x = WatchTaskRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[6]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1774,7 @@ func (x *WatchTaskRequest) String() string {
 func (*WatchTaskRequest) ProtoMessage() {}
 
 func (x *WatchTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[6]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1787,7 @@ func (x *WatchTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTaskRequest.ProtoReflect.Descriptor instead.
 func (*WatchTaskRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchTaskRequest) GetId() string {
@@ -1414,7 +1816,7 @@ type WatchQueueRequest struct {
 
 func (x *WatchQueueRequest) Reset() {
 	*x = WatchQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[7]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1828,7 @@ func (x *WatchQueueRequest) String() string {
 func (*WatchQueueRequest) ProtoMessage() {}
 
 func (x *WatchQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[7]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1841,7 @@ func (x *WatchQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchQueueRequest.ProtoReflect.Descriptor instead.
 func (*WatchQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *WatchQueueRequest) GetQueue() string {
@@ -1475,7 +1877,7 @@ type TaskEvent struct {
 
 func (x *TaskEvent) Reset() {
 	*x = TaskEvent{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[8]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1889,7 @@ func (x *TaskEvent) String() string {
 func (*TaskEvent) ProtoMessage() {}
 
 func (x *TaskEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[8]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1902,7 @@ func (x *TaskEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskEvent.ProtoReflect.Descriptor instead.
 func (*TaskEvent) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TaskEvent) GetEventId() string {
@@ -1561,7 +1963,7 @@ type GetTaskRequest struct {
 
 func (x *GetTaskRequest) Reset() {
 	*x = GetTaskRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[9]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1573,7 +1975,7 @@ func (x *GetTaskRequest) String() string {
 func (*GetTaskRequest) ProtoMessage() {}
 
 func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[9]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1586,7 +1988,7 @@ func (x *GetTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTaskRequest.ProtoReflect.Descriptor instead.
 func (*GetTaskRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GetTaskRequest) GetId() string {
@@ -1629,14 +2031,18 @@ type Task struct {
 	// Its own backoff, if it has one.
 	Backoff *Backoff `protobuf:"bytes,24,opt,name=backoff,proto3" json:"backoff,omitempty"`
 	// Its deadline, if it has one. Also in lists.
-	Deadline      *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,25,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// Its sequence, if it is in one. Also in lists.
+	Sequence string `protobuf:"bytes,26,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	// Its tree, if it is in one.
+	Tree          string `protobuf:"bytes,27,opt,name=tree,proto3" json:"tree,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[10]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1648,7 +2054,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[10]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,7 +2067,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Task) GetId() string {
@@ -1818,6 +2224,20 @@ func (x *Task) GetDeadline() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Task) GetSequence() string {
+	if x != nil {
+		return x.Sequence
+	}
+	return ""
+}
+
+func (x *Task) GetTree() string {
+	if x != nil {
+		return x.Tree
+	}
+	return ""
+}
+
 // One worker's attempt at a task.
 type TaskAttempt struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1841,7 +2261,7 @@ type TaskAttempt struct {
 
 func (x *TaskAttempt) Reset() {
 	*x = TaskAttempt{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[11]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +2273,7 @@ func (x *TaskAttempt) String() string {
 func (*TaskAttempt) ProtoMessage() {}
 
 func (x *TaskAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[11]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +2286,7 @@ func (x *TaskAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskAttempt.ProtoReflect.Descriptor instead.
 func (*TaskAttempt) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TaskAttempt) GetWorker() string {
@@ -1938,7 +2358,7 @@ type TaskAct struct {
 
 func (x *TaskAct) Reset() {
 	*x = TaskAct{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[12]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1950,7 +2370,7 @@ func (x *TaskAct) String() string {
 func (*TaskAct) ProtoMessage() {}
 
 func (x *TaskAct) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[12]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1963,7 +2383,7 @@ func (x *TaskAct) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskAct.ProtoReflect.Descriptor instead.
 func (*TaskAct) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{12}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TaskAct) GetId() string {
@@ -1994,14 +2414,15 @@ func (x *TaskAct) GetWhat() string {
 	return ""
 }
 
-// Which tasks. Empty fields choose all. `statuses`, `key`, `key_prefix` and `headers` need a queue:
-// nothing else has an index for them.
+// Which tasks. Empty fields choose all. `statuses`, `key_prefix`, `headers` and `reason` need a
+// queue: nothing else has an index for them.
 type TaskFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Queue string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
 	// Any of these. The four unfinished ones together are cheaper than some of them.
 	Statuses []TaskStatus `protobuf:"varint,2,rep,packed,name=statuses,proto3,enum=taskd.v1.TaskStatus" json:"statuses,omitempty"`
-	// The whole key.
+	// The whole key. Without a queue it is looked up in every queue that the caller reaches, or in
+	// the open ones if those are more than 10,000; then there can be no `worker` and no `as_of`.
 	Key []byte `protobuf:"bytes,3,opt,name=key,proto3" json:"key,omitempty"`
 	// The beginning of the key.
 	KeyPrefix []byte `protobuf:"bytes,4,opt,name=key_prefix,json=keyPrefix,proto3" json:"key_prefix,omitempty"`
@@ -2012,14 +2433,20 @@ type TaskFilter struct {
 	// Inserted at this time or later, …
 	Since *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=since,proto3" json:"since,omitempty"`
 	// … and before this one.
-	Until         *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=until,proto3" json:"until,omitempty"`
+	Until *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=until,proto3" json:"until,omitempty"`
+	// The beginning of the reason why a task died. With a queue.
+	Reason string `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Inserted at this time or before, and not changed since: see TaskCount.
+	AsOf *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
+	// Only of this tree. The other fields need no queue then.
+	Tree          string `protobuf:"bytes,11,opt,name=tree,proto3" json:"tree,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskFilter) Reset() {
 	*x = TaskFilter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[13]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2458,7 @@ func (x *TaskFilter) String() string {
 func (*TaskFilter) ProtoMessage() {}
 
 func (x *TaskFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[13]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2471,7 @@ func (x *TaskFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskFilter.ProtoReflect.Descriptor instead.
 func (*TaskFilter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{13}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TaskFilter) GetQueue() string {
@@ -2103,6 +2530,27 @@ func (x *TaskFilter) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *TaskFilter) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TaskFilter) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
+func (x *TaskFilter) GetTree() string {
+	if x != nil {
+		return x.Tree
+	}
+	return ""
+}
+
 type ListTasksRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Filter *TaskFilter            `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
@@ -2116,7 +2564,7 @@ type ListTasksRequest struct {
 
 func (x *ListTasksRequest) Reset() {
 	*x = ListTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[14]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2576,7 @@ func (x *ListTasksRequest) String() string {
 func (*ListTasksRequest) ProtoMessage() {}
 
 func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[14]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2589,7 @@ func (x *ListTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksRequest.ProtoReflect.Descriptor instead.
 func (*ListTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{14}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ListTasksRequest) GetFilter() *TaskFilter {
@@ -2172,14 +2620,17 @@ type ListTasksResponse struct {
 	Cursor string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
 	// The tasks that taskd looked at, also those that the filter leaves out. A page ends at 10,000 of
 	// them: it may have few tasks, or none, and a cursor.
-	LookedAt      uint64 `protobuf:"varint,3,opt,name=looked_at,json=lookedAt,proto3" json:"looked_at,omitempty"`
+	LookedAt uint64 `protobuf:"varint,3,opt,name=looked_at,json=lookedAt,proto3" json:"looked_at,omitempty"`
+	// True if the filter is a key without a queue, and the caller reaches more than 10,000 queues:
+	// then taskd looked only in those that are open.
+	Partial       bool `protobuf:"varint,4,opt,name=partial,proto3" json:"partial,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListTasksResponse) Reset() {
 	*x = ListTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[15]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2642,7 @@ func (x *ListTasksResponse) String() string {
 func (*ListTasksResponse) ProtoMessage() {}
 
 func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[15]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2655,7 @@ func (x *ListTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTasksResponse.ProtoReflect.Descriptor instead.
 func (*ListTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{15}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ListTasksResponse) GetTasks() []*Task {
@@ -2228,6 +2679,13 @@ func (x *ListTasksResponse) GetLookedAt() uint64 {
 	return 0
 }
 
+func (x *ListTasksResponse) GetPartial() bool {
+	if x != nil {
+		return x.Partial
+	}
+	return false
+}
+
 // Names a task by its id, or by its queue and its key.
 type ExplainTaskRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2242,7 +2700,7 @@ type ExplainTaskRequest struct {
 
 func (x *ExplainTaskRequest) Reset() {
 	*x = ExplainTaskRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[16]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2712,7 @@ func (x *ExplainTaskRequest) String() string {
 func (*ExplainTaskRequest) ProtoMessage() {}
 
 func (x *ExplainTaskRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[16]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2725,7 @@ func (x *ExplainTaskRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainTaskRequest.ProtoReflect.Descriptor instead.
 func (*ExplainTaskRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{16}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ExplainTaskRequest) GetId() string {
@@ -2310,7 +2768,7 @@ type TaskLease struct {
 
 func (x *TaskLease) Reset() {
 	*x = TaskLease{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[17]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2322,7 +2780,7 @@ func (x *TaskLease) String() string {
 func (*TaskLease) ProtoMessage() {}
 
 func (x *TaskLease) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[17]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2335,7 +2793,7 @@ func (x *TaskLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskLease.ProtoReflect.Descriptor instead.
 func (*TaskLease) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{17}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *TaskLease) GetWorker() string {
@@ -2370,7 +2828,7 @@ type TaskFailure struct {
 
 func (x *TaskFailure) Reset() {
 	*x = TaskFailure{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[18]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2840,7 @@ func (x *TaskFailure) String() string {
 func (*TaskFailure) ProtoMessage() {}
 
 func (x *TaskFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[18]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2853,7 @@ func (x *TaskFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskFailure.ProtoReflect.Descriptor instead.
 func (*TaskFailure) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{18}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *TaskFailure) GetAt() *timestamppb.Timestamp {
@@ -2434,7 +2892,7 @@ type WorkerAnswer struct {
 
 func (x *WorkerAnswer) Reset() {
 	*x = WorkerAnswer{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[19]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2904,7 @@ func (x *WorkerAnswer) String() string {
 func (*WorkerAnswer) ProtoMessage() {}
 
 func (x *WorkerAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[19]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2917,7 @@ func (x *WorkerAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerAnswer.ProtoReflect.Descriptor instead.
 func (*WorkerAnswer) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{19}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *WorkerAnswer) GetWorker() string {
@@ -2526,7 +2984,7 @@ type TaskExplanation struct {
 
 func (x *TaskExplanation) Reset() {
 	*x = TaskExplanation{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[20]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2996,7 @@ func (x *TaskExplanation) String() string {
 func (*TaskExplanation) ProtoMessage() {}
 
 func (x *TaskExplanation) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[20]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +3009,7 @@ func (x *TaskExplanation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskExplanation.ProtoReflect.Descriptor instead.
 func (*TaskExplanation) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{20}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *TaskExplanation) GetTask() *Task {
@@ -2647,7 +3105,7 @@ type PauseQueueRequest struct {
 
 func (x *PauseQueueRequest) Reset() {
 	*x = PauseQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[21]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2659,7 +3117,7 @@ func (x *PauseQueueRequest) String() string {
 func (*PauseQueueRequest) ProtoMessage() {}
 
 func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[21]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2672,7 +3130,7 @@ func (x *PauseQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueRequest.ProtoReflect.Descriptor instead.
 func (*PauseQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{21}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PauseQueueRequest) GetQueue() string {
@@ -2692,7 +3150,7 @@ type PauseQueueResponse struct {
 
 func (x *PauseQueueResponse) Reset() {
 	*x = PauseQueueResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[22]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2704,7 +3162,7 @@ func (x *PauseQueueResponse) String() string {
 func (*PauseQueueResponse) ProtoMessage() {}
 
 func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[22]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2717,7 +3175,7 @@ func (x *PauseQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseQueueResponse.ProtoReflect.Descriptor instead.
 func (*PauseQueueResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{22}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PauseQueueResponse) GetChanged() bool {
@@ -2736,7 +3194,7 @@ type ResumeQueueRequest struct {
 
 func (x *ResumeQueueRequest) Reset() {
 	*x = ResumeQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[23]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +3206,7 @@ func (x *ResumeQueueRequest) String() string {
 func (*ResumeQueueRequest) ProtoMessage() {}
 
 func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[23]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +3219,7 @@ func (x *ResumeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueRequest.ProtoReflect.Descriptor instead.
 func (*ResumeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{23}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ResumeQueueRequest) GetQueue() string {
@@ -2781,7 +3239,7 @@ type ResumeQueueResponse struct {
 
 func (x *ResumeQueueResponse) Reset() {
 	*x = ResumeQueueResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[24]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +3251,7 @@ func (x *ResumeQueueResponse) String() string {
 func (*ResumeQueueResponse) ProtoMessage() {}
 
 func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[24]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +3264,7 @@ func (x *ResumeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeQueueResponse.ProtoReflect.Descriptor instead.
 func (*ResumeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{24}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ResumeQueueResponse) GetChanged() bool {
@@ -2831,7 +3289,7 @@ type ListLimitsRequest struct {
 
 func (x *ListLimitsRequest) Reset() {
 	*x = ListLimitsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2843,7 +3301,7 @@ func (x *ListLimitsRequest) String() string {
 func (*ListLimitsRequest) ProtoMessage() {}
 
 func (x *ListLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[25]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2856,7 +3314,7 @@ func (x *ListLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLimitsRequest.ProtoReflect.Descriptor instead.
 func (*ListLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{25}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListLimitsRequest) GetQueue() string {
@@ -2898,7 +3356,7 @@ type ListLimitsResponse struct {
 
 func (x *ListLimitsResponse) Reset() {
 	*x = ListLimitsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3368,7 @@ func (x *ListLimitsResponse) String() string {
 func (*ListLimitsResponse) ProtoMessage() {}
 
 func (x *ListLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[26]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3381,7 @@ func (x *ListLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLimitsResponse.ProtoReflect.Descriptor instead.
 func (*ListLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{26}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ListLimitsResponse) GetLimits() []*LimitKey {
@@ -2951,7 +3409,7 @@ type GetLimitRequest struct {
 
 func (x *GetLimitRequest) Reset() {
 	*x = GetLimitRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3421,7 @@ func (x *GetLimitRequest) String() string {
 func (*GetLimitRequest) ProtoMessage() {}
 
 func (x *GetLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[27]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3434,7 @@ func (x *GetLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{27}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetLimitRequest) GetQueue() string {
@@ -3012,7 +3470,7 @@ type SetLimitRequest struct {
 
 func (x *SetLimitRequest) Reset() {
 	*x = SetLimitRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3024,7 +3482,7 @@ func (x *SetLimitRequest) String() string {
 func (*SetLimitRequest) ProtoMessage() {}
 
 func (x *SetLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[28]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3037,7 +3495,7 @@ func (x *SetLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{28}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetLimitRequest) GetQueue() string {
@@ -3093,7 +3551,7 @@ type ClearLimitRequest struct {
 
 func (x *ClearLimitRequest) Reset() {
 	*x = ClearLimitRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3563,7 @@ func (x *ClearLimitRequest) String() string {
 func (*ClearLimitRequest) ProtoMessage() {}
 
 func (x *ClearLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[29]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3576,7 @@ func (x *ClearLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearLimitRequest.ProtoReflect.Descriptor instead.
 func (*ClearLimitRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{29}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ClearLimitRequest) GetQueue() string {
@@ -3145,7 +3603,7 @@ type ClearLimitResponse struct {
 
 func (x *ClearLimitResponse) Reset() {
 	*x = ClearLimitResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3615,7 @@ func (x *ClearLimitResponse) String() string {
 func (*ClearLimitResponse) ProtoMessage() {}
 
 func (x *ClearLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[30]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3628,7 @@ func (x *ClearLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearLimitResponse.ProtoReflect.Descriptor instead.
 func (*ClearLimitResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{30}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ClearLimitResponse) GetChanged() bool {
@@ -3190,7 +3648,7 @@ type LimitKey struct {
 	Running uint64 `protobuf:"varint,3,opt,name=running,proto3" json:"running,omitempty"`
 	// Tasks that wait for a worker or behind the limit key.
 	Waiting uint64 `protobuf:"varint,4,opt,name=waiting,proto3" json:"waiting,omitempty"`
-	// How many may run; 0: nothing starts. Absent: any number.
+	// How many may run; 0: nothing starts. Absent: 1,000.
 	AtATime *uint64 `protobuf:"varint,5,opt,name=at_a_time,json=atATime,proto3,oneof" json:"at_a_time,omitempty"`
 	// The time between two starts, or 0.
 	PaceMs uint64 `protobuf:"varint,6,opt,name=pace_ms,json=paceMs,proto3" json:"pace_ms,omitempty"`
@@ -3207,7 +3665,7 @@ type LimitKey struct {
 
 func (x *LimitKey) Reset() {
 	*x = LimitKey{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3219,7 +3677,7 @@ func (x *LimitKey) String() string {
 func (*LimitKey) ProtoMessage() {}
 
 func (x *LimitKey) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[31]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3232,7 +3690,7 @@ func (x *LimitKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitKey.ProtoReflect.Descriptor instead.
 func (*LimitKey) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{31}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LimitKey) GetQueue() string {
@@ -3325,7 +3783,7 @@ type OwnLimits struct {
 
 func (x *OwnLimits) Reset() {
 	*x = OwnLimits{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3795,7 @@ func (x *OwnLimits) String() string {
 func (*OwnLimits) ProtoMessage() {}
 
 func (x *OwnLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[32]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3808,7 @@ func (x *OwnLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnLimits.ProtoReflect.Descriptor instead.
 func (*OwnLimits) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{32}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *OwnLimits) GetAtATime() uint32 {
@@ -3417,7 +3875,7 @@ type ChangeTasksRequest struct {
 
 func (x *ChangeTasksRequest) Reset() {
 	*x = ChangeTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3429,7 +3887,7 @@ func (x *ChangeTasksRequest) String() string {
 func (*ChangeTasksRequest) ProtoMessage() {}
 
 func (x *ChangeTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[33]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3442,7 +3900,7 @@ func (x *ChangeTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTasksRequest.ProtoReflect.Descriptor instead.
 func (*ChangeTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{33}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ChangeTasksRequest) GetIds() []string {
@@ -3501,7 +3959,7 @@ type ChangeTasksResponse struct {
 
 func (x *ChangeTasksResponse) Reset() {
 	*x = ChangeTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3971,7 @@ func (x *ChangeTasksResponse) String() string {
 func (*ChangeTasksResponse) ProtoMessage() {}
 
 func (x *ChangeTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[34]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3984,7 @@ func (x *ChangeTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeTasksResponse.ProtoReflect.Descriptor instead.
 func (*ChangeTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{34}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ChangeTasksResponse) GetResults() []*ItemResult {
@@ -3573,7 +4031,7 @@ type RequeueTasksRequest struct {
 
 func (x *RequeueTasksRequest) Reset() {
 	*x = RequeueTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3585,7 +4043,7 @@ func (x *RequeueTasksRequest) String() string {
 func (*RequeueTasksRequest) ProtoMessage() {}
 
 func (x *RequeueTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[35]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3598,7 +4056,7 @@ func (x *RequeueTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueTasksRequest.ProtoReflect.Descriptor instead.
 func (*RequeueTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{35}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RequeueTasksRequest) GetIds() []string {
@@ -3664,7 +4122,7 @@ type RequeueTasksResponse struct {
 
 func (x *RequeueTasksResponse) Reset() {
 	*x = RequeueTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +4134,7 @@ func (x *RequeueTasksResponse) String() string {
 func (*RequeueTasksResponse) ProtoMessage() {}
 
 func (x *RequeueTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[36]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +4147,7 @@ func (x *RequeueTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RequeueTasksResponse.ProtoReflect.Descriptor instead.
 func (*RequeueTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{36}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RequeueTasksResponse) GetResults() []*ItemResult {
@@ -3730,7 +4188,7 @@ type CancelTasksRequest struct {
 
 func (x *CancelTasksRequest) Reset() {
 	*x = CancelTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +4200,7 @@ func (x *CancelTasksRequest) String() string {
 func (*CancelTasksRequest) ProtoMessage() {}
 
 func (x *CancelTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[37]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +4213,7 @@ func (x *CancelTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTasksRequest.ProtoReflect.Descriptor instead.
 func (*CancelTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{37}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelTasksRequest) GetIds() []string {
@@ -3800,7 +4258,7 @@ type CancelTasksResponse struct {
 
 func (x *CancelTasksResponse) Reset() {
 	*x = CancelTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3812,7 +4270,7 @@ func (x *CancelTasksResponse) String() string {
 func (*CancelTasksResponse) ProtoMessage() {}
 
 func (x *CancelTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[38]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3825,7 +4283,7 @@ func (x *CancelTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTasksResponse.ProtoReflect.Descriptor instead.
 func (*CancelTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{38}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CancelTasksResponse) GetResults() []*ItemResult {
@@ -3864,14 +4322,18 @@ type GetTasksRequest struct {
 	// Approximate bytes of tasks in the answer. 0 means 3.5 MiB, which fits the 4 MiB that gRPC
 	// clients accept by default. A single task that is larger comes alone: a payload has up to 1 MiB
 	// by default, and up to 8 MiB with another max_payload_bytes.
-	MaxBytes      uint64 `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	MaxBytes uint64 `protobuf:"varint,6,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// How the queues share the tasks of the call, by the name of the queue, while each of them has
+	// some: with {"a": 3, "b": 1} three of four are of a. 1 to 1,000; a queue that is not named has
+	// 1. Then priorities order the tasks of each queue, and not those of different ones.
+	Weights       map[string]uint32 `protobuf:"bytes,7,rep,name=weights,proto3" json:"weights,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetTasksRequest) Reset() {
 	*x = GetTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3883,7 +4345,7 @@ func (x *GetTasksRequest) String() string {
 func (*GetTasksRequest) ProtoMessage() {}
 
 func (x *GetTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[39]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3896,7 +4358,7 @@ func (x *GetTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTasksRequest.ProtoReflect.Descriptor instead.
 func (*GetTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{39}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *GetTasksRequest) GetWorker() string {
@@ -3941,6 +4403,13 @@ func (x *GetTasksRequest) GetMaxBytes() uint64 {
 	return 0
 }
 
+func (x *GetTasksRequest) GetWeights() map[string]uint32 {
+	if x != nil {
+		return x.Weights
+	}
+	return nil
+}
+
 type LeasedTask struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Id          string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -3966,7 +4435,7 @@ type LeasedTask struct {
 
 func (x *LeasedTask) Reset() {
 	*x = LeasedTask{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3978,7 +4447,7 @@ func (x *LeasedTask) String() string {
 func (*LeasedTask) ProtoMessage() {}
 
 func (x *LeasedTask) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[40]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3991,7 +4460,7 @@ func (x *LeasedTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeasedTask.ProtoReflect.Descriptor instead.
 func (*LeasedTask) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{40}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *LeasedTask) GetId() string {
@@ -4094,7 +4563,7 @@ type GetTasksResponse struct {
 
 func (x *GetTasksResponse) Reset() {
 	*x = GetTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4106,7 +4575,7 @@ func (x *GetTasksResponse) String() string {
 func (*GetTasksResponse) ProtoMessage() {}
 
 func (x *GetTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[41]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4119,7 +4588,7 @@ func (x *GetTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTasksResponse.ProtoReflect.Descriptor instead.
 func (*GetTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{41}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *GetTasksResponse) GetTasks() []*LeasedTask {
@@ -4142,7 +4611,7 @@ type ItemResult struct {
 
 func (x *ItemResult) Reset() {
 	*x = ItemResult{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4154,7 +4623,7 @@ func (x *ItemResult) String() string {
 func (*ItemResult) ProtoMessage() {}
 
 func (x *ItemResult) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[42]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4167,7 +4636,7 @@ func (x *ItemResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ItemResult.ProtoReflect.Descriptor instead.
 func (*ItemResult) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{42}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ItemResult) GetId() string {
@@ -4212,7 +4681,7 @@ type LimitReport struct {
 
 func (x *LimitReport) Reset() {
 	*x = LimitReport{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4693,7 @@ func (x *LimitReport) String() string {
 func (*LimitReport) ProtoMessage() {}
 
 func (x *LimitReport) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[43]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4706,7 @@ func (x *LimitReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LimitReport.ProtoReflect.Descriptor instead.
 func (*LimitReport) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{43}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *LimitReport) GetHold() *durationpb.Duration {
@@ -4271,7 +4740,7 @@ type Completion struct {
 
 func (x *Completion) Reset() {
 	*x = Completion{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4283,7 +4752,7 @@ func (x *Completion) String() string {
 func (*Completion) ProtoMessage() {}
 
 func (x *Completion) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[44]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4296,7 +4765,7 @@ func (x *Completion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Completion.ProtoReflect.Descriptor instead.
 func (*Completion) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{44}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Completion) GetId() string {
@@ -4355,7 +4824,7 @@ type CompleteTasksRequest struct {
 
 func (x *CompleteTasksRequest) Reset() {
 	*x = CompleteTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4367,7 +4836,7 @@ func (x *CompleteTasksRequest) String() string {
 func (*CompleteTasksRequest) ProtoMessage() {}
 
 func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[45]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4380,7 +4849,7 @@ func (x *CompleteTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksRequest.ProtoReflect.Descriptor instead.
 func (*CompleteTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{45}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CompleteTasksRequest) GetWorker() string {
@@ -4415,7 +4884,7 @@ type CompleteTasksResponse struct {
 
 func (x *CompleteTasksResponse) Reset() {
 	*x = CompleteTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4427,7 +4896,7 @@ func (x *CompleteTasksResponse) String() string {
 func (*CompleteTasksResponse) ProtoMessage() {}
 
 func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[46]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4440,7 +4909,7 @@ func (x *CompleteTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteTasksResponse.ProtoReflect.Descriptor instead.
 func (*CompleteTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{46}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CompleteTasksResponse) GetResults() []*ItemResult {
@@ -4478,7 +4947,7 @@ type Rejection struct {
 
 func (x *Rejection) Reset() {
 	*x = Rejection{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4490,7 +4959,7 @@ func (x *Rejection) String() string {
 func (*Rejection) ProtoMessage() {}
 
 func (x *Rejection) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[47]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4503,7 +4972,7 @@ func (x *Rejection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rejection.ProtoReflect.Descriptor instead.
 func (*Rejection) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{47}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Rejection) GetId() string {
@@ -4565,7 +5034,7 @@ type RejectTasksRequest struct {
 
 func (x *RejectTasksRequest) Reset() {
 	*x = RejectTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4577,7 +5046,7 @@ func (x *RejectTasksRequest) String() string {
 func (*RejectTasksRequest) ProtoMessage() {}
 
 func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[48]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4590,7 +5059,7 @@ func (x *RejectTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksRequest.ProtoReflect.Descriptor instead.
 func (*RejectTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{48}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RejectTasksRequest) GetWorker() string {
@@ -4616,7 +5085,7 @@ type RejectTasksResponse struct {
 
 func (x *RejectTasksResponse) Reset() {
 	*x = RejectTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4628,7 +5097,7 @@ func (x *RejectTasksResponse) String() string {
 func (*RejectTasksResponse) ProtoMessage() {}
 
 func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[49]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4641,7 +5110,7 @@ func (x *RejectTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RejectTasksResponse.ProtoReflect.Descriptor instead.
 func (*RejectTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{49}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RejectTasksResponse) GetResults() []*ItemResult {
@@ -4662,7 +5131,7 @@ type Extension struct {
 
 func (x *Extension) Reset() {
 	*x = Extension{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +5143,7 @@ func (x *Extension) String() string {
 func (*Extension) ProtoMessage() {}
 
 func (x *Extension) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[50]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +5156,7 @@ func (x *Extension) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Extension.ProtoReflect.Descriptor instead.
 func (*Extension) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{50}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Extension) GetId() string {
@@ -4721,7 +5190,7 @@ type ExtendTasksRequest struct {
 
 func (x *ExtendTasksRequest) Reset() {
 	*x = ExtendTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +5202,7 @@ func (x *ExtendTasksRequest) String() string {
 func (*ExtendTasksRequest) ProtoMessage() {}
 
 func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[51]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +5215,7 @@ func (x *ExtendTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksRequest.ProtoReflect.Descriptor instead.
 func (*ExtendTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{51}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExtendTasksRequest) GetWorker() string {
@@ -4772,7 +5241,7 @@ type ExtendTasksResponse struct {
 
 func (x *ExtendTasksResponse) Reset() {
 	*x = ExtendTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4784,7 +5253,7 @@ func (x *ExtendTasksResponse) String() string {
 func (*ExtendTasksResponse) ProtoMessage() {}
 
 func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[52]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4797,7 +5266,7 @@ func (x *ExtendTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExtendTasksResponse.ProtoReflect.Descriptor instead.
 func (*ExtendTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{52}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExtendTasksResponse) GetResults() []*ItemResult {
@@ -4843,14 +5312,16 @@ type OpenSession struct {
 	// Overrides the lease durations of the tasks.
 	LeaseDuration *durationpb.Duration `protobuf:"bytes,10,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	// Approximate bytes of tasks in a frame. As in GetTasks.
-	MaxBytes      uint64 `protobuf:"varint,11,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	MaxBytes uint64 `protobuf:"varint,11,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// How the queues share the tasks. As in GetTasks.
+	Weights       map[string]uint32 `protobuf:"bytes,12,rep,name=weights,proto3" json:"weights,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSession) Reset() {
 	*x = OpenSession{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4862,7 +5333,7 @@ func (x *OpenSession) String() string {
 func (*OpenSession) ProtoMessage() {}
 
 func (x *OpenSession) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[53]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4875,7 +5346,7 @@ func (x *OpenSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSession.ProtoReflect.Descriptor instead.
 func (*OpenSession) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{53}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *OpenSession) GetWorker() string {
@@ -4955,6 +5426,13 @@ func (x *OpenSession) GetMaxBytes() uint64 {
 	return 0
 }
 
+func (x *OpenSession) GetWeights() map[string]uint32 {
+	if x != nil {
+		return x.Weights
+	}
+	return nil
+}
+
 // What a worker sends. All fields may stand side by side; taskd takes them in the order of their
 // numbers. A frame without any is a heartbeat.
 type WorkerFrame struct {
@@ -4985,7 +5463,7 @@ type WorkerFrame struct {
 
 func (x *WorkerFrame) Reset() {
 	*x = WorkerFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4997,7 +5475,7 @@ func (x *WorkerFrame) String() string {
 func (*WorkerFrame) ProtoMessage() {}
 
 func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[54]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5010,7 +5488,7 @@ func (x *WorkerFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerFrame.ProtoReflect.Descriptor instead.
 func (*WorkerFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{54}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WorkerFrame) GetOpen() *OpenSession {
@@ -5101,7 +5579,7 @@ type TaskdFrame struct {
 
 func (x *TaskdFrame) Reset() {
 	*x = TaskdFrame{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5591,7 @@ func (x *TaskdFrame) String() string {
 func (*TaskdFrame) ProtoMessage() {}
 
 func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[55]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5604,7 @@ func (x *TaskdFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskdFrame.ProtoReflect.Descriptor instead.
 func (*TaskdFrame) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{55}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TaskdFrame) GetOpened() *SessionOpened {
@@ -5196,7 +5674,7 @@ type SessionOpened struct {
 
 func (x *SessionOpened) Reset() {
 	*x = SessionOpened{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5208,7 +5686,7 @@ func (x *SessionOpened) String() string {
 func (*SessionOpened) ProtoMessage() {}
 
 func (x *SessionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[56]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5221,7 +5699,7 @@ func (x *SessionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionOpened.ProtoReflect.Descriptor instead.
 func (*SessionOpened) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{56}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SessionOpened) GetSession() string {
@@ -5285,7 +5763,7 @@ type FrameAnswer struct {
 
 func (x *FrameAnswer) Reset() {
 	*x = FrameAnswer{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +5775,7 @@ func (x *FrameAnswer) String() string {
 func (*FrameAnswer) ProtoMessage() {}
 
 func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[57]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +5788,7 @@ func (x *FrameAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrameAnswer.ProtoReflect.Descriptor instead.
 func (*FrameAnswer) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{57}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *FrameAnswer) GetNumber() uint64 {
@@ -5368,7 +5846,7 @@ type SessionClosing struct {
 
 func (x *SessionClosing) Reset() {
 	*x = SessionClosing{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5380,7 +5858,7 @@ func (x *SessionClosing) String() string {
 func (*SessionClosing) ProtoMessage() {}
 
 func (x *SessionClosing) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[58]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5393,7 +5871,7 @@ func (x *SessionClosing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionClosing.ProtoReflect.Descriptor instead.
 func (*SessionClosing) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{58}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SessionClosing) GetReason() string {
@@ -5434,14 +5912,16 @@ type OpenSessionRequest struct {
 	// Overrides the lease durations of the tasks.
 	LeaseDuration *durationpb.Duration `protobuf:"bytes,9,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	// Approximate bytes of tasks in an answer. As in GetTasks.
-	MaxBytes      uint64 `protobuf:"varint,10,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	MaxBytes uint64 `protobuf:"varint,10,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// How the queues share the tasks. As in GetTasks.
+	Weights       map[string]uint32 `protobuf:"bytes,11,rep,name=weights,proto3" json:"weights,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *OpenSessionRequest) Reset() {
 	*x = OpenSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5453,7 +5933,7 @@ func (x *OpenSessionRequest) String() string {
 func (*OpenSessionRequest) ProtoMessage() {}
 
 func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[59]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5466,7 +5946,7 @@ func (x *OpenSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionRequest.ProtoReflect.Descriptor instead.
 func (*OpenSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{59}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *OpenSessionRequest) GetWorker() string {
@@ -5539,6 +6019,13 @@ func (x *OpenSessionRequest) GetMaxBytes() uint64 {
 	return 0
 }
 
+func (x *OpenSessionRequest) GetWeights() map[string]uint32 {
+	if x != nil {
+		return x.Weights
+	}
+	return nil
+}
+
 type OpenSessionResponse struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Session string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
@@ -5557,7 +6044,7 @@ type OpenSessionResponse struct {
 
 func (x *OpenSessionResponse) Reset() {
 	*x = OpenSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5569,7 +6056,7 @@ func (x *OpenSessionResponse) String() string {
 func (*OpenSessionResponse) ProtoMessage() {}
 
 func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[60]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5582,7 +6069,7 @@ func (x *OpenSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenSessionResponse.ProtoReflect.Descriptor instead.
 func (*OpenSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{60}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *OpenSessionResponse) GetSession() string {
@@ -5641,7 +6128,7 @@ type WantTasksRequest struct {
 
 func (x *WantTasksRequest) Reset() {
 	*x = WantTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +6140,7 @@ func (x *WantTasksRequest) String() string {
 func (*WantTasksRequest) ProtoMessage() {}
 
 func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[61]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +6153,7 @@ func (x *WantTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksRequest.ProtoReflect.Descriptor instead.
 func (*WantTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{61}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WantTasksRequest) GetWorker() string {
@@ -5711,7 +6198,7 @@ type WantTasksResponse struct {
 
 func (x *WantTasksResponse) Reset() {
 	*x = WantTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5723,7 +6210,7 @@ func (x *WantTasksResponse) String() string {
 func (*WantTasksResponse) ProtoMessage() {}
 
 func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[62]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5736,7 +6223,7 @@ func (x *WantTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WantTasksResponse.ProtoReflect.Descriptor instead.
 func (*WantTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{62}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WantTasksResponse) GetTasks() []*LeasedTask {
@@ -5777,7 +6264,7 @@ type SurrenderTasksRequest struct {
 
 func (x *SurrenderTasksRequest) Reset() {
 	*x = SurrenderTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +6276,7 @@ func (x *SurrenderTasksRequest) String() string {
 func (*SurrenderTasksRequest) ProtoMessage() {}
 
 func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[63]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +6289,7 @@ func (x *SurrenderTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksRequest.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{63}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SurrenderTasksRequest) GetWorker() string {
@@ -5830,7 +6317,7 @@ type SurrenderTasksResponse struct {
 
 func (x *SurrenderTasksResponse) Reset() {
 	*x = SurrenderTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5842,7 +6329,7 @@ func (x *SurrenderTasksResponse) String() string {
 func (*SurrenderTasksResponse) ProtoMessage() {}
 
 func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[64]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5855,7 +6342,7 @@ func (x *SurrenderTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SurrenderTasksResponse.ProtoReflect.Descriptor instead.
 func (*SurrenderTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{64}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SurrenderTasksResponse) GetSurrendered() uint32 {
@@ -5882,7 +6369,7 @@ type GetPendingCountRequest struct {
 
 func (x *GetPendingCountRequest) Reset() {
 	*x = GetPendingCountRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5894,7 +6381,7 @@ func (x *GetPendingCountRequest) String() string {
 func (*GetPendingCountRequest) ProtoMessage() {}
 
 func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[65]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5907,7 +6394,7 @@ func (x *GetPendingCountRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountRequest.ProtoReflect.Descriptor instead.
 func (*GetPendingCountRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{65}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GetPendingCountRequest) GetWorker() string {
@@ -5936,7 +6423,7 @@ type GetPendingCountResponse struct {
 
 func (x *GetPendingCountResponse) Reset() {
 	*x = GetPendingCountResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6435,7 @@ func (x *GetPendingCountResponse) String() string {
 func (*GetPendingCountResponse) ProtoMessage() {}
 
 func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[66]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6448,7 @@ func (x *GetPendingCountResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPendingCountResponse.ProtoReflect.Descriptor instead.
 func (*GetPendingCountResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{66}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *GetPendingCountResponse) GetDemand() uint32 {
@@ -5995,7 +6482,7 @@ type ReportTasksRequest struct {
 
 func (x *ReportTasksRequest) Reset() {
 	*x = ReportTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6494,7 @@ func (x *ReportTasksRequest) String() string {
 func (*ReportTasksRequest) ProtoMessage() {}
 
 func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[67]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6507,7 @@ func (x *ReportTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksRequest.ProtoReflect.Descriptor instead.
 func (*ReportTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{67}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReportTasksRequest) GetWorker() string {
@@ -6082,7 +6569,7 @@ type ReportTasksResponse struct {
 
 func (x *ReportTasksResponse) Reset() {
 	*x = ReportTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6094,7 +6581,7 @@ func (x *ReportTasksResponse) String() string {
 func (*ReportTasksResponse) ProtoMessage() {}
 
 func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[68]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6107,7 +6594,7 @@ func (x *ReportTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportTasksResponse.ProtoReflect.Descriptor instead.
 func (*ReportTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{68}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReportTasksResponse) GetCompletions() []*ItemResult {
@@ -6162,7 +6649,7 @@ type CloseSessionRequest struct {
 
 func (x *CloseSessionRequest) Reset() {
 	*x = CloseSessionRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6174,7 +6661,7 @@ func (x *CloseSessionRequest) String() string {
 func (*CloseSessionRequest) ProtoMessage() {}
 
 func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[69]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6187,7 +6674,7 @@ func (x *CloseSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionRequest.ProtoReflect.Descriptor instead.
 func (*CloseSessionRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{69}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CloseSessionRequest) GetWorker() string {
@@ -6216,7 +6703,7 @@ type CloseSessionResponse struct {
 
 func (x *CloseSessionResponse) Reset() {
 	*x = CloseSessionResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6228,7 +6715,7 @@ func (x *CloseSessionResponse) String() string {
 func (*CloseSessionResponse) ProtoMessage() {}
 
 func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[70]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6241,7 +6728,7 @@ func (x *CloseSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CloseSessionResponse.ProtoReflect.Descriptor instead.
 func (*CloseSessionResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{70}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CloseSessionResponse) GetOffered() uint32 {
@@ -6275,7 +6762,7 @@ type RetryTasksRequest struct {
 
 func (x *RetryTasksRequest) Reset() {
 	*x = RetryTasksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6287,7 +6774,7 @@ func (x *RetryTasksRequest) String() string {
 func (*RetryTasksRequest) ProtoMessage() {}
 
 func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[71]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6300,7 +6787,7 @@ func (x *RetryTasksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksRequest.ProtoReflect.Descriptor instead.
 func (*RetryTasksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{71}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *RetryTasksRequest) GetIds() []string {
@@ -6337,14 +6824,16 @@ type TaskCount struct {
 	Matched  uint64                 `protobuf:"varint,1,opt,name=matched,proto3" json:"matched,omitempty"`
 	LookedAt uint64                 `protobuf:"varint,2,opt,name=looked_at,json=lookedAt,proto3" json:"looked_at,omitempty"`
 	// There may be more: a count looks at 100,000 tasks or a few more.
-	AtLeast       bool `protobuf:"varint,3,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	AtLeast bool `protobuf:"varint,3,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	// With it in the filter, a change leaves out tasks that were inserted or changed since.
+	AsOf          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=as_of,json=asOf,proto3" json:"as_of,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TaskCount) Reset() {
 	*x = TaskCount{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6356,7 +6845,7 @@ func (x *TaskCount) String() string {
 func (*TaskCount) ProtoMessage() {}
 
 func (x *TaskCount) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[72]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6858,7 @@ func (x *TaskCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskCount.ProtoReflect.Descriptor instead.
 func (*TaskCount) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{72}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TaskCount) GetMatched() uint64 {
@@ -6393,6 +6882,13 @@ func (x *TaskCount) GetAtLeast() bool {
 	return false
 }
 
+func (x *TaskCount) GetAsOf() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AsOf
+	}
+	return nil
+}
+
 type RetryTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// For ids, in their order. OK: the task was sent again.
@@ -6407,7 +6903,7 @@ type RetryTasksResponse struct {
 
 func (x *RetryTasksResponse) Reset() {
 	*x = RetryTasksResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6419,7 +6915,7 @@ func (x *RetryTasksResponse) String() string {
 func (*RetryTasksResponse) ProtoMessage() {}
 
 func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[73]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6432,7 +6928,7 @@ func (x *RetryTasksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTasksResponse.ProtoReflect.Descriptor instead.
 func (*RetryTasksResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{73}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RetryTasksResponse) GetResults() []*ItemResult {
@@ -6482,7 +6978,7 @@ type BulkChange struct {
 
 func (x *BulkChange) Reset() {
 	*x = BulkChange{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +6990,7 @@ func (x *BulkChange) String() string {
 func (*BulkChange) ProtoMessage() {}
 
 func (x *BulkChange) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[74]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +7003,7 @@ func (x *BulkChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BulkChange.ProtoReflect.Descriptor instead.
 func (*BulkChange) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{74}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *BulkChange) GetId() string {
@@ -6606,7 +7102,7 @@ type ListBulkChangesRequest struct {
 
 func (x *ListBulkChangesRequest) Reset() {
 	*x = ListBulkChangesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6618,7 +7114,7 @@ func (x *ListBulkChangesRequest) String() string {
 func (*ListBulkChangesRequest) ProtoMessage() {}
 
 func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[75]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6631,7 +7127,7 @@ func (x *ListBulkChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesRequest.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{75}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListBulkChangesRequest) GetLimit() uint32 {
@@ -6657,7 +7153,7 @@ type ListBulkChangesResponse struct {
 
 func (x *ListBulkChangesResponse) Reset() {
 	*x = ListBulkChangesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +7165,7 @@ func (x *ListBulkChangesResponse) String() string {
 func (*ListBulkChangesResponse) ProtoMessage() {}
 
 func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[76]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6682,7 +7178,7 @@ func (x *ListBulkChangesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBulkChangesResponse.ProtoReflect.Descriptor instead.
 func (*ListBulkChangesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{76}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListBulkChangesResponse) GetBulk() []*BulkChange {
@@ -6701,7 +7197,7 @@ type GetBulkChangeRequest struct {
 
 func (x *GetBulkChangeRequest) Reset() {
 	*x = GetBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6713,7 +7209,7 @@ func (x *GetBulkChangeRequest) String() string {
 func (*GetBulkChangeRequest) ProtoMessage() {}
 
 func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[77]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6726,7 +7222,7 @@ func (x *GetBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*GetBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{77}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GetBulkChangeRequest) GetId() string {
@@ -6745,7 +7241,7 @@ type StopBulkChangeRequest struct {
 
 func (x *StopBulkChangeRequest) Reset() {
 	*x = StopBulkChangeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6757,7 +7253,7 @@ func (x *StopBulkChangeRequest) String() string {
 func (*StopBulkChangeRequest) ProtoMessage() {}
 
 func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[78]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6770,7 +7266,7 @@ func (x *StopBulkChangeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopBulkChangeRequest.ProtoReflect.Descriptor instead.
 func (*StopBulkChangeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{78}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *StopBulkChangeRequest) GetId() string {
@@ -6797,7 +7293,7 @@ type LetterFilter struct {
 
 func (x *LetterFilter) Reset() {
 	*x = LetterFilter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6809,7 +7305,7 @@ func (x *LetterFilter) String() string {
 func (*LetterFilter) ProtoMessage() {}
 
 func (x *LetterFilter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[79]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6822,7 +7318,7 @@ func (x *LetterFilter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFilter.ProtoReflect.Descriptor instead.
 func (*LetterFilter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{79}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *LetterFilter) GetQueue() string {
@@ -6873,7 +7369,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6885,7 +7381,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[80]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6898,7 +7394,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{80}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListDeadLettersRequest) GetFilter() *LetterFilter {
@@ -6933,7 +7429,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6945,7 +7441,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[81]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6958,7 +7454,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{81}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListDeadLettersResponse) GetLetters() []*Letter {
@@ -6984,7 +7480,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6996,7 +7492,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[82]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7009,7 +7505,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{82}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -7030,7 +7526,7 @@ type LetterAttempt struct {
 
 func (x *LetterAttempt) Reset() {
 	*x = LetterAttempt{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7042,7 +7538,7 @@ func (x *LetterAttempt) String() string {
 func (*LetterAttempt) ProtoMessage() {}
 
 func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[83]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7055,7 +7551,7 @@ func (x *LetterAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterAttempt.ProtoReflect.Descriptor instead.
 func (*LetterAttempt) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{83}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *LetterAttempt) GetAt() *timestamppb.Timestamp {
@@ -7106,7 +7602,7 @@ type Letter struct {
 
 func (x *Letter) Reset() {
 	*x = Letter{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7118,7 +7614,7 @@ func (x *Letter) String() string {
 func (*Letter) ProtoMessage() {}
 
 func (x *Letter) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[84]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7131,7 +7627,7 @@ func (x *Letter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Letter.ProtoReflect.Descriptor instead.
 func (*Letter) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{84}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Letter) GetId() string {
@@ -7225,6 +7721,190 @@ func (x *Letter) GetValue() []byte {
 	return nil
 }
 
+type CountDeadLettersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Filter        *LetterFilter          `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountDeadLettersRequest) Reset() {
+	*x = CountDeadLettersRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountDeadLettersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountDeadLettersRequest) ProtoMessage() {}
+
+func (x *CountDeadLettersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountDeadLettersRequest.ProtoReflect.Descriptor instead.
+func (*CountDeadLettersRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *CountDeadLettersRequest) GetFilter() *LetterFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return nil
+}
+
+type CountDeadLettersResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The most frequent first, at most 100.
+	Reasons  []*LetterReason `protobuf:"bytes,1,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	LookedAt uint64          `protobuf:"varint,2,opt,name=looked_at,json=lookedAt,proto3" json:"looked_at,omitempty"`
+	// There are older letters, which were not counted.
+	AtLeast       bool `protobuf:"varint,3,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CountDeadLettersResponse) Reset() {
+	*x = CountDeadLettersResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CountDeadLettersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CountDeadLettersResponse) ProtoMessage() {}
+
+func (x *CountDeadLettersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CountDeadLettersResponse.ProtoReflect.Descriptor instead.
+func (*CountDeadLettersResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *CountDeadLettersResponse) GetReasons() []*LetterReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+func (x *CountDeadLettersResponse) GetLookedAt() uint64 {
+	if x != nil {
+		return x.LookedAt
+	}
+	return 0
+}
+
+func (x *CountDeadLettersResponse) GetAtLeast() bool {
+	if x != nil {
+		return x.AtLeast
+	}
+	return false
+}
+
+type LetterReason struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Each run of digits is "#", and a long reason is cut.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The beginning that all these reasons share, for a filter.
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Count         uint64                 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	FirstAt       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=first_at,json=firstAt,proto3" json:"first_at,omitempty"`
+	LastAt        *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_at,json=lastAt,proto3" json:"last_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LetterReason) Reset() {
+	*x = LetterReason{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LetterReason) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LetterReason) ProtoMessage() {}
+
+func (x *LetterReason) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LetterReason.ProtoReflect.Descriptor instead.
+func (*LetterReason) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *LetterReason) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LetterReason) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *LetterReason) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LetterReason) GetFirstAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstAt
+	}
+	return nil
+}
+
+func (x *LetterReason) GetLastAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastAt
+	}
+	return nil
+}
+
 // Names letters by `ids` or by `filter`.
 type ChangeDeadLettersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -7245,7 +7925,7 @@ type ChangeDeadLettersRequest struct {
 
 func (x *ChangeDeadLettersRequest) Reset() {
 	*x = ChangeDeadLettersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7257,7 +7937,7 @@ func (x *ChangeDeadLettersRequest) String() string {
 func (*ChangeDeadLettersRequest) ProtoMessage() {}
 
 func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[85]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7270,7 +7950,7 @@ func (x *ChangeDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{85}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ChangeDeadLettersRequest) GetIds() []string {
@@ -7325,7 +8005,7 @@ type LetterFailure struct {
 
 func (x *LetterFailure) Reset() {
 	*x = LetterFailure{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7337,7 +8017,7 @@ func (x *LetterFailure) String() string {
 func (*LetterFailure) ProtoMessage() {}
 
 func (x *LetterFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[86]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7350,7 +8030,7 @@ func (x *LetterFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LetterFailure.ProtoReflect.Descriptor instead.
 func (*LetterFailure) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{86}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *LetterFailure) GetId() string {
@@ -7383,7 +8063,7 @@ type ChangeDeadLettersResponse struct {
 
 func (x *ChangeDeadLettersResponse) Reset() {
 	*x = ChangeDeadLettersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +8075,7 @@ func (x *ChangeDeadLettersResponse) String() string {
 func (*ChangeDeadLettersResponse) ProtoMessage() {}
 
 func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[87]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +8088,7 @@ func (x *ChangeDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ChangeDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{87}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ChangeDeadLettersResponse) GetMatched() uint64 {
@@ -7451,7 +8131,7 @@ type GetQueueRequest struct {
 
 func (x *GetQueueRequest) Reset() {
 	*x = GetQueueRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7463,7 +8143,7 @@ func (x *GetQueueRequest) String() string {
 func (*GetQueueRequest) ProtoMessage() {}
 
 func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[88]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7476,7 +8156,7 @@ func (x *GetQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQueueRequest.ProtoReflect.Descriptor instead.
 func (*GetQueueRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{88}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *GetQueueRequest) GetQueue() string {
@@ -7522,7 +8202,7 @@ type Queue struct {
 
 func (x *Queue) Reset() {
 	*x = Queue{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7534,7 +8214,7 @@ func (x *Queue) String() string {
 func (*Queue) ProtoMessage() {}
 
 func (x *Queue) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[89]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7547,7 +8227,7 @@ func (x *Queue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queue.ProtoReflect.Descriptor instead.
 func (*Queue) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{89}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Queue) GetQueue() string {
@@ -7651,7 +8331,7 @@ type ListWorkersRequest struct {
 
 func (x *ListWorkersRequest) Reset() {
 	*x = ListWorkersRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7663,7 +8343,7 @@ func (x *ListWorkersRequest) String() string {
 func (*ListWorkersRequest) ProtoMessage() {}
 
 func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[90]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7676,7 +8356,7 @@ func (x *ListWorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersRequest.ProtoReflect.Descriptor instead.
 func (*ListWorkersRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{90}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListWorkersRequest) GetQueue() string {
@@ -7699,7 +8379,7 @@ type ListWorkersResponse struct {
 
 func (x *ListWorkersResponse) Reset() {
 	*x = ListWorkersResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7711,7 +8391,7 @@ func (x *ListWorkersResponse) String() string {
 func (*ListWorkersResponse) ProtoMessage() {}
 
 func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[91]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7724,7 +8404,7 @@ func (x *ListWorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListWorkersResponse.ProtoReflect.Descriptor instead.
 func (*ListWorkersResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{91}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListWorkersResponse) GetWorkers() []*WorkerInfo {
@@ -7771,7 +8451,7 @@ type WorkerInfo struct {
 
 func (x *WorkerInfo) Reset() {
 	*x = WorkerInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7783,7 +8463,7 @@ func (x *WorkerInfo) String() string {
 func (*WorkerInfo) ProtoMessage() {}
 
 func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[92]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7796,7 +8476,7 @@ func (x *WorkerInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerInfo.ProtoReflect.Descriptor instead.
 func (*WorkerInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{92}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *WorkerInfo) GetWorker() string {
@@ -7870,7 +8550,7 @@ type ListProcessesRequest struct {
 
 func (x *ListProcessesRequest) Reset() {
 	*x = ListProcessesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7882,7 +8562,7 @@ func (x *ListProcessesRequest) String() string {
 func (*ListProcessesRequest) ProtoMessage() {}
 
 func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[93]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7895,7 +8575,7 @@ func (x *ListProcessesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesRequest.ProtoReflect.Descriptor instead.
 func (*ListProcessesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{93}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{97}
 }
 
 type ListProcessesResponse struct {
@@ -7907,7 +8587,7 @@ type ListProcessesResponse struct {
 
 func (x *ListProcessesResponse) Reset() {
 	*x = ListProcessesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7919,7 +8599,7 @@ func (x *ListProcessesResponse) String() string {
 func (*ListProcessesResponse) ProtoMessage() {}
 
 func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[94]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7932,7 +8612,7 @@ func (x *ListProcessesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListProcessesResponse.ProtoReflect.Descriptor instead.
 func (*ListProcessesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{94}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *ListProcessesResponse) GetProcesses() []*ProcessInfo {
@@ -7962,7 +8642,7 @@ type ProcessInfo struct {
 
 func (x *ProcessInfo) Reset() {
 	*x = ProcessInfo{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7974,7 +8654,7 @@ func (x *ProcessInfo) String() string {
 func (*ProcessInfo) ProtoMessage() {}
 
 func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[95]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7987,7 +8667,7 @@ func (x *ProcessInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProcessInfo.ProtoReflect.Descriptor instead.
 func (*ProcessInfo) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{95}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ProcessInfo) GetProcess() string {
@@ -8070,7 +8750,7 @@ type GetBooksRequest struct {
 
 func (x *GetBooksRequest) Reset() {
 	*x = GetBooksRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8082,7 +8762,7 @@ func (x *GetBooksRequest) String() string {
 func (*GetBooksRequest) ProtoMessage() {}
 
 func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[96]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8095,7 +8775,7 @@ func (x *GetBooksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBooksRequest.ProtoReflect.Descriptor instead.
 func (*GetBooksRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{96}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *GetBooksRequest) GetQueue() string {
@@ -8120,7 +8800,7 @@ type Books struct {
 
 func (x *Books) Reset() {
 	*x = Books{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8132,7 +8812,7 @@ func (x *Books) String() string {
 func (*Books) ProtoMessage() {}
 
 func (x *Books) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[97]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8145,7 +8825,7 @@ func (x *Books) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Books.ProtoReflect.Descriptor instead.
 func (*Books) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{97}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Books) GetAt() *timestamppb.Timestamp {
@@ -8183,7 +8863,7 @@ func (x *Books) GetQueues() []*QueueBooks {
 	return nil
 }
 
-// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + scheduled +
+// stored = completed + dead + cancelled + held; held = fresh + parked + crowded + behind + scheduled +
 // missing + waiting + assigned + delayed + between.
 type QueueBooks struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -8206,6 +8886,8 @@ type QueueBooks struct {
 	Scheduled uint64 `protobuf:"varint,12,opt,name=scheduled,proto3" json:"scheduled,omitempty"`
 	Missing   uint64 `protobuf:"varint,13,opt,name=missing,proto3" json:"missing,omitempty"`
 	Crowded   uint64 `protobuf:"varint,22,opt,name=crowded,proto3" json:"crowded,omitempty"`
+	// Also in SQL: behind others of their sequences.
+	Behind uint64 `protobuf:"varint,24,opt,name=behind,proto3" json:"behind,omitempty"`
 	// On the bus, or the report of their end is on its way. Below zero: some are in two places.
 	Between int64 `protobuf:"zigzag64,14,opt,name=between,proto3" json:"between,omitempty"`
 	// Those that are live in Redis: a replica can be claimed, all are leased, none is due.
@@ -8228,7 +8910,7 @@ type QueueBooks struct {
 
 func (x *QueueBooks) Reset() {
 	*x = QueueBooks{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8240,7 +8922,7 @@ func (x *QueueBooks) String() string {
 func (*QueueBooks) ProtoMessage() {}
 
 func (x *QueueBooks) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[98]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8253,7 +8935,7 @@ func (x *QueueBooks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueBooks.ProtoReflect.Descriptor instead.
 func (*QueueBooks) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{98}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *QueueBooks) GetQueue() string {
@@ -8354,6 +9036,13 @@ func (x *QueueBooks) GetCrowded() uint64 {
 	return 0
 }
 
+func (x *QueueBooks) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
 func (x *QueueBooks) GetBetween() int64 {
 	if x != nil {
 		return x.Between
@@ -8431,7 +9120,7 @@ type FsckRequest struct {
 
 func (x *FsckRequest) Reset() {
 	*x = FsckRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8443,7 +9132,7 @@ func (x *FsckRequest) String() string {
 func (*FsckRequest) ProtoMessage() {}
 
 func (x *FsckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[99]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8456,7 +9145,7 @@ func (x *FsckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckRequest.ProtoReflect.Descriptor instead.
 func (*FsckRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{99}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *FsckRequest) GetQueue() string {
@@ -8498,7 +9187,7 @@ type FsckFind struct {
 
 func (x *FsckFind) Reset() {
 	*x = FsckFind{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8510,7 +9199,7 @@ func (x *FsckFind) String() string {
 func (*FsckFind) ProtoMessage() {}
 
 func (x *FsckFind) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[100]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8523,7 +9212,7 @@ func (x *FsckFind) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckFind.ProtoReflect.Descriptor instead.
 func (*FsckFind) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{100}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *FsckFind) GetKind() string {
@@ -8597,7 +9286,7 @@ type FsckResponse struct {
 
 func (x *FsckResponse) Reset() {
 	*x = FsckResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8609,7 +9298,7 @@ func (x *FsckResponse) String() string {
 func (*FsckResponse) ProtoMessage() {}
 
 func (x *FsckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[101]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8622,7 +9311,7 @@ func (x *FsckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FsckResponse.ProtoReflect.Descriptor instead.
 func (*FsckResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{101}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *FsckResponse) GetFinds() []*FsckFind {
@@ -8686,7 +9375,7 @@ type UncheckedShard struct {
 
 func (x *UncheckedShard) Reset() {
 	*x = UncheckedShard{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8698,7 +9387,7 @@ func (x *UncheckedShard) String() string {
 func (*UncheckedShard) ProtoMessage() {}
 
 func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[102]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8711,7 +9400,7 @@ func (x *UncheckedShard) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UncheckedShard.ProtoReflect.Descriptor instead.
 func (*UncheckedShard) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{102}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *UncheckedShard) GetQueue() string {
@@ -8747,7 +9436,7 @@ type ListActsRequest struct {
 
 func (x *ListActsRequest) Reset() {
 	*x = ListActsRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8759,7 +9448,7 @@ func (x *ListActsRequest) String() string {
 func (*ListActsRequest) ProtoMessage() {}
 
 func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[103]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8772,7 +9461,7 @@ func (x *ListActsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsRequest.ProtoReflect.Descriptor instead.
 func (*ListActsRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{103}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ListActsRequest) GetBefore() string {
@@ -8799,7 +9488,7 @@ type ListActsResponse struct {
 
 func (x *ListActsResponse) Reset() {
 	*x = ListActsResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8811,7 +9500,7 @@ func (x *ListActsResponse) String() string {
 func (*ListActsResponse) ProtoMessage() {}
 
 func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[104]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8824,7 +9513,7 @@ func (x *ListActsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListActsResponse.ProtoReflect.Descriptor instead.
 func (*ListActsResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{104}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListActsResponse) GetActs() []*Act {
@@ -8850,7 +9539,7 @@ type Act struct {
 
 func (x *Act) Reset() {
 	*x = Act{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8862,7 +9551,7 @@ func (x *Act) String() string {
 func (*Act) ProtoMessage() {}
 
 func (x *Act) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[105]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8875,7 +9564,7 @@ func (x *Act) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Act.ProtoReflect.Descriptor instead.
 func (*Act) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{105}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Act) GetId() string {
@@ -8913,11 +9602,2674 @@ func (x *Act) GetOn() string {
 	return ""
 }
 
+type ListTopicsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTopicsRequest) Reset() {
+	*x = ListTopicsRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTopicsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTopicsRequest) ProtoMessage() {}
+
+func (x *ListTopicsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTopicsRequest.ProtoReflect.Descriptor instead.
+func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{110}
+}
+
+type ListTopicsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topics        []*Topic               `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTopicsResponse) Reset() {
+	*x = ListTopicsResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTopicsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTopicsResponse) ProtoMessage() {}
+
+func (x *ListTopicsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTopicsResponse.ProtoReflect.Descriptor instead.
+func (*ListTopicsResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *ListTopicsResponse) GetTopics() []*Topic {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+type GetTopicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopicRequest) Reset() {
+	*x = GetTopicRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopicRequest) ProtoMessage() {}
+
+func (x *GetTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopicRequest.ProtoReflect.Descriptor instead.
+func (*GetTopicRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *GetTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+type PutTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// 1 to 256; they only grow. Of a new topic: 1.
+	Partitions *uint32 `protobuf:"varint,2,opt,name=partitions,proto3,oneof" json:"partitions,omitempty"`
+	// How long a record stays. Of a new topic: 24 hours.
+	RetentionAge *durationpb.Duration `protobuf:"bytes,3,opt,name=retention_age,json=retentionAge,proto3" json:"retention_age,omitempty"`
+	// How many records stay, in all partitions together. Of a new topic: 1,000,000.
+	RetentionRecords *uint64 `protobuf:"varint,4,opt,name=retention_records,json=retentionRecords,proto3,oneof" json:"retention_records,omitempty"`
+	// How many bytes of records stay, in all partitions together. Of a new topic: 512 MiB.
+	RetentionBytes *uint64 `protobuf:"varint,5,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"`
+	// Attach a topic that somebody else has made on Kafka: taskd never makes, trims or deletes it.
+	Attached      *bool `protobuf:"varint,6,opt,name=attached,proto3,oneof" json:"attached,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutTopicRequest) Reset() {
+	*x = PutTopicRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutTopicRequest) ProtoMessage() {}
+
+func (x *PutTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutTopicRequest.ProtoReflect.Descriptor instead.
+func (*PutTopicRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *PutTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PutTopicRequest) GetPartitions() uint32 {
+	if x != nil && x.Partitions != nil {
+		return *x.Partitions
+	}
+	return 0
+}
+
+func (x *PutTopicRequest) GetRetentionAge() *durationpb.Duration {
+	if x != nil {
+		return x.RetentionAge
+	}
+	return nil
+}
+
+func (x *PutTopicRequest) GetRetentionRecords() uint64 {
+	if x != nil && x.RetentionRecords != nil {
+		return *x.RetentionRecords
+	}
+	return 0
+}
+
+func (x *PutTopicRequest) GetRetentionBytes() uint64 {
+	if x != nil && x.RetentionBytes != nil {
+		return *x.RetentionBytes
+	}
+	return 0
+}
+
+func (x *PutTopicRequest) GetAttached() bool {
+	if x != nil && x.Attached != nil {
+		return *x.Attached
+	}
+	return false
+}
+
+type DeleteTopicRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopicRequest) Reset() {
+	*x = DeleteTopicRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopicRequest) ProtoMessage() {}
+
+func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *DeleteTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+type DeleteTopicResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopicResponse) Reset() {
+	*x = DeleteTopicResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopicResponse) ProtoMessage() {}
+
+func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{115}
+}
+
+type Topic struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Partitions       uint32                 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
+	RetentionAge     *durationpb.Duration   `protobuf:"bytes,3,opt,name=retention_age,json=retentionAge,proto3" json:"retention_age,omitempty"`
+	RetentionRecords uint64                 `protobuf:"varint,4,opt,name=retention_records,json=retentionRecords,proto3" json:"retention_records,omitempty"`
+	RetentionBytes   uint64                 `protobuf:"varint,5,opt,name=retention_bytes,json=retentionBytes,proto3" json:"retention_bytes,omitempty"`
+	CreatedAt        *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// What each partition has; only in the answer of GetTopic.
+	Offsets []*PartitionOffsets `protobuf:"bytes,7,rep,name=offsets,proto3" json:"offsets,omitempty"`
+	// Somebody else has made it on Kafka, and its retention is not taskd's.
+	Attached      bool `protobuf:"varint,8,opt,name=attached,proto3" json:"attached,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Topic) Reset() {
+	*x = Topic{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Topic) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Topic) ProtoMessage() {}
+
+func (x *Topic) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Topic.ProtoReflect.Descriptor instead.
+func (*Topic) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *Topic) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Topic) GetPartitions() uint32 {
+	if x != nil {
+		return x.Partitions
+	}
+	return 0
+}
+
+func (x *Topic) GetRetentionAge() *durationpb.Duration {
+	if x != nil {
+		return x.RetentionAge
+	}
+	return nil
+}
+
+func (x *Topic) GetRetentionRecords() uint64 {
+	if x != nil {
+		return x.RetentionRecords
+	}
+	return 0
+}
+
+func (x *Topic) GetRetentionBytes() uint64 {
+	if x != nil {
+		return x.RetentionBytes
+	}
+	return 0
+}
+
+func (x *Topic) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Topic) GetOffsets() []*PartitionOffsets {
+	if x != nil {
+		return x.Offsets
+	}
+	return nil
+}
+
+func (x *Topic) GetAttached() bool {
+	if x != nil {
+		return x.Attached
+	}
+	return false
+}
+
+type PartitionOffsets struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Partition uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The first record that is there. Empty: none.
+	First string `protobuf:"bytes,2,opt,name=first,proto3" json:"first,omitempty"`
+	// The last record that was published. Empty: none.
+	Last          string `protobuf:"bytes,3,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PartitionOffsets) Reset() {
+	*x = PartitionOffsets{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[117]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PartitionOffsets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PartitionOffsets) ProtoMessage() {}
+
+func (x *PartitionOffsets) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[117]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PartitionOffsets.ProtoReflect.Descriptor instead.
+func (*PartitionOffsets) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{117}
+}
+
+func (x *PartitionOffsets) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PartitionOffsets) GetFirst() string {
+	if x != nil {
+		return x.First
+	}
+	return ""
+}
+
+func (x *PartitionOffsets) GetLast() string {
+	if x != nil {
+		return x.Last
+	}
+	return ""
+}
+
+// A value of an attribute. A name may have several.
+type Attribute struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Value         string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Attribute) Reset() {
+	*x = Attribute{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Attribute) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Attribute) ProtoMessage() {}
+
+func (x *Attribute) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Attribute.ProtoReflect.Descriptor instead.
+func (*Attribute) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{118}
+}
+
+func (x *Attribute) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Attribute) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+// A record to publish.
+type NewRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1 MiB.
+	Value []byte `protobuf:"bytes,1,opt,name=value,proto3" json:"value,omitempty"`
+	// Records with the same key keep their order: at most 4,096 bytes.
+	Key []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	// At most 64, and 16 KiB together. `taskd-encoding` with the value `text` says that the value is a
+	// text, although it looks like JSON, such as 7: readers see it, and a task gets a text as its payload.
+	Attributes []*Attribute `protobuf:"bytes,3,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	// What tells a repeat from another record: at most 256 bytes.
+	Id            string `protobuf:"bytes,4,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NewRecord) Reset() {
+	*x = NewRecord{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NewRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NewRecord) ProtoMessage() {}
+
+func (x *NewRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NewRecord.ProtoReflect.Descriptor instead.
+func (*NewRecord) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{119}
+}
+
+func (x *NewRecord) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *NewRecord) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *NewRecord) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *NewRecord) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type PublishRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// At most 1,000.
+	Records       []*NewRecord `protobuf:"bytes,2,rep,name=records,proto3" json:"records,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishRequest) Reset() {
+	*x = PublishRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishRequest) ProtoMessage() {}
+
+func (x *PublishRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
+func (*PublishRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{120}
+}
+
+func (x *PublishRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PublishRequest) GetRecords() []*NewRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+type PublishResult struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Status PublishStatus          `protobuf:"varint,1,opt,name=status,proto3,enum=taskd.v1.PublishStatus" json:"status,omitempty"`
+	// Partition and offset of a record that is stored.
+	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Offset    string `protobuf:"bytes,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Why it is not stored.
+	Error         string `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishResult) Reset() {
+	*x = PublishResult{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishResult) ProtoMessage() {}
+
+func (x *PublishResult) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishResult.ProtoReflect.Descriptor instead.
+func (*PublishResult) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{121}
+}
+
+func (x *PublishResult) GetStatus() PublishStatus {
+	if x != nil {
+		return x.Status
+	}
+	return PublishStatus_PUBLISH_STATUS_UNSPECIFIED
+}
+
+func (x *PublishResult) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *PublishResult) GetOffset() string {
+	if x != nil {
+		return x.Offset
+	}
+	return ""
+}
+
+func (x *PublishResult) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type PublishResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*PublishResult       `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishResponse) Reset() {
+	*x = PublishResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[122]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishResponse) ProtoMessage() {}
+
+func (x *PublishResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[122]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishResponse.ProtoReflect.Descriptor instead.
+func (*PublishResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{122}
+}
+
+func (x *PublishResponse) GetResults() []*PublishResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+type ReadTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// "0" or empty: the first record that is there; "$": the next one; after an offset, or `next` of
+	// an answer; from a time in RFC 3339, or "-1h".
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Absent: all.
+	Partition *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// At most 1,000; 0 means 100.
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// How long to wait for a record if there is none; at most `max_wait`.
+	Wait          *durationpb.Duration `protobuf:"bytes,5,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadTopicRequest) Reset() {
+	*x = ReadTopicRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[123]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadTopicRequest) ProtoMessage() {}
+
+func (x *ReadTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[123]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadTopicRequest.ProtoReflect.Descriptor instead.
+func (*ReadTopicRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{123}
+}
+
+func (x *ReadTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ReadTopicRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *ReadTopicRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *ReadTopicRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ReadTopicRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+// A record of a topic.
+type TopicRecord struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Partition     uint32                 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	Offset        string                 `protobuf:"bytes,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	PublishedAt   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=published_at,json=publishedAt,proto3" json:"published_at,omitempty"`
+	Value         []byte                 `protobuf:"bytes,4,opt,name=value,proto3" json:"value,omitempty"`
+	Key           []byte                 `protobuf:"bytes,5,opt,name=key,proto3" json:"key,omitempty"`
+	Attributes    []*Attribute           `protobuf:"bytes,6,rep,name=attributes,proto3" json:"attributes,omitempty"`
+	Id            string                 `protobuf:"bytes,7,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicRecord) Reset() {
+	*x = TopicRecord{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[124]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicRecord) ProtoMessage() {}
+
+func (x *TopicRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[124]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicRecord.ProtoReflect.Descriptor instead.
+func (*TopicRecord) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{124}
+}
+
+func (x *TopicRecord) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *TopicRecord) GetOffset() string {
+	if x != nil {
+		return x.Offset
+	}
+	return ""
+}
+
+func (x *TopicRecord) GetPublishedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PublishedAt
+	}
+	return nil
+}
+
+func (x *TopicRecord) GetValue() []byte {
+	if x != nil {
+		return x.Value
+	}
+	return nil
+}
+
+func (x *TopicRecord) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *TopicRecord) GetAttributes() []*Attribute {
+	if x != nil {
+		return x.Attributes
+	}
+	return nil
+}
+
+func (x *TopicRecord) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type ReadTopicResponse struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Records []*TopicRecord         `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	// Where the next page begins: its `from`.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadTopicResponse) Reset() {
+	*x = ReadTopicResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[125]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadTopicResponse) ProtoMessage() {}
+
+func (x *ReadTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[125]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadTopicResponse.ProtoReflect.Descriptor instead.
+func (*ReadTopicResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{125}
+}
+
+func (x *ReadTopicResponse) GetRecords() []*TopicRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *ReadTopicResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+type FollowTopicRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Topic string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// As in ReadTopicRequest.
+	From string `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	// Absent: all.
+	Partition     *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowTopicRequest) Reset() {
+	*x = FollowTopicRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[126]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowTopicRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowTopicRequest) ProtoMessage() {}
+
+func (x *FollowTopicRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[126]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowTopicRequest.ProtoReflect.Descriptor instead.
+func (*FollowTopicRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{126}
+}
+
+func (x *FollowTopicRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *FollowTopicRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *FollowTopicRequest) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+type FollowTopicResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At least one.
+	Records []*TopicRecord `protobuf:"bytes,1,rep,name=records,proto3" json:"records,omitempty"`
+	// Where to go on after these records: `from` of another call.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FollowTopicResponse) Reset() {
+	*x = FollowTopicResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[127]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FollowTopicResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FollowTopicResponse) ProtoMessage() {}
+
+func (x *FollowTopicResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[127]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FollowTopicResponse.ProtoReflect.Descriptor instead.
+func (*FollowTopicResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{127}
+}
+
+func (x *FollowTopicResponse) GetRecords() []*TopicRecord {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *FollowTopicResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+type ExplainRecordRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topic         string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition     uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Offset        string                 `protobuf:"bytes,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainRecordRequest) Reset() {
+	*x = ExplainRecordRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[128]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainRecordRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainRecordRequest) ProtoMessage() {}
+
+func (x *ExplainRecordRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[128]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainRecordRequest.ProtoReflect.Descriptor instead.
+func (*ExplainRecordRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{128}
+}
+
+func (x *ExplainRecordRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ExplainRecordRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ExplainRecordRequest) GetOffset() string {
+	if x != nil {
+		return x.Offset
+	}
+	return ""
+}
+
+// What became of a record of a topic.
+type RecordExplanation struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Topic     string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	Offset    string                 `protobuf:"bytes,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Absent if the topic does not have the record any more.
+	PublishedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=published_at,json=publishedAt,proto3" json:"published_at,omitempty"`
+	// The subscriptions of the topic, by name.
+	Subscriptions []*RecordOfSubscription `protobuf:"bytes,5,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordExplanation) Reset() {
+	*x = RecordExplanation{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[129]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordExplanation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordExplanation) ProtoMessage() {}
+
+func (x *RecordExplanation) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[129]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordExplanation.ProtoReflect.Descriptor instead.
+func (*RecordExplanation) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{129}
+}
+
+func (x *RecordExplanation) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RecordExplanation) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *RecordExplanation) GetOffset() string {
+	if x != nil {
+		return x.Offset
+	}
+	return ""
+}
+
+func (x *RecordExplanation) GetPublishedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PublishedAt
+	}
+	return nil
+}
+
+func (x *RecordExplanation) GetSubscriptions() []*RecordOfSubscription {
+	if x != nil {
+		return x.Subscriptions
+	}
+	return nil
+}
+
+// What became of a record in a subscription.
+type RecordOfSubscription struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Subscription string                 `protobuf:"bytes,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	Queue        string                 `protobuf:"bytes,2,opt,name=queue,proto3" json:"queue,omitempty"`
+	Fate         RecordFate             `protobuf:"varint,3,opt,name=fate,proto3,enum=taskd.v1.RecordFate" json:"fate,omitempty"`
+	// Its task since the subscription was last sent to another place, and the status of this task.
+	Task   string     `protobuf:"bytes,4,opt,name=task,proto3" json:"task,omitempty"`
+	Status TaskStatus `protobuf:"varint,5,opt,name=status,proto3,enum=taskd.v1.TaskStatus" json:"status,omitempty"`
+	// The dead letter of a record that was refused.
+	Letter string `protobuf:"bytes,6,opt,name=letter,proto3" json:"letter,omitempty"`
+	// The same in words; of a task, where it is.
+	Says          string `protobuf:"bytes,7,opt,name=says,proto3" json:"says,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RecordOfSubscription) Reset() {
+	*x = RecordOfSubscription{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[130]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RecordOfSubscription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RecordOfSubscription) ProtoMessage() {}
+
+func (x *RecordOfSubscription) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[130]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RecordOfSubscription.ProtoReflect.Descriptor instead.
+func (*RecordOfSubscription) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{130}
+}
+
+func (x *RecordOfSubscription) GetSubscription() string {
+	if x != nil {
+		return x.Subscription
+	}
+	return ""
+}
+
+func (x *RecordOfSubscription) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *RecordOfSubscription) GetFate() RecordFate {
+	if x != nil {
+		return x.Fate
+	}
+	return RecordFate_RECORD_FATE_UNSPECIFIED
+}
+
+func (x *RecordOfSubscription) GetTask() string {
+	if x != nil {
+		return x.Task
+	}
+	return ""
+}
+
+func (x *RecordOfSubscription) GetStatus() TaskStatus {
+	if x != nil {
+		return x.Status
+	}
+	return TaskStatus_TASK_STATUS_UNSPECIFIED
+}
+
+func (x *RecordOfSubscription) GetLetter() string {
+	if x != nil {
+		return x.Letter
+	}
+	return ""
+}
+
+func (x *RecordOfSubscription) GetSays() string {
+	if x != nil {
+		return x.Says
+	}
+	return ""
+}
+
+type ListSubscriptionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSubscriptionsRequest) Reset() {
+	*x = ListSubscriptionsRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[131]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSubscriptionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSubscriptionsRequest) ProtoMessage() {}
+
+func (x *ListSubscriptionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[131]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSubscriptionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSubscriptionsRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{131}
+}
+
+type ListSubscriptionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subscriptions []*Subscription        `protobuf:"bytes,1,rep,name=subscriptions,proto3" json:"subscriptions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSubscriptionsResponse) Reset() {
+	*x = ListSubscriptionsResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[132]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSubscriptionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSubscriptionsResponse) ProtoMessage() {}
+
+func (x *ListSubscriptionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[132]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSubscriptionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSubscriptionsResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{132}
+}
+
+func (x *ListSubscriptionsResponse) GetSubscriptions() []*Subscription {
+	if x != nil {
+		return x.Subscriptions
+	}
+	return nil
+}
+
+type PutSubscriptionRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Subscription string                 `protobuf:"bytes,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	// The topic whose records it reads, or all that begin so: PREFIX*. It never changes.
+	Topic *string `protobuf:"bytes,2,opt,name=topic,proto3,oneof" json:"topic,omitempty"`
+	// The queue of its tasks. Of a new one: the queue with its name.
+	Queue *string `protobuf:"bytes,3,opt,name=queue,proto3,oneof" json:"queue,omitempty"`
+	// Where it begins when it is made: "0", "$" (if it is left out), an offset, a time, or "-1h".
+	Start *string `protobuf:"bytes,4,opt,name=start,proto3,oneof" json:"start,omitempty"`
+	// What a record must have, in JSON: {"NAME": ["VALUE", {"prefix": "V"}, {"exists": true}]}; NAME
+	// is an attribute or $key.
+	MatchJson *string `protobuf:"bytes,5,opt,name=match_json,json=matchJson,proto3,oneof" json:"match_json,omitempty"`
+	// Which tasks go one after the other: "none" or "key".
+	Sequence *string `protobuf:"bytes,6,opt,name=sequence,proto3,oneof" json:"sequence,omitempty"`
+	// What the death of a task means for the next ones of its sequence: "next" or "hold".
+	OnDead        *string `protobuf:"bytes,7,opt,name=on_dead,json=onDead,proto3,oneof" json:"on_dead,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutSubscriptionRequest) Reset() {
+	*x = PutSubscriptionRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[133]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutSubscriptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutSubscriptionRequest) ProtoMessage() {}
+
+func (x *PutSubscriptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[133]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutSubscriptionRequest.ProtoReflect.Descriptor instead.
+func (*PutSubscriptionRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{133}
+}
+
+func (x *PutSubscriptionRequest) GetSubscription() string {
+	if x != nil {
+		return x.Subscription
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetTopic() string {
+	if x != nil && x.Topic != nil {
+		return *x.Topic
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetQueue() string {
+	if x != nil && x.Queue != nil {
+		return *x.Queue
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetStart() string {
+	if x != nil && x.Start != nil {
+		return *x.Start
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetMatchJson() string {
+	if x != nil && x.MatchJson != nil {
+		return *x.MatchJson
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetSequence() string {
+	if x != nil && x.Sequence != nil {
+		return *x.Sequence
+	}
+	return ""
+}
+
+func (x *PutSubscriptionRequest) GetOnDead() string {
+	if x != nil && x.OnDead != nil {
+		return *x.OnDead
+	}
+	return ""
+}
+
+type GetSubscriptionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subscription  string                 `protobuf:"bytes,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSubscriptionRequest) Reset() {
+	*x = GetSubscriptionRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[134]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSubscriptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSubscriptionRequest) ProtoMessage() {}
+
+func (x *GetSubscriptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[134]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSubscriptionRequest.ProtoReflect.Descriptor instead.
+func (*GetSubscriptionRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{134}
+}
+
+func (x *GetSubscriptionRequest) GetSubscription() string {
+	if x != nil {
+		return x.Subscription
+	}
+	return ""
+}
+
+type DeleteSubscriptionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Subscription  string                 `protobuf:"bytes,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSubscriptionRequest) Reset() {
+	*x = DeleteSubscriptionRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[135]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSubscriptionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSubscriptionRequest) ProtoMessage() {}
+
+func (x *DeleteSubscriptionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[135]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSubscriptionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSubscriptionRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{135}
+}
+
+func (x *DeleteSubscriptionRequest) GetSubscription() string {
+	if x != nil {
+		return x.Subscription
+	}
+	return ""
+}
+
+type DeleteSubscriptionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSubscriptionResponse) Reset() {
+	*x = DeleteSubscriptionResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[136]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSubscriptionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSubscriptionResponse) ProtoMessage() {}
+
+func (x *DeleteSubscriptionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[136]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSubscriptionResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSubscriptionResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{136}
+}
+
+type SeekRequest struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Subscription string                 `protobuf:"bytes,1,opt,name=subscription,proto3" json:"subscription,omitempty"`
+	// "0", "$", an offset, a time, or "-1h".
+	To string `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// Cancel the unfinished tasks that records have become since it was last sent.
+	Cancel        bool `protobuf:"varint,3,opt,name=cancel,proto3" json:"cancel,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeekRequest) Reset() {
+	*x = SeekRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[137]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeekRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeekRequest) ProtoMessage() {}
+
+func (x *SeekRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[137]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeekRequest.ProtoReflect.Descriptor instead.
+func (*SeekRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{137}
+}
+
+func (x *SeekRequest) GetSubscription() string {
+	if x != nil {
+		return x.Subscription
+	}
+	return ""
+}
+
+func (x *SeekRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *SeekRequest) GetCancel() bool {
+	if x != nil {
+		return x.Cancel
+	}
+	return false
+}
+
+// A subscription, with what it has left to read and what became of the rest.
+type Subscription struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Topic     string                 `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	Queue     string                 `protobuf:"bytes,3,opt,name=queue,proto3" json:"queue,omitempty"`
+	Start     string                 `protobuf:"bytes,4,opt,name=start,proto3" json:"start,omitempty"`
+	MatchJson string                 `protobuf:"bytes,5,opt,name=match_json,json=matchJson,proto3" json:"match_json,omitempty"`
+	Sequence  string                 `protobuf:"bytes,6,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	OnDead    string                 `protobuf:"bytes,7,opt,name=on_dead,json=onDead,proto3" json:"on_dead,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Records that are not read yet, and how long ago the oldest of them was published.
+	Behind        uint64  `protobuf:"varint,9,opt,name=behind,proto3" json:"behind,omitempty"`
+	OldestSeconds *uint64 `protobuf:"varint,10,opt,name=oldest_seconds,json=oldestSeconds,proto3,oneof" json:"oldest_seconds,omitempty"`
+	// Tasks of its queue: those that wait, that workers have, that are completed, and dead.
+	Waiting uint64 `protobuf:"varint,11,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Leased  uint64 `protobuf:"varint,12,opt,name=leased,proto3" json:"leased,omitempty"`
+	Done    uint64 `protobuf:"varint,13,opt,name=done,proto3" json:"done,omitempty"`
+	Dead    uint64 `protobuf:"varint,14,opt,name=dead,proto3" json:"dead,omitempty"`
+	// Records that became tasks.
+	Tasks  uint64      `protobuf:"varint,15,opt,name=tasks,proto3" json:"tasks,omitempty"`
+	Counts *ReadCounts `protobuf:"bytes,16,opt,name=counts,proto3" json:"counts,omitempty"`
+	// How far it has read each partition; not in lists.
+	Positions []*SubscriptionPosition `protobuf:"bytes,17,rep,name=positions,proto3" json:"positions,omitempty"`
+	// The bulk change that cancels the tasks of before; only in the answer of Seek.
+	Bulk          string `protobuf:"bytes,18,opt,name=bulk,proto3" json:"bulk,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Subscription) Reset() {
+	*x = Subscription{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[138]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Subscription) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Subscription) ProtoMessage() {}
+
+func (x *Subscription) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[138]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Subscription.ProtoReflect.Descriptor instead.
+func (*Subscription) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{138}
+}
+
+func (x *Subscription) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Subscription) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Subscription) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *Subscription) GetStart() string {
+	if x != nil {
+		return x.Start
+	}
+	return ""
+}
+
+func (x *Subscription) GetMatchJson() string {
+	if x != nil {
+		return x.MatchJson
+	}
+	return ""
+}
+
+func (x *Subscription) GetSequence() string {
+	if x != nil {
+		return x.Sequence
+	}
+	return ""
+}
+
+func (x *Subscription) GetOnDead() string {
+	if x != nil {
+		return x.OnDead
+	}
+	return ""
+}
+
+func (x *Subscription) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *Subscription) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *Subscription) GetOldestSeconds() uint64 {
+	if x != nil && x.OldestSeconds != nil {
+		return *x.OldestSeconds
+	}
+	return 0
+}
+
+func (x *Subscription) GetWaiting() uint64 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *Subscription) GetLeased() uint64 {
+	if x != nil {
+		return x.Leased
+	}
+	return 0
+}
+
+func (x *Subscription) GetDone() uint64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *Subscription) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *Subscription) GetTasks() uint64 {
+	if x != nil {
+		return x.Tasks
+	}
+	return 0
+}
+
+func (x *Subscription) GetCounts() *ReadCounts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *Subscription) GetPositions() []*SubscriptionPosition {
+	if x != nil {
+		return x.Positions
+	}
+	return nil
+}
+
+func (x *Subscription) GetBulk() string {
+	if x != nil {
+		return x.Bulk
+	}
+	return ""
+}
+
+// What became of records that a subscription has read: read = tasks + duplicates + filtered +
+// refused.
+type ReadCounts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Read  uint64                 `protobuf:"varint,1,opt,name=read,proto3" json:"read,omitempty"`
+	// Records whose id had a task already.
+	Duplicates uint64 `protobuf:"varint,2,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
+	// Records that `match` left out.
+	Filtered uint64 `protobuf:"varint,3,opt,name=filtered,proto3" json:"filtered,omitempty"`
+	// Records that the queue refused. Each has a dead letter.
+	Refused uint64 `protobuf:"varint,4,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Records that retention deleted before they were read.
+	Skipped       uint64 `protobuf:"varint,5,opt,name=skipped,proto3" json:"skipped,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadCounts) Reset() {
+	*x = ReadCounts{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[139]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadCounts) ProtoMessage() {}
+
+func (x *ReadCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[139]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadCounts.ProtoReflect.Descriptor instead.
+func (*ReadCounts) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{139}
+}
+
+func (x *ReadCounts) GetRead() uint64 {
+	if x != nil {
+		return x.Read
+	}
+	return 0
+}
+
+func (x *ReadCounts) GetDuplicates() uint64 {
+	if x != nil {
+		return x.Duplicates
+	}
+	return 0
+}
+
+func (x *ReadCounts) GetFiltered() uint64 {
+	if x != nil {
+		return x.Filtered
+	}
+	return 0
+}
+
+func (x *ReadCounts) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *ReadCounts) GetSkipped() uint64 {
+	if x != nil {
+		return x.Skipped
+	}
+	return 0
+}
+
+// How far a subscription has read a partition.
+type SubscriptionPosition struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Topic     string                 `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	Partition uint32                 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The last record that was read. Empty: none.
+	Offset string `protobuf:"bytes,3,opt,name=offset,proto3" json:"offset,omitempty"`
+	// How often the subscription was sent back.
+	Replay uint64 `protobuf:"varint,4,opt,name=replay,proto3" json:"replay,omitempty"`
+	// Records that are not read yet.
+	Behind        uint64      `protobuf:"varint,5,opt,name=behind,proto3" json:"behind,omitempty"`
+	Counts        *ReadCounts `protobuf:"bytes,6,opt,name=counts,proto3" json:"counts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscriptionPosition) Reset() {
+	*x = SubscriptionPosition{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[140]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscriptionPosition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscriptionPosition) ProtoMessage() {}
+
+func (x *SubscriptionPosition) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[140]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscriptionPosition.ProtoReflect.Descriptor instead.
+func (*SubscriptionPosition) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{140}
+}
+
+func (x *SubscriptionPosition) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SubscriptionPosition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *SubscriptionPosition) GetOffset() string {
+	if x != nil {
+		return x.Offset
+	}
+	return ""
+}
+
+func (x *SubscriptionPosition) GetReplay() uint64 {
+	if x != nil {
+		return x.Replay
+	}
+	return 0
+}
+
+func (x *SubscriptionPosition) GetBehind() uint64 {
+	if x != nil {
+		return x.Behind
+	}
+	return 0
+}
+
+func (x *SubscriptionPosition) GetCounts() *ReadCounts {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+type Tree struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of its root.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The queue of its root.
+	Queue string    `protobuf:"bytes,2,opt,name=queue,proto3" json:"queue,omitempty"`
+	State TreeState `protobuf:"varint,3,opt,name=state,proto3,enum=taskd.v1.TreeState" json:"state,omitempty"`
+	// How often it was opened again after an end.
+	Epoch uint32 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Tasks that were ever added to it.
+	Tasks uint64 `protobuf:"varint,5,opt,name=tasks,proto3" json:"tasks,omitempty"`
+	// Unfinished tasks.
+	Open uint64 `protobuf:"varint,6,opt,name=open,proto3" json:"open,omitempty"`
+	// Dead tasks that keep it open.
+	Held      uint64 `protobuf:"varint,7,opt,name=held,proto3" json:"held,omitempty"`
+	Completed uint64 `protobuf:"varint,8,opt,name=completed,proto3" json:"completed,omitempty"`
+	// Tasks that are dead and were not sent again, those that hold it included.
+	Dead      uint64 `protobuf:"varint,9,opt,name=dead,proto3" json:"dead,omitempty"`
+	Cancelled uint64 `protobuf:"varint,10,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	// Discovered tasks that were not stored, and were not sent again.
+	Letters uint64 `protobuf:"varint,11,opt,name=letters,proto3" json:"letters,omitempty"`
+	// Surplus reports: what they discovered is outside of the tree.
+	Late uint64 `protobuf:"varint,12,opt,name=late,proto3" json:"late,omitempty"`
+	// Somebody has cancelled it: nothing is added any more.
+	Cancelling bool       `protobuf:"varint,13,opt,name=cancelling,proto3" json:"cancelling,omitempty"`
+	OnDead     TreeOnDead `protobuf:"varint,14,opt,name=on_dead,json=onDead,proto3,enum=taskd.v1.TreeOnDead" json:"on_dead,omitempty"`
+	// The queue that gets a task at the end; empty: none.
+	Then     string                 `protobuf:"bytes,15,opt,name=then,proto3" json:"then,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	OpenedAt *timestamppb.Timestamp `protobuf:"bytes,17,opt,name=opened_at,json=openedAt,proto3" json:"opened_at,omitempty"`
+	EndedAt  *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Only GetTree fills in the fields from here on. Its tasks by queue and status, as far as SQL still has them.
+	Queues []*TreeQueue `protobuf:"bytes,19,rep,name=queues,proto3" json:"queues,omitempty"`
+	// The tree has more tasks than `queues` counts.
+	AtLeast bool `protobuf:"varint,20,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
+	// The oldest tasks that it waits for.
+	WaitsFor      []*Task `protobuf:"bytes,21,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Tree) Reset() {
+	*x = Tree{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[141]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Tree) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Tree) ProtoMessage() {}
+
+func (x *Tree) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[141]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Tree.ProtoReflect.Descriptor instead.
+func (*Tree) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{141}
+}
+
+func (x *Tree) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Tree) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *Tree) GetState() TreeState {
+	if x != nil {
+		return x.State
+	}
+	return TreeState_TREE_STATE_UNSPECIFIED
+}
+
+func (x *Tree) GetEpoch() uint32 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Tree) GetTasks() uint64 {
+	if x != nil {
+		return x.Tasks
+	}
+	return 0
+}
+
+func (x *Tree) GetOpen() uint64 {
+	if x != nil {
+		return x.Open
+	}
+	return 0
+}
+
+func (x *Tree) GetHeld() uint64 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *Tree) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *Tree) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *Tree) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *Tree) GetLetters() uint64 {
+	if x != nil {
+		return x.Letters
+	}
+	return 0
+}
+
+func (x *Tree) GetLate() uint64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *Tree) GetCancelling() bool {
+	if x != nil {
+		return x.Cancelling
+	}
+	return false
+}
+
+func (x *Tree) GetOnDead() TreeOnDead {
+	if x != nil {
+		return x.OnDead
+	}
+	return TreeOnDead_TREE_ON_DEAD_UNSPECIFIED
+}
+
+func (x *Tree) GetThen() string {
+	if x != nil {
+		return x.Then
+	}
+	return ""
+}
+
+func (x *Tree) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *Tree) GetOpenedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OpenedAt
+	}
+	return nil
+}
+
+func (x *Tree) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Tree) GetQueues() []*TreeQueue {
+	if x != nil {
+		return x.Queues
+	}
+	return nil
+}
+
+func (x *Tree) GetAtLeast() bool {
+	if x != nil {
+		return x.AtLeast
+	}
+	return false
+}
+
+func (x *Tree) GetWaitsFor() []*Task {
+	if x != nil {
+		return x.WaitsFor
+	}
+	return nil
+}
+
+// The tasks of a tree that are in one queue, by status.
+type TreeQueue struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Queue         string                 `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	Unfinished    uint64                 `protobuf:"varint,2,opt,name=unfinished,proto3" json:"unfinished,omitempty"`
+	Completed     uint64                 `protobuf:"varint,3,opt,name=completed,proto3" json:"completed,omitempty"`
+	Dead          uint64                 `protobuf:"varint,4,opt,name=dead,proto3" json:"dead,omitempty"`
+	Cancelled     uint64                 `protobuf:"varint,5,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeQueue) Reset() {
+	*x = TreeQueue{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeQueue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeQueue) ProtoMessage() {}
+
+func (x *TreeQueue) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeQueue.ProtoReflect.Descriptor instead.
+func (*TreeQueue) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{142}
+}
+
+func (x *TreeQueue) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *TreeQueue) GetUnfinished() uint64 {
+	if x != nil {
+		return x.Unfinished
+	}
+	return 0
+}
+
+func (x *TreeQueue) GetCompleted() uint64 {
+	if x != nil {
+		return x.Completed
+	}
+	return 0
+}
+
+func (x *TreeQueue) GetDead() uint64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *TreeQueue) GetCancelled() uint64 {
+	if x != nil {
+		return x.Cancelled
+	}
+	return 0
+}
+
+type ListTreesRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only with roots in this queue.
+	Queue string    `protobuf:"bytes,1,opt,name=queue,proto3" json:"queue,omitempty"`
+	State TreeState `protobuf:"varint,2,opt,name=state,proto3,enum=taskd.v1.TreeState" json:"state,omitempty"`
+	// Only opened at this time or later.
+	Since *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
+	// The most trees, 1 to 1,000; 0 means 100.
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// Of the page before; empty for the first one.
+	Cursor        string `protobuf:"bytes,5,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTreesRequest) Reset() {
+	*x = ListTreesRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTreesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTreesRequest) ProtoMessage() {}
+
+func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTreesRequest.ProtoReflect.Descriptor instead.
+func (*ListTreesRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{143}
+}
+
+func (x *ListTreesRequest) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *ListTreesRequest) GetState() TreeState {
+	if x != nil {
+		return x.State
+	}
+	return TreeState_TREE_STATE_UNSPECIFIED
+}
+
+func (x *ListTreesRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *ListTreesRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ListTreesRequest) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+type ListTreesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Trees []*Tree                `protobuf:"bytes,1,rep,name=trees,proto3" json:"trees,omitempty"`
+	// For the next page; empty after the last one.
+	Cursor        string `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTreesResponse) Reset() {
+	*x = ListTreesResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTreesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTreesResponse) ProtoMessage() {}
+
+func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTreesResponse.ProtoReflect.Descriptor instead.
+func (*ListTreesResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{144}
+}
+
+func (x *ListTreesResponse) GetTrees() []*Tree {
+	if x != nil {
+		return x.Trees
+	}
+	return nil
+}
+
+func (x *ListTreesResponse) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+type GetTreeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Answer when the tree has ended, at the latest after this time (60 s). Absent: at once.
+	Wait          *durationpb.Duration `protobuf:"bytes,2,opt,name=wait,proto3" json:"wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTreeRequest) Reset() {
+	*x = GetTreeRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTreeRequest) ProtoMessage() {}
+
+func (x *GetTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTreeRequest.ProtoReflect.Descriptor instead.
+func (*GetTreeRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{145}
+}
+
+func (x *GetTreeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *GetTreeRequest) GetWait() *durationpb.Duration {
+	if x != nil {
+		return x.Wait
+	}
+	return nil
+}
+
+type WatchTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchTreeRequest) Reset() {
+	*x = WatchTreeRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchTreeRequest) ProtoMessage() {}
+
+func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
+func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{146}
+}
+
+func (x *WatchTreeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type CancelTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CancelTreeRequest) Reset() {
+	*x = CancelTreeRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CancelTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CancelTreeRequest) ProtoMessage() {}
+
+func (x *CancelTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CancelTreeRequest.ProtoReflect.Descriptor instead.
+func (*CancelTreeRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{147}
+}
+
+func (x *CancelTreeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type RetryTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RetryTreeRequest) Reset() {
+	*x = RetryTreeRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RetryTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RetryTreeRequest) ProtoMessage() {}
+
+func (x *RetryTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RetryTreeRequest.ProtoReflect.Descriptor instead.
+func (*RetryTreeRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{148}
+}
+
+func (x *RetryTreeRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
 var File_taskd_v1_taskd_proto protoreflect.FileDescriptor
 
 const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\n" +
-	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd2\x06\n" +
+	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\a\n" +
 	"\aNewTask\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x18\n" +
@@ -8937,12 +12289,20 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\abackoff\x18\x0e \x01(\v2\x11.taskd.v1.BackoffR\abackoff\x126\n" +
 	"\bdeadline\x18\x0f \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12>\n" +
 	"\rfinish_within\x18\x10 \x01(\v2\x19.google.protobuf.DurationR\ffinishWithin\x12\x1b\n" +
-	"\tlimit_key\x18\x11 \x01(\tR\blimitKey\x1a:\n" +
+	"\tlimit_key\x18\x11 \x01(\tR\blimitKey\x12\x1a\n" +
+	"\bsequence\x18\x12 \x01(\tR\bsequence\x12)\n" +
+	"\aon_dead\x18\x13 \x01(\x0e2\x10.taskd.v1.OnDeadR\x06onDead\x12&\n" +
+	"\x04tree\x18\x14 \x01(\v2\x12.taskd.v1.TaskTreeR\x04tree\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
 	"\t_replicasB\x0f\n" +
-	"\r_max_attempts\"\x85\x02\n" +
+	"\r_max_attempts\"\x92\x01\n" +
+	"\bTaskTree\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04then\x18\x02 \x01(\tR\x04then\x123\n" +
+	"\atimeout\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12-\n" +
+	"\aon_dead\x18\x04 \x01(\x0e2\x14.taskd.v1.TreeOnDeadR\x06onDead\"\x85\x02\n" +
 	"\aBackoff\x12)\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x15.taskd.v1.BackoffKindR\x04kind\x123\n" +
 	"\ainitial\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\ainitial\x123\n" +
@@ -8953,14 +12313,15 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x12InsertTasksRequest\x12'\n" +
 	"\x05tasks\x18\x01 \x03(\v2\x11.taskd.v1.NewTaskR\x05tasks\x12-\n" +
 	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"\xcb\x01\n" +
+	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"\xdf\x01\n" +
 	"\fInsertResult\x12.\n" +
 	"\x06status\x18\x01 \x01(\x0e2\x16.taskd.v1.InsertStatusR\x06status\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
 	"\x05error\x18\x03 \x01(\tR\x05error\x125\n" +
 	"\vtask_status\x18\x04 \x01(\x0e2\x14.taskd.v1.TaskStatusR\n" +
 	"taskStatus\x12.\n" +
-	"\aresults\x18\x05 \x03(\v2\x14.taskd.v1.TaskResultR\aresults\"G\n" +
+	"\aresults\x18\x05 \x03(\v2\x14.taskd.v1.TaskResultR\aresults\x12\x12\n" +
+	"\x04tree\x18\x06 \x01(\tR\x04tree\"G\n" +
 	"\x13InsertTasksResponse\x120\n" +
 	"\aresults\x18\x01 \x03(\v2\x16.taskd.v1.InsertResultR\aresults\"\xec\x01\n" +
 	"\n" +
@@ -8986,7 +12347,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x03gap\x18\x06 \x01(\bR\x03gap\x12\x10\n" +
 	"\x03key\x18\a \x01(\fR\x03key\" \n" +
 	"\x0eGetTaskRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x98\a\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xc8\a\n" +
 	"\x04Task\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x10\n" +
@@ -9013,7 +12374,9 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x04acts\x18\x13 \x03(\v2\x11.taskd.v1.TaskActR\x04acts\x12\x18\n" +
 	"\aresults\x18\x14 \x01(\rR\aresults\x12+\n" +
 	"\abackoff\x18\x18 \x01(\v2\x11.taskd.v1.BackoffR\abackoff\x126\n" +
-	"\bdeadline\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x1a:\n" +
+	"\bdeadline\x18\x19 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12\x1a\n" +
+	"\bsequence\x18\x1a \x01(\tR\bsequence\x12\x12\n" +
+	"\x04tree\x18\x1b \x01(\tR\x04tree\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x02\n" +
@@ -9030,7 +12393,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x10\n" +
 	"\x03who\x18\x03 \x01(\tR\x03who\x12\x12\n" +
-	"\x04what\x18\x04 \x01(\tR\x04what\"\xfa\x02\n" +
+	"\x04what\x18\x04 \x01(\tR\x04what\"\xd7\x03\n" +
 	"\n" +
 	"TaskFilter\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x120\n" +
@@ -9041,18 +12404,23 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\aheaders\x18\x05 \x03(\v2!.taskd.v1.TaskFilter.HeadersEntryR\aheaders\x12\x16\n" +
 	"\x06worker\x18\x06 \x01(\tR\x06worker\x120\n" +
 	"\x05since\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x120\n" +
-	"\x05until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x1a:\n" +
+	"\x05until\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12/\n" +
+	"\x05as_of\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\x12\x12\n" +
+	"\x04tree\x18\v \x01(\tR\x04tree\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"n\n" +
 	"\x10ListTasksRequest\x12,\n" +
 	"\x06filter\x18\x01 \x01(\v2\x14.taskd.v1.TaskFilterR\x06filter\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\x12\x16\n" +
-	"\x06cursor\x18\x03 \x01(\tR\x06cursor\"n\n" +
+	"\x06cursor\x18\x03 \x01(\tR\x06cursor\"\x88\x01\n" +
 	"\x11ListTasksResponse\x12$\n" +
 	"\x05tasks\x18\x01 \x03(\v2\x0e.taskd.v1.TaskR\x05tasks\x12\x16\n" +
 	"\x06cursor\x18\x02 \x01(\tR\x06cursor\x12\x1b\n" +
-	"\tlooked_at\x18\x03 \x01(\x04R\blookedAt\"d\n" +
+	"\tlooked_at\x18\x03 \x01(\x04R\blookedAt\x12\x18\n" +
+	"\apartial\x18\x04 \x01(\bR\apartial\"d\n" +
 	"\x12ExplainTaskRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x10\n" +
@@ -9177,14 +12545,18 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x13CancelTasksResponse\x12.\n" +
 	"\aresults\x18\x01 \x03(\v2\x14.taskd.v1.ItemResultR\aresults\x12)\n" +
 	"\x05count\x18\x02 \x01(\v2\x13.taskd.v1.TaskCountR\x05count\x12(\n" +
-	"\x04bulk\x18\x03 \x01(\v2\x14.taskd.v1.BulkChangeR\x04bulk\"\xec\x01\n" +
+	"\x04bulk\x18\x03 \x01(\v2\x14.taskd.v1.BulkChangeR\x04bulk\"\xea\x02\n" +
 	"\x0fGetTasksRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06queues\x18\x02 \x03(\tR\x06queues\x12\x1b\n" +
 	"\tmax_tasks\x18\x03 \x01(\rR\bmaxTasks\x12-\n" +
 	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12@\n" +
 	"\x0elease_duration\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\rleaseDuration\x12\x1b\n" +
-	"\tmax_bytes\x18\x06 \x01(\x04R\bmaxBytes\"\xa2\x04\n" +
+	"\tmax_bytes\x18\x06 \x01(\x04R\bmaxBytes\x12@\n" +
+	"\aweights\x18\a \x03(\v2&.taskd.v1.GetTasksRequest.WeightsEntryR\aweights\x1a:\n" +
+	"\fWeightsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xa2\x04\n" +
 	"\n" +
 	"LeasedTask\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
@@ -9263,7 +12635,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"extensions\x18\x02 \x03(\v2\x13.taskd.v1.ExtensionR\n" +
 	"extensions\"E\n" +
 	"\x13ExtendTasksResponse\x12.\n" +
-	"\aresults\x18\x01 \x03(\v2\x14.taskd.v1.ItemResultR\aresults\"\xfb\x02\n" +
+	"\aresults\x18\x01 \x03(\v2\x14.taskd.v1.ItemResultR\aresults\"\xf5\x03\n" +
 	"\vOpenSession\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06queues\x18\x02 \x03(\tR\x06queues\x12\x12\n" +
@@ -9277,7 +12649,11 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\atimeout\x18\t \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12@\n" +
 	"\x0elease_duration\x18\n" +
 	" \x01(\v2\x19.google.protobuf.DurationR\rleaseDuration\x12\x1b\n" +
-	"\tmax_bytes\x18\v \x01(\x04R\bmaxBytes\"\xd4\x02\n" +
+	"\tmax_bytes\x18\v \x01(\x04R\bmaxBytes\x12<\n" +
+	"\aweights\x18\f \x03(\v2\".taskd.v1.OpenSession.WeightsEntryR\aweights\x1a:\n" +
+	"\fWeightsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xd4\x02\n" +
 	"\vWorkerFrame\x12)\n" +
 	"\x04open\x18\x01 \x01(\v2\x15.taskd.v1.OpenSessionR\x04open\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x04R\x06number\x126\n" +
@@ -9320,7 +12696,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\vsurrendered\x18\x06 \x01(\rR\vsurrendered\"[\n" +
 	"\x0eSessionClosing\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x121\n" +
-	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\xe1\x02\n" +
+	"\x06within\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x06within\"\xe2\x03\n" +
 	"\x12OpenSessionRequest\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x16\n" +
 	"\x06queues\x18\x02 \x03(\tR\x06queues\x12\x12\n" +
@@ -9332,7 +12708,11 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\atimeout\x18\b \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12@\n" +
 	"\x0elease_duration\x18\t \x01(\v2\x19.google.protobuf.DurationR\rleaseDuration\x12\x1b\n" +
 	"\tmax_bytes\x18\n" +
-	" \x01(\x04R\bmaxBytes\"\xee\x01\n" +
+	" \x01(\x04R\bmaxBytes\x12C\n" +
+	"\aweights\x18\v \x03(\v2).taskd.v1.OpenSessionRequest.WeightsEntryR\aweights\x1a:\n" +
+	"\fWeightsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"\xee\x01\n" +
 	"\x13OpenSessionResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x18\n" +
 	"\aresumed\x18\x02 \x01(\bR\aresumed\x12\x18\n" +
@@ -9394,11 +12774,12 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\x12,\n" +
 	"\x06filter\x18\x02 \x01(\v2\x14.taskd.v1.TaskFilterR\x06filter\x12\x17\n" +
 	"\adry_run\x18\x03 \x01(\bR\x06dryRun\x12\x10\n" +
-	"\x03yes\x18\x04 \x01(\bR\x03yes\"]\n" +
+	"\x03yes\x18\x04 \x01(\bR\x03yes\"\x8e\x01\n" +
 	"\tTaskCount\x12\x18\n" +
 	"\amatched\x18\x01 \x01(\x04R\amatched\x12\x1b\n" +
 	"\tlooked_at\x18\x02 \x01(\x04R\blookedAt\x12\x19\n" +
-	"\bat_least\x18\x03 \x01(\bR\aatLeast\"\x99\x01\n" +
+	"\bat_least\x18\x03 \x01(\bR\aatLeast\x12/\n" +
+	"\x05as_of\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04asOf\"\x99\x01\n" +
 	"\x12RetryTasksResponse\x12.\n" +
 	"\aresults\x18\x01 \x03(\v2\x14.taskd.v1.ItemResultR\aresults\x12)\n" +
 	"\x05count\x18\x02 \x01(\v2\x13.taskd.v1.TaskCountR\x05count\x12(\n" +
@@ -9463,7 +12844,19 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	" \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\v \x01(\rR\tpartition\x12\x16\n" +
 	"\x06offset\x18\f \x01(\tR\x06offset\x12\x14\n" +
-	"\x05value\x18\r \x01(\fR\x05value\"\xb5\x01\n" +
+	"\x05value\x18\r \x01(\fR\x05value\"I\n" +
+	"\x17CountDeadLettersRequest\x12.\n" +
+	"\x06filter\x18\x01 \x01(\v2\x16.taskd.v1.LetterFilterR\x06filter\"\x84\x01\n" +
+	"\x18CountDeadLettersResponse\x120\n" +
+	"\areasons\x18\x01 \x03(\v2\x16.taskd.v1.LetterReasonR\areasons\x12\x1b\n" +
+	"\tlooked_at\x18\x02 \x01(\x04R\blookedAt\x12\x19\n" +
+	"\bat_least\x18\x03 \x01(\bR\aatLeast\"\xc0\x01\n" +
+	"\fLetterReason\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\x125\n" +
+	"\bfirst_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\afirstAt\x123\n" +
+	"\alast_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06lastAt\"\xb5\x01\n" +
 	"\x18ChangeDeadLettersRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\tR\x03ids\x12.\n" +
 	"\x06filter\x18\x02 \x01(\v2\x16.taskd.v1.LetterFilterR\x06filter\x12\x17\n" +
@@ -9541,7 +12934,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bpipeline\x18\x02 \x01(\x04R\bpipeline\x12!\n" +
 	"\ftask_results\x18\x03 \x01(\x04R\vtaskResults\x12-\n" +
 	"\x12rejected_elsewhere\x18\x04 \x01(\x04R\x11rejectedElsewhere\x12,\n" +
-	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\xd9\x05\n" +
+	"\x06queues\x18\x05 \x03(\v2\x14.taskd.v1.QueueBooksR\x06queues\"\xf1\x05\n" +
 	"\n" +
 	"QueueBooks\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12*\n" +
@@ -9560,7 +12953,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06parked\x18\v \x01(\x04R\x06parked\x12\x1c\n" +
 	"\tscheduled\x18\f \x01(\x04R\tscheduled\x12\x18\n" +
 	"\amissing\x18\r \x01(\x04R\amissing\x12\x18\n" +
-	"\acrowded\x18\x16 \x01(\x04R\acrowded\x12\x18\n" +
+	"\acrowded\x18\x16 \x01(\x04R\acrowded\x12\x16\n" +
+	"\x06behind\x18\x18 \x01(\x04R\x06behind\x12\x18\n" +
 	"\abetween\x18\x0e \x01(\x12R\abetween\x12\x18\n" +
 	"\awaiting\x18\x0f \x01(\x04R\awaiting\x12#\n" +
 	"\rbehind_limits\x18\x17 \x01(\x04R\fbehindLimits\x12\x1a\n" +
@@ -9610,7 +13004,230 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x10\n" +
 	"\x03who\x18\x03 \x01(\tR\x03who\x12\x12\n" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12\x0e\n" +
-	"\x02on\x18\x05 \x01(\tR\x02on*^\n" +
+	"\x02on\x18\x05 \x01(\tR\x02on\"\x13\n" +
+	"\x11ListTopicsRequest\"=\n" +
+	"\x12ListTopicsResponse\x12'\n" +
+	"\x06topics\x18\x01 \x03(\v2\x0f.taskd.v1.TopicR\x06topics\"'\n" +
+	"\x0fGetTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xd3\x02\n" +
+	"\x0fPutTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12#\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\rH\x00R\n" +
+	"partitions\x88\x01\x01\x12>\n" +
+	"\rretention_age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fretentionAge\x120\n" +
+	"\x11retention_records\x18\x04 \x01(\x04H\x01R\x10retentionRecords\x88\x01\x01\x12,\n" +
+	"\x0fretention_bytes\x18\x05 \x01(\x04H\x02R\x0eretentionBytes\x88\x01\x01\x12\x1f\n" +
+	"\battached\x18\x06 \x01(\bH\x03R\battached\x88\x01\x01B\r\n" +
+	"\v_partitionsB\x14\n" +
+	"\x12_retention_recordsB\x12\n" +
+	"\x10_retention_bytesB\v\n" +
+	"\t_attached\"*\n" +
+	"\x12DeleteTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x15\n" +
+	"\x13DeleteTopicResponse\"\xde\x02\n" +
+	"\x05Topic\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
+	"\n" +
+	"partitions\x18\x02 \x01(\rR\n" +
+	"partitions\x12>\n" +
+	"\rretention_age\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\fretentionAge\x12+\n" +
+	"\x11retention_records\x18\x04 \x01(\x04R\x10retentionRecords\x12'\n" +
+	"\x0fretention_bytes\x18\x05 \x01(\x04R\x0eretentionBytes\x129\n" +
+	"\n" +
+	"created_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x124\n" +
+	"\aoffsets\x18\a \x03(\v2\x1a.taskd.v1.PartitionOffsetsR\aoffsets\x12\x1a\n" +
+	"\battached\x18\b \x01(\bR\battached\"Z\n" +
+	"\x10PartitionOffsets\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\tR\x05first\x12\x12\n" +
+	"\x04last\x18\x03 \x01(\tR\x04last\"5\n" +
+	"\tAttribute\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"x\n" +
+	"\tNewRecord\x12\x14\n" +
+	"\x05value\x18\x01 \x01(\fR\x05value\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\x123\n" +
+	"\n" +
+	"attributes\x18\x03 \x03(\v2\x13.taskd.v1.AttributeR\n" +
+	"attributes\x12\x0e\n" +
+	"\x02id\x18\x04 \x01(\tR\x02id\"U\n" +
+	"\x0ePublishRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12-\n" +
+	"\arecords\x18\x02 \x03(\v2\x13.taskd.v1.NewRecordR\arecords\"\x8c\x01\n" +
+	"\rPublishResult\x12/\n" +
+	"\x06status\x18\x01 \x01(\x0e2\x17.taskd.v1.PublishStatusR\x06status\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\tR\x06offset\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\"D\n" +
+	"\x0fPublishResponse\x121\n" +
+	"\aresults\x18\x01 \x03(\v2\x17.taskd.v1.PublishResultR\aresults\"\xb2\x01\n" +
+	"\x10ReadTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12-\n" +
+	"\x04wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04waitB\f\n" +
+	"\n" +
+	"_partition\"\xef\x01\n" +
+	"\vTopicRecord\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06offset\x18\x02 \x01(\tR\x06offset\x12=\n" +
+	"\fpublished_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\vpublishedAt\x12\x14\n" +
+	"\x05value\x18\x04 \x01(\fR\x05value\x12\x10\n" +
+	"\x03key\x18\x05 \x01(\fR\x03key\x123\n" +
+	"\n" +
+	"attributes\x18\x06 \x03(\v2\x13.taskd.v1.AttributeR\n" +
+	"attributes\x12\x0e\n" +
+	"\x02id\x18\a \x01(\tR\x02id\"X\n" +
+	"\x11ReadTopicResponse\x12/\n" +
+	"\arecords\x18\x01 \x03(\v2\x15.taskd.v1.TopicRecordR\arecords\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"o\n" +
+	"\x12FollowTopicRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01B\f\n" +
+	"\n" +
+	"_partition\"Z\n" +
+	"\x13FollowTopicResponse\x12/\n" +
+	"\arecords\x18\x01 \x03(\v2\x15.taskd.v1.TopicRecordR\arecords\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"b\n" +
+	"\x14ExplainRecordRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\tR\x06offset\"\xe4\x01\n" +
+	"\x11RecordExplanation\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\tR\x06offset\x12=\n" +
+	"\fpublished_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vpublishedAt\x12D\n" +
+	"\rsubscriptions\x18\x05 \x03(\v2\x1e.taskd.v1.RecordOfSubscriptionR\rsubscriptions\"\xe8\x01\n" +
+	"\x14RecordOfSubscription\x12\"\n" +
+	"\fsubscription\x18\x01 \x01(\tR\fsubscription\x12\x14\n" +
+	"\x05queue\x18\x02 \x01(\tR\x05queue\x12(\n" +
+	"\x04fate\x18\x03 \x01(\x0e2\x14.taskd.v1.RecordFateR\x04fate\x12\x12\n" +
+	"\x04task\x18\x04 \x01(\tR\x04task\x12,\n" +
+	"\x06status\x18\x05 \x01(\x0e2\x14.taskd.v1.TaskStatusR\x06status\x12\x16\n" +
+	"\x06letter\x18\x06 \x01(\tR\x06letter\x12\x12\n" +
+	"\x04says\x18\a \x01(\tR\x04says\"\x1a\n" +
+	"\x18ListSubscriptionsRequest\"Y\n" +
+	"\x19ListSubscriptionsResponse\x12<\n" +
+	"\rsubscriptions\x18\x01 \x03(\v2\x16.taskd.v1.SubscriptionR\rsubscriptions\"\xb6\x02\n" +
+	"\x16PutSubscriptionRequest\x12\"\n" +
+	"\fsubscription\x18\x01 \x01(\tR\fsubscription\x12\x19\n" +
+	"\x05topic\x18\x02 \x01(\tH\x00R\x05topic\x88\x01\x01\x12\x19\n" +
+	"\x05queue\x18\x03 \x01(\tH\x01R\x05queue\x88\x01\x01\x12\x19\n" +
+	"\x05start\x18\x04 \x01(\tH\x02R\x05start\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"match_json\x18\x05 \x01(\tH\x03R\tmatchJson\x88\x01\x01\x12\x1f\n" +
+	"\bsequence\x18\x06 \x01(\tH\x04R\bsequence\x88\x01\x01\x12\x1c\n" +
+	"\aon_dead\x18\a \x01(\tH\x05R\x06onDead\x88\x01\x01B\b\n" +
+	"\x06_topicB\b\n" +
+	"\x06_queueB\b\n" +
+	"\x06_startB\r\n" +
+	"\v_match_jsonB\v\n" +
+	"\t_sequenceB\n" +
+	"\n" +
+	"\b_on_dead\"<\n" +
+	"\x16GetSubscriptionRequest\x12\"\n" +
+	"\fsubscription\x18\x01 \x01(\tR\fsubscription\"?\n" +
+	"\x19DeleteSubscriptionRequest\x12\"\n" +
+	"\fsubscription\x18\x01 \x01(\tR\fsubscription\"\x1c\n" +
+	"\x1aDeleteSubscriptionResponse\"Y\n" +
+	"\vSeekRequest\x12\"\n" +
+	"\fsubscription\x18\x01 \x01(\tR\fsubscription\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x16\n" +
+	"\x06cancel\x18\x03 \x01(\bR\x06cancel\"\xba\x04\n" +
+	"\fSubscription\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05queue\x18\x03 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05start\x18\x04 \x01(\tR\x05start\x12\x1d\n" +
+	"\n" +
+	"match_json\x18\x05 \x01(\tR\tmatchJson\x12\x1a\n" +
+	"\bsequence\x18\x06 \x01(\tR\bsequence\x12\x17\n" +
+	"\aon_dead\x18\a \x01(\tR\x06onDead\x129\n" +
+	"\n" +
+	"created_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x16\n" +
+	"\x06behind\x18\t \x01(\x04R\x06behind\x12*\n" +
+	"\x0eoldest_seconds\x18\n" +
+	" \x01(\x04H\x00R\roldestSeconds\x88\x01\x01\x12\x18\n" +
+	"\awaiting\x18\v \x01(\x04R\awaiting\x12\x16\n" +
+	"\x06leased\x18\f \x01(\x04R\x06leased\x12\x12\n" +
+	"\x04done\x18\r \x01(\x04R\x04done\x12\x12\n" +
+	"\x04dead\x18\x0e \x01(\x04R\x04dead\x12\x14\n" +
+	"\x05tasks\x18\x0f \x01(\x04R\x05tasks\x12,\n" +
+	"\x06counts\x18\x10 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\x12<\n" +
+	"\tpositions\x18\x11 \x03(\v2\x1e.taskd.v1.SubscriptionPositionR\tpositions\x12\x12\n" +
+	"\x04bulk\x18\x12 \x01(\tR\x04bulkB\x11\n" +
+	"\x0f_oldest_seconds\"\x90\x01\n" +
+	"\n" +
+	"ReadCounts\x12\x12\n" +
+	"\x04read\x18\x01 \x01(\x04R\x04read\x12\x1e\n" +
+	"\n" +
+	"duplicates\x18\x02 \x01(\x04R\n" +
+	"duplicates\x12\x1a\n" +
+	"\bfiltered\x18\x03 \x01(\x04R\bfiltered\x12\x18\n" +
+	"\arefused\x18\x04 \x01(\x04R\arefused\x12\x18\n" +
+	"\askipped\x18\x05 \x01(\x04R\askipped\"\xc0\x01\n" +
+	"\x14SubscriptionPosition\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
+	"\x06offset\x18\x03 \x01(\tR\x06offset\x12\x16\n" +
+	"\x06replay\x18\x04 \x01(\x04R\x06replay\x12\x16\n" +
+	"\x06behind\x18\x05 \x01(\x04R\x06behind\x12,\n" +
+	"\x06counts\x18\x06 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\"\xa9\x05\n" +
+	"\x04Tree\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05queue\x18\x02 \x01(\tR\x05queue\x12)\n" +
+	"\x05state\x18\x03 \x01(\x0e2\x13.taskd.v1.TreeStateR\x05state\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\rR\x05epoch\x12\x14\n" +
+	"\x05tasks\x18\x05 \x01(\x04R\x05tasks\x12\x12\n" +
+	"\x04open\x18\x06 \x01(\x04R\x04open\x12\x12\n" +
+	"\x04held\x18\a \x01(\x04R\x04held\x12\x1c\n" +
+	"\tcompleted\x18\b \x01(\x04R\tcompleted\x12\x12\n" +
+	"\x04dead\x18\t \x01(\x04R\x04dead\x12\x1c\n" +
+	"\tcancelled\x18\n" +
+	" \x01(\x04R\tcancelled\x12\x18\n" +
+	"\aletters\x18\v \x01(\x04R\aletters\x12\x12\n" +
+	"\x04late\x18\f \x01(\x04R\x04late\x12\x1e\n" +
+	"\n" +
+	"cancelling\x18\r \x01(\bR\n" +
+	"cancelling\x12-\n" +
+	"\aon_dead\x18\x0e \x01(\x0e2\x14.taskd.v1.TreeOnDeadR\x06onDead\x12\x12\n" +
+	"\x04then\x18\x0f \x01(\tR\x04then\x126\n" +
+	"\bdeadline\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x127\n" +
+	"\topened_at\x18\x11 \x01(\v2\x1a.google.protobuf.TimestampR\bopenedAt\x125\n" +
+	"\bended_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12+\n" +
+	"\x06queues\x18\x13 \x03(\v2\x13.taskd.v1.TreeQueueR\x06queues\x12\x19\n" +
+	"\bat_least\x18\x14 \x01(\bR\aatLeast\x12+\n" +
+	"\twaits_for\x18\x15 \x03(\v2\x0e.taskd.v1.TaskR\bwaitsFor\"\x91\x01\n" +
+	"\tTreeQueue\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1e\n" +
+	"\n" +
+	"unfinished\x18\x02 \x01(\x04R\n" +
+	"unfinished\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x01(\x04R\tcompleted\x12\x12\n" +
+	"\x04dead\x18\x04 \x01(\x04R\x04dead\x12\x1c\n" +
+	"\tcancelled\x18\x05 \x01(\x04R\tcancelled\"\xb3\x01\n" +
+	"\x10ListTreesRequest\x12\x14\n" +
+	"\x05queue\x18\x01 \x01(\tR\x05queue\x12)\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x13.taskd.v1.TreeStateR\x05state\x120\n" +
+	"\x05since\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12\x16\n" +
+	"\x06cursor\x18\x05 \x01(\tR\x06cursor\"Q\n" +
+	"\x11ListTreesResponse\x12$\n" +
+	"\x05trees\x18\x01 \x03(\v2\x0e.taskd.v1.TreeR\x05trees\x12\x16\n" +
+	"\x06cursor\x18\x02 \x01(\tR\x06cursor\"O\n" +
+	"\x0eGetTreeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12-\n" +
+	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\"\n" +
+	"\x10WatchTreeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"#\n" +
+	"\x11CancelTreeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\"\n" +
+	"\x10RetryTreeRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id*^\n" +
 	"\bPriority\x12\x18\n" +
 	"\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPRIORITY_HIGH\x10\x01\x12\x13\n" +
@@ -9620,7 +13237,17 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x14ENCODING_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eENCODING_BYTES\x10\x01\x12\x11\n" +
 	"\rENCODING_TEXT\x10\x02\x12\x11\n" +
-	"\rENCODING_JSON\x10\x03*}\n" +
+	"\rENCODING_JSON\x10\x03*E\n" +
+	"\x06OnDead\x12\x17\n" +
+	"\x13ON_DEAD_UNSPECIFIED\x10\x00\x12\x10\n" +
+	"\fON_DEAD_NEXT\x10\x01\x12\x10\n" +
+	"\fON_DEAD_HOLD\x10\x02*r\n" +
+	"\n" +
+	"TreeOnDead\x12\x1c\n" +
+	"\x18TREE_ON_DEAD_UNSPECIFIED\x10\x00\x12\x16\n" +
+	"\x12TREE_ON_DEAD_COUNT\x10\x01\x12\x17\n" +
+	"\x13TREE_ON_DEAD_IGNORE\x10\x02\x12\x15\n" +
+	"\x11TREE_ON_DEAD_HOLD\x10\x03*}\n" +
 	"\vBackoffKind\x12\x1c\n" +
 	"\x18BACKOFF_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15BACKOFF_KIND_CONSTANT\x10\x01\x12\x17\n" +
@@ -9647,7 +13274,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x14ATTEMPT_STATE_LEASED\x10\x01\x12\x1b\n" +
 	"\x17ATTEMPT_STATE_COMPLETED\x10\x02\x12\x1a\n" +
 	"\x16ATTEMPT_STATE_REJECTED\x10\x03\x12\x19\n" +
-	"\x15ATTEMPT_STATE_EXPIRED\x10\x04*\x91\x02\n" +
+	"\x15ATTEMPT_STATE_EXPIRED\x10\x04*\xa8\x02\n" +
 	"\tTaskPlace\x12\x1a\n" +
 	"\x16TASK_PLACE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13TASK_PLACE_FINISHED\x10\x01\x12\x15\n" +
@@ -9660,7 +13287,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x12TASK_PLACE_DELAYED\x10\b\x12\x17\n" +
 	"\x13TASK_PLACE_REPORTED\x10\t\x12\x13\n" +
 	"\x0fTASK_PLACE_LOST\x10\n" +
-	"*\xc5\x03\n" +
+	"\x12\x15\n" +
+	"\x11TASK_PLACE_BEHIND\x10\v*\xc5\x03\n" +
 	"\fWorkerReason\x12\x1d\n" +
 	"\x19WORKER_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15WORKER_REASON_MAY_GET\x10\x01\x12\x1e\n" +
@@ -9705,7 +13333,26 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x17BOOKS_STATE_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14BOOKS_STATE_BALANCED\x10\x01\x12\x16\n" +
 	"\x12BOOKS_STATE_MOVING\x10\x02\x12\x1a\n" +
-	"\x16BOOKS_STATE_UNBALANCED\x10\x032\xe8\x03\n" +
+	"\x16BOOKS_STATE_UNBALANCED\x10\x03*\x85\x01\n" +
+	"\rPublishStatus\x12\x1e\n" +
+	"\x1aPUBLISH_STATUS_UNSPECIFIED\x10\x00\x12\x19\n" +
+	"\x15PUBLISH_STATUS_STORED\x10\x01\x12\x1b\n" +
+	"\x17PUBLISH_STATUS_REJECTED\x10\x02\x12\x1c\n" +
+	"\x18PUBLISH_STATUS_TRY_LATER\x10\x03*\xbc\x01\n" +
+	"\n" +
+	"RecordFate\x12\x1b\n" +
+	"\x17RECORD_FATE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10RECORD_FATE_TASK\x10\x01\x12\x18\n" +
+	"\x14RECORD_FATE_FILTERED\x10\x02\x12\x17\n" +
+	"\x13RECORD_FATE_REFUSED\x10\x03\x12\x16\n" +
+	"\x12RECORD_FATE_BEHIND\x10\x04\x12\x17\n" +
+	"\x13RECORD_FATE_SKIPPED\x10\x05\x12\x17\n" +
+	"\x13RECORD_FATE_NO_TASK\x10\x06*h\n" +
+	"\tTreeState\x12\x1a\n" +
+	"\x16TREE_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fTREE_STATE_OPEN\x10\x01\x12\x13\n" +
+	"\x0fTREE_STATE_DONE\x10\x02\x12\x15\n" +
+	"\x11TREE_STATE_FAILED\x10\x032\xe8\x03\n" +
 	"\tDiscovery\x12J\n" +
 	"\vInsertTasks\x12\x1c.taskd.v1.InsertTasksRequest\x1a\x1d.taskd.v1.InsertTasksResponse\x123\n" +
 	"\aGetTask\x12\x18.taskd.v1.GetTaskRequest\x1a\x0e.taskd.v1.Task\x12>\n" +
@@ -9726,7 +13373,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x0eSurrenderTasks\x12\x1f.taskd.v1.SurrenderTasksRequest\x1a .taskd.v1.SurrenderTasksResponse\x12V\n" +
 	"\x0fGetPendingCount\x12 .taskd.v1.GetPendingCountRequest\x1a!.taskd.v1.GetPendingCountResponse\x12J\n" +
 	"\vReportTasks\x12\x1c.taskd.v1.ReportTasksRequest\x1a\x1d.taskd.v1.ReportTasksResponse\x12M\n" +
-	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xd0\f\n" +
+	"\fCloseSession\x12\x1d.taskd.v1.CloseSessionRequest\x1a\x1e.taskd.v1.CloseSessionResponse2\xab\r\n" +
 	"\bOperator\x12G\n" +
 	"\n" +
 	"RetryTasks\x12\x1b.taskd.v1.RetryTasksRequest\x1a\x1c.taskd.v1.RetryTasksResponse\x12V\n" +
@@ -9736,7 +13383,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bGetBooks\x12\x19.taskd.v1.GetBooksRequest\x1a\x0f.taskd.v1.Books\x125\n" +
 	"\x04Fsck\x12\x15.taskd.v1.FsckRequest\x1a\x16.taskd.v1.FsckResponse\x12V\n" +
 	"\x0fListDeadLetters\x12 .taskd.v1.ListDeadLettersRequest\x1a!.taskd.v1.ListDeadLettersResponse\x12A\n" +
-	"\rGetDeadLetter\x12\x1e.taskd.v1.GetDeadLetterRequest\x1a\x10.taskd.v1.Letter\x12[\n" +
+	"\rGetDeadLetter\x12\x1e.taskd.v1.GetDeadLetterRequest\x1a\x10.taskd.v1.Letter\x12Y\n" +
+	"\x10CountDeadLetters\x12!.taskd.v1.CountDeadLettersRequest\x1a\".taskd.v1.CountDeadLettersResponse\x12[\n" +
 	"\x10RetryDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x12[\n" +
 	"\x10PurgeDeadLetters\x12\".taskd.v1.ChangeDeadLettersRequest\x1a#.taskd.v1.ChangeDeadLettersResponse\x126\n" +
 	"\bGetQueue\x12\x19.taskd.v1.GetQueueRequest\x1a\x0f.taskd.v1.Queue\x12J\n" +
@@ -9753,7 +13401,29 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bGetLimit\x12\x19.taskd.v1.GetLimitRequest\x1a\x12.taskd.v1.LimitKey\x129\n" +
 	"\bSetLimit\x12\x19.taskd.v1.SetLimitRequest\x1a\x12.taskd.v1.LimitKey\x12G\n" +
 	"\n" +
-	"ClearLimit\x12\x1b.taskd.v1.ClearLimitRequest\x1a\x1c.taskd.v1.ClearLimitResponseB5\n" +
+	"ClearLimit\x12\x1b.taskd.v1.ClearLimitRequest\x1a\x1c.taskd.v1.ClearLimitResponse2\xbf\a\n" +
+	"\x06Topics\x12G\n" +
+	"\n" +
+	"ListTopics\x12\x1b.taskd.v1.ListTopicsRequest\x1a\x1c.taskd.v1.ListTopicsResponse\x126\n" +
+	"\bPutTopic\x12\x19.taskd.v1.PutTopicRequest\x1a\x0f.taskd.v1.Topic\x126\n" +
+	"\bGetTopic\x12\x19.taskd.v1.GetTopicRequest\x1a\x0f.taskd.v1.Topic\x12J\n" +
+	"\vDeleteTopic\x12\x1c.taskd.v1.DeleteTopicRequest\x1a\x1d.taskd.v1.DeleteTopicResponse\x12>\n" +
+	"\aPublish\x12\x18.taskd.v1.PublishRequest\x1a\x19.taskd.v1.PublishResponse\x12D\n" +
+	"\tReadTopic\x12\x1a.taskd.v1.ReadTopicRequest\x1a\x1b.taskd.v1.ReadTopicResponse\x12L\n" +
+	"\vFollowTopic\x12\x1c.taskd.v1.FollowTopicRequest\x1a\x1d.taskd.v1.FollowTopicResponse0\x01\x12L\n" +
+	"\rExplainRecord\x12\x1e.taskd.v1.ExplainRecordRequest\x1a\x1b.taskd.v1.RecordExplanation\x12\\\n" +
+	"\x11ListSubscriptions\x12\".taskd.v1.ListSubscriptionsRequest\x1a#.taskd.v1.ListSubscriptionsResponse\x12K\n" +
+	"\x0fPutSubscription\x12 .taskd.v1.PutSubscriptionRequest\x1a\x16.taskd.v1.Subscription\x12K\n" +
+	"\x0fGetSubscription\x12 .taskd.v1.GetSubscriptionRequest\x1a\x16.taskd.v1.Subscription\x12_\n" +
+	"\x12DeleteSubscription\x12#.taskd.v1.DeleteSubscriptionRequest\x1a$.taskd.v1.DeleteSubscriptionResponse\x125\n" +
+	"\x04Seek\x12\x15.taskd.v1.SeekRequest\x1a\x16.taskd.v1.Subscription2\xbd\x02\n" +
+	"\x05Trees\x12D\n" +
+	"\tListTrees\x12\x1a.taskd.v1.ListTreesRequest\x1a\x1b.taskd.v1.ListTreesResponse\x123\n" +
+	"\aGetTree\x12\x18.taskd.v1.GetTreeRequest\x1a\x0e.taskd.v1.Tree\x129\n" +
+	"\tWatchTree\x12\x1a.taskd.v1.WatchTreeRequest\x1a\x0e.taskd.v1.Tree0\x01\x12?\n" +
+	"\n" +
+	"CancelTree\x12\x1b.taskd.v1.CancelTreeRequest\x1a\x14.taskd.v1.BulkChange\x12=\n" +
+	"\tRetryTree\x12\x1a.taskd.v1.RetryTreeRequest\x1a\x14.taskd.v1.BulkChangeB5\n" +
 	"\btaskd.v1P\x01Z\x10taskd/v1;taskdv1\xaa\x02\bTaskd.V1\xea\x02\tTaskd::V1b\x06proto3"
 
 var (
@@ -9768,389 +13438,525 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 	return file_taskd_v1_taskd_proto_rawDescData
 }
 
-var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 111)
+var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 157)
 var file_taskd_v1_taskd_proto_goTypes = []any{
-	(Priority)(0),                     // 0: taskd.v1.Priority
-	(Encoding)(0),                     // 1: taskd.v1.Encoding
-	(BackoffKind)(0),                  // 2: taskd.v1.BackoffKind
-	(InsertStatus)(0),                 // 3: taskd.v1.InsertStatus
-	(TaskStatus)(0),                   // 4: taskd.v1.TaskStatus
-	(AttemptState)(0),                 // 5: taskd.v1.AttemptState
-	(TaskPlace)(0),                    // 6: taskd.v1.TaskPlace
-	(WorkerReason)(0),                 // 7: taskd.v1.WorkerReason
-	(ItemStatus)(0),                   // 8: taskd.v1.ItemStatus
-	(BulkState)(0),                    // 9: taskd.v1.BulkState
-	(LetterKind)(0),                   // 10: taskd.v1.LetterKind
-	(BooksState)(0),                   // 11: taskd.v1.BooksState
-	(*NewTask)(nil),                   // 12: taskd.v1.NewTask
-	(*Backoff)(nil),                   // 13: taskd.v1.Backoff
-	(*InsertTasksRequest)(nil),        // 14: taskd.v1.InsertTasksRequest
-	(*InsertResult)(nil),              // 15: taskd.v1.InsertResult
-	(*InsertTasksResponse)(nil),       // 16: taskd.v1.InsertTasksResponse
-	(*TaskResult)(nil),                // 17: taskd.v1.TaskResult
-	(*WatchTaskRequest)(nil),          // 18: taskd.v1.WatchTaskRequest
-	(*WatchQueueRequest)(nil),         // 19: taskd.v1.WatchQueueRequest
-	(*TaskEvent)(nil),                 // 20: taskd.v1.TaskEvent
-	(*GetTaskRequest)(nil),            // 21: taskd.v1.GetTaskRequest
-	(*Task)(nil),                      // 22: taskd.v1.Task
-	(*TaskAttempt)(nil),               // 23: taskd.v1.TaskAttempt
-	(*TaskAct)(nil),                   // 24: taskd.v1.TaskAct
-	(*TaskFilter)(nil),                // 25: taskd.v1.TaskFilter
-	(*ListTasksRequest)(nil),          // 26: taskd.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),         // 27: taskd.v1.ListTasksResponse
-	(*ExplainTaskRequest)(nil),        // 28: taskd.v1.ExplainTaskRequest
-	(*TaskLease)(nil),                 // 29: taskd.v1.TaskLease
-	(*TaskFailure)(nil),               // 30: taskd.v1.TaskFailure
-	(*WorkerAnswer)(nil),              // 31: taskd.v1.WorkerAnswer
-	(*TaskExplanation)(nil),           // 32: taskd.v1.TaskExplanation
-	(*PauseQueueRequest)(nil),         // 33: taskd.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),        // 34: taskd.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),        // 35: taskd.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),       // 36: taskd.v1.ResumeQueueResponse
-	(*ListLimitsRequest)(nil),         // 37: taskd.v1.ListLimitsRequest
-	(*ListLimitsResponse)(nil),        // 38: taskd.v1.ListLimitsResponse
-	(*GetLimitRequest)(nil),           // 39: taskd.v1.GetLimitRequest
-	(*SetLimitRequest)(nil),           // 40: taskd.v1.SetLimitRequest
-	(*ClearLimitRequest)(nil),         // 41: taskd.v1.ClearLimitRequest
-	(*ClearLimitResponse)(nil),        // 42: taskd.v1.ClearLimitResponse
-	(*LimitKey)(nil),                  // 43: taskd.v1.LimitKey
-	(*OwnLimits)(nil),                 // 44: taskd.v1.OwnLimits
-	(*ChangeTasksRequest)(nil),        // 45: taskd.v1.ChangeTasksRequest
-	(*ChangeTasksResponse)(nil),       // 46: taskd.v1.ChangeTasksResponse
-	(*RequeueTasksRequest)(nil),       // 47: taskd.v1.RequeueTasksRequest
-	(*RequeueTasksResponse)(nil),      // 48: taskd.v1.RequeueTasksResponse
-	(*CancelTasksRequest)(nil),        // 49: taskd.v1.CancelTasksRequest
-	(*CancelTasksResponse)(nil),       // 50: taskd.v1.CancelTasksResponse
-	(*GetTasksRequest)(nil),           // 51: taskd.v1.GetTasksRequest
-	(*LeasedTask)(nil),                // 52: taskd.v1.LeasedTask
-	(*GetTasksResponse)(nil),          // 53: taskd.v1.GetTasksResponse
-	(*ItemResult)(nil),                // 54: taskd.v1.ItemResult
-	(*LimitReport)(nil),               // 55: taskd.v1.LimitReport
-	(*Completion)(nil),                // 56: taskd.v1.Completion
-	(*CompleteTasksRequest)(nil),      // 57: taskd.v1.CompleteTasksRequest
-	(*CompleteTasksResponse)(nil),     // 58: taskd.v1.CompleteTasksResponse
-	(*Rejection)(nil),                 // 59: taskd.v1.Rejection
-	(*RejectTasksRequest)(nil),        // 60: taskd.v1.RejectTasksRequest
-	(*RejectTasksResponse)(nil),       // 61: taskd.v1.RejectTasksResponse
-	(*Extension)(nil),                 // 62: taskd.v1.Extension
-	(*ExtendTasksRequest)(nil),        // 63: taskd.v1.ExtendTasksRequest
-	(*ExtendTasksResponse)(nil),       // 64: taskd.v1.ExtendTasksResponse
-	(*OpenSession)(nil),               // 65: taskd.v1.OpenSession
-	(*WorkerFrame)(nil),               // 66: taskd.v1.WorkerFrame
-	(*TaskdFrame)(nil),                // 67: taskd.v1.TaskdFrame
-	(*SessionOpened)(nil),             // 68: taskd.v1.SessionOpened
-	(*FrameAnswer)(nil),               // 69: taskd.v1.FrameAnswer
-	(*SessionClosing)(nil),            // 70: taskd.v1.SessionClosing
-	(*OpenSessionRequest)(nil),        // 71: taskd.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),       // 72: taskd.v1.OpenSessionResponse
-	(*WantTasksRequest)(nil),          // 73: taskd.v1.WantTasksRequest
-	(*WantTasksResponse)(nil),         // 74: taskd.v1.WantTasksResponse
-	(*SurrenderTasksRequest)(nil),     // 75: taskd.v1.SurrenderTasksRequest
-	(*SurrenderTasksResponse)(nil),    // 76: taskd.v1.SurrenderTasksResponse
-	(*GetPendingCountRequest)(nil),    // 77: taskd.v1.GetPendingCountRequest
-	(*GetPendingCountResponse)(nil),   // 78: taskd.v1.GetPendingCountResponse
-	(*ReportTasksRequest)(nil),        // 79: taskd.v1.ReportTasksRequest
-	(*ReportTasksResponse)(nil),       // 80: taskd.v1.ReportTasksResponse
-	(*CloseSessionRequest)(nil),       // 81: taskd.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),      // 82: taskd.v1.CloseSessionResponse
-	(*RetryTasksRequest)(nil),         // 83: taskd.v1.RetryTasksRequest
-	(*TaskCount)(nil),                 // 84: taskd.v1.TaskCount
-	(*RetryTasksResponse)(nil),        // 85: taskd.v1.RetryTasksResponse
-	(*BulkChange)(nil),                // 86: taskd.v1.BulkChange
-	(*ListBulkChangesRequest)(nil),    // 87: taskd.v1.ListBulkChangesRequest
-	(*ListBulkChangesResponse)(nil),   // 88: taskd.v1.ListBulkChangesResponse
-	(*GetBulkChangeRequest)(nil),      // 89: taskd.v1.GetBulkChangeRequest
-	(*StopBulkChangeRequest)(nil),     // 90: taskd.v1.StopBulkChangeRequest
-	(*LetterFilter)(nil),              // 91: taskd.v1.LetterFilter
-	(*ListDeadLettersRequest)(nil),    // 92: taskd.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),   // 93: taskd.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),      // 94: taskd.v1.GetDeadLetterRequest
-	(*LetterAttempt)(nil),             // 95: taskd.v1.LetterAttempt
-	(*Letter)(nil),                    // 96: taskd.v1.Letter
-	(*ChangeDeadLettersRequest)(nil),  // 97: taskd.v1.ChangeDeadLettersRequest
-	(*LetterFailure)(nil),             // 98: taskd.v1.LetterFailure
-	(*ChangeDeadLettersResponse)(nil), // 99: taskd.v1.ChangeDeadLettersResponse
-	(*GetQueueRequest)(nil),           // 100: taskd.v1.GetQueueRequest
-	(*Queue)(nil),                     // 101: taskd.v1.Queue
-	(*ListWorkersRequest)(nil),        // 102: taskd.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),       // 103: taskd.v1.ListWorkersResponse
-	(*WorkerInfo)(nil),                // 104: taskd.v1.WorkerInfo
-	(*ListProcessesRequest)(nil),      // 105: taskd.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),     // 106: taskd.v1.ListProcessesResponse
-	(*ProcessInfo)(nil),               // 107: taskd.v1.ProcessInfo
-	(*GetBooksRequest)(nil),           // 108: taskd.v1.GetBooksRequest
-	(*Books)(nil),                     // 109: taskd.v1.Books
-	(*QueueBooks)(nil),                // 110: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),               // 111: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                  // 112: taskd.v1.FsckFind
-	(*FsckResponse)(nil),              // 113: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),            // 114: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),           // 115: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),          // 116: taskd.v1.ListActsResponse
-	(*Act)(nil),                       // 117: taskd.v1.Act
-	nil,                               // 118: taskd.v1.NewTask.HeadersEntry
-	nil,                               // 119: taskd.v1.Task.HeadersEntry
-	nil,                               // 120: taskd.v1.TaskFilter.HeadersEntry
-	nil,                               // 121: taskd.v1.LeasedTask.HeadersEntry
-	nil,                               // 122: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),       // 123: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),     // 124: google.protobuf.Timestamp
+	(Priority)(0),                      // 0: taskd.v1.Priority
+	(Encoding)(0),                      // 1: taskd.v1.Encoding
+	(OnDead)(0),                        // 2: taskd.v1.OnDead
+	(TreeOnDead)(0),                    // 3: taskd.v1.TreeOnDead
+	(BackoffKind)(0),                   // 4: taskd.v1.BackoffKind
+	(InsertStatus)(0),                  // 5: taskd.v1.InsertStatus
+	(TaskStatus)(0),                    // 6: taskd.v1.TaskStatus
+	(AttemptState)(0),                  // 7: taskd.v1.AttemptState
+	(TaskPlace)(0),                     // 8: taskd.v1.TaskPlace
+	(WorkerReason)(0),                  // 9: taskd.v1.WorkerReason
+	(ItemStatus)(0),                    // 10: taskd.v1.ItemStatus
+	(BulkState)(0),                     // 11: taskd.v1.BulkState
+	(LetterKind)(0),                    // 12: taskd.v1.LetterKind
+	(BooksState)(0),                    // 13: taskd.v1.BooksState
+	(PublishStatus)(0),                 // 14: taskd.v1.PublishStatus
+	(RecordFate)(0),                    // 15: taskd.v1.RecordFate
+	(TreeState)(0),                     // 16: taskd.v1.TreeState
+	(*NewTask)(nil),                    // 17: taskd.v1.NewTask
+	(*TaskTree)(nil),                   // 18: taskd.v1.TaskTree
+	(*Backoff)(nil),                    // 19: taskd.v1.Backoff
+	(*InsertTasksRequest)(nil),         // 20: taskd.v1.InsertTasksRequest
+	(*InsertResult)(nil),               // 21: taskd.v1.InsertResult
+	(*InsertTasksResponse)(nil),        // 22: taskd.v1.InsertTasksResponse
+	(*TaskResult)(nil),                 // 23: taskd.v1.TaskResult
+	(*WatchTaskRequest)(nil),           // 24: taskd.v1.WatchTaskRequest
+	(*WatchQueueRequest)(nil),          // 25: taskd.v1.WatchQueueRequest
+	(*TaskEvent)(nil),                  // 26: taskd.v1.TaskEvent
+	(*GetTaskRequest)(nil),             // 27: taskd.v1.GetTaskRequest
+	(*Task)(nil),                       // 28: taskd.v1.Task
+	(*TaskAttempt)(nil),                // 29: taskd.v1.TaskAttempt
+	(*TaskAct)(nil),                    // 30: taskd.v1.TaskAct
+	(*TaskFilter)(nil),                 // 31: taskd.v1.TaskFilter
+	(*ListTasksRequest)(nil),           // 32: taskd.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 33: taskd.v1.ListTasksResponse
+	(*ExplainTaskRequest)(nil),         // 34: taskd.v1.ExplainTaskRequest
+	(*TaskLease)(nil),                  // 35: taskd.v1.TaskLease
+	(*TaskFailure)(nil),                // 36: taskd.v1.TaskFailure
+	(*WorkerAnswer)(nil),               // 37: taskd.v1.WorkerAnswer
+	(*TaskExplanation)(nil),            // 38: taskd.v1.TaskExplanation
+	(*PauseQueueRequest)(nil),          // 39: taskd.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 40: taskd.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 41: taskd.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 42: taskd.v1.ResumeQueueResponse
+	(*ListLimitsRequest)(nil),          // 43: taskd.v1.ListLimitsRequest
+	(*ListLimitsResponse)(nil),         // 44: taskd.v1.ListLimitsResponse
+	(*GetLimitRequest)(nil),            // 45: taskd.v1.GetLimitRequest
+	(*SetLimitRequest)(nil),            // 46: taskd.v1.SetLimitRequest
+	(*ClearLimitRequest)(nil),          // 47: taskd.v1.ClearLimitRequest
+	(*ClearLimitResponse)(nil),         // 48: taskd.v1.ClearLimitResponse
+	(*LimitKey)(nil),                   // 49: taskd.v1.LimitKey
+	(*OwnLimits)(nil),                  // 50: taskd.v1.OwnLimits
+	(*ChangeTasksRequest)(nil),         // 51: taskd.v1.ChangeTasksRequest
+	(*ChangeTasksResponse)(nil),        // 52: taskd.v1.ChangeTasksResponse
+	(*RequeueTasksRequest)(nil),        // 53: taskd.v1.RequeueTasksRequest
+	(*RequeueTasksResponse)(nil),       // 54: taskd.v1.RequeueTasksResponse
+	(*CancelTasksRequest)(nil),         // 55: taskd.v1.CancelTasksRequest
+	(*CancelTasksResponse)(nil),        // 56: taskd.v1.CancelTasksResponse
+	(*GetTasksRequest)(nil),            // 57: taskd.v1.GetTasksRequest
+	(*LeasedTask)(nil),                 // 58: taskd.v1.LeasedTask
+	(*GetTasksResponse)(nil),           // 59: taskd.v1.GetTasksResponse
+	(*ItemResult)(nil),                 // 60: taskd.v1.ItemResult
+	(*LimitReport)(nil),                // 61: taskd.v1.LimitReport
+	(*Completion)(nil),                 // 62: taskd.v1.Completion
+	(*CompleteTasksRequest)(nil),       // 63: taskd.v1.CompleteTasksRequest
+	(*CompleteTasksResponse)(nil),      // 64: taskd.v1.CompleteTasksResponse
+	(*Rejection)(nil),                  // 65: taskd.v1.Rejection
+	(*RejectTasksRequest)(nil),         // 66: taskd.v1.RejectTasksRequest
+	(*RejectTasksResponse)(nil),        // 67: taskd.v1.RejectTasksResponse
+	(*Extension)(nil),                  // 68: taskd.v1.Extension
+	(*ExtendTasksRequest)(nil),         // 69: taskd.v1.ExtendTasksRequest
+	(*ExtendTasksResponse)(nil),        // 70: taskd.v1.ExtendTasksResponse
+	(*OpenSession)(nil),                // 71: taskd.v1.OpenSession
+	(*WorkerFrame)(nil),                // 72: taskd.v1.WorkerFrame
+	(*TaskdFrame)(nil),                 // 73: taskd.v1.TaskdFrame
+	(*SessionOpened)(nil),              // 74: taskd.v1.SessionOpened
+	(*FrameAnswer)(nil),                // 75: taskd.v1.FrameAnswer
+	(*SessionClosing)(nil),             // 76: taskd.v1.SessionClosing
+	(*OpenSessionRequest)(nil),         // 77: taskd.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),        // 78: taskd.v1.OpenSessionResponse
+	(*WantTasksRequest)(nil),           // 79: taskd.v1.WantTasksRequest
+	(*WantTasksResponse)(nil),          // 80: taskd.v1.WantTasksResponse
+	(*SurrenderTasksRequest)(nil),      // 81: taskd.v1.SurrenderTasksRequest
+	(*SurrenderTasksResponse)(nil),     // 82: taskd.v1.SurrenderTasksResponse
+	(*GetPendingCountRequest)(nil),     // 83: taskd.v1.GetPendingCountRequest
+	(*GetPendingCountResponse)(nil),    // 84: taskd.v1.GetPendingCountResponse
+	(*ReportTasksRequest)(nil),         // 85: taskd.v1.ReportTasksRequest
+	(*ReportTasksResponse)(nil),        // 86: taskd.v1.ReportTasksResponse
+	(*CloseSessionRequest)(nil),        // 87: taskd.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),       // 88: taskd.v1.CloseSessionResponse
+	(*RetryTasksRequest)(nil),          // 89: taskd.v1.RetryTasksRequest
+	(*TaskCount)(nil),                  // 90: taskd.v1.TaskCount
+	(*RetryTasksResponse)(nil),         // 91: taskd.v1.RetryTasksResponse
+	(*BulkChange)(nil),                 // 92: taskd.v1.BulkChange
+	(*ListBulkChangesRequest)(nil),     // 93: taskd.v1.ListBulkChangesRequest
+	(*ListBulkChangesResponse)(nil),    // 94: taskd.v1.ListBulkChangesResponse
+	(*GetBulkChangeRequest)(nil),       // 95: taskd.v1.GetBulkChangeRequest
+	(*StopBulkChangeRequest)(nil),      // 96: taskd.v1.StopBulkChangeRequest
+	(*LetterFilter)(nil),               // 97: taskd.v1.LetterFilter
+	(*ListDeadLettersRequest)(nil),     // 98: taskd.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 99: taskd.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 100: taskd.v1.GetDeadLetterRequest
+	(*LetterAttempt)(nil),              // 101: taskd.v1.LetterAttempt
+	(*Letter)(nil),                     // 102: taskd.v1.Letter
+	(*CountDeadLettersRequest)(nil),    // 103: taskd.v1.CountDeadLettersRequest
+	(*CountDeadLettersResponse)(nil),   // 104: taskd.v1.CountDeadLettersResponse
+	(*LetterReason)(nil),               // 105: taskd.v1.LetterReason
+	(*ChangeDeadLettersRequest)(nil),   // 106: taskd.v1.ChangeDeadLettersRequest
+	(*LetterFailure)(nil),              // 107: taskd.v1.LetterFailure
+	(*ChangeDeadLettersResponse)(nil),  // 108: taskd.v1.ChangeDeadLettersResponse
+	(*GetQueueRequest)(nil),            // 109: taskd.v1.GetQueueRequest
+	(*Queue)(nil),                      // 110: taskd.v1.Queue
+	(*ListWorkersRequest)(nil),         // 111: taskd.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),        // 112: taskd.v1.ListWorkersResponse
+	(*WorkerInfo)(nil),                 // 113: taskd.v1.WorkerInfo
+	(*ListProcessesRequest)(nil),       // 114: taskd.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),      // 115: taskd.v1.ListProcessesResponse
+	(*ProcessInfo)(nil),                // 116: taskd.v1.ProcessInfo
+	(*GetBooksRequest)(nil),            // 117: taskd.v1.GetBooksRequest
+	(*Books)(nil),                      // 118: taskd.v1.Books
+	(*QueueBooks)(nil),                 // 119: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),                // 120: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                   // 121: taskd.v1.FsckFind
+	(*FsckResponse)(nil),               // 122: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),             // 123: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),            // 124: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),           // 125: taskd.v1.ListActsResponse
+	(*Act)(nil),                        // 126: taskd.v1.Act
+	(*ListTopicsRequest)(nil),          // 127: taskd.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 128: taskd.v1.ListTopicsResponse
+	(*GetTopicRequest)(nil),            // 129: taskd.v1.GetTopicRequest
+	(*PutTopicRequest)(nil),            // 130: taskd.v1.PutTopicRequest
+	(*DeleteTopicRequest)(nil),         // 131: taskd.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 132: taskd.v1.DeleteTopicResponse
+	(*Topic)(nil),                      // 133: taskd.v1.Topic
+	(*PartitionOffsets)(nil),           // 134: taskd.v1.PartitionOffsets
+	(*Attribute)(nil),                  // 135: taskd.v1.Attribute
+	(*NewRecord)(nil),                  // 136: taskd.v1.NewRecord
+	(*PublishRequest)(nil),             // 137: taskd.v1.PublishRequest
+	(*PublishResult)(nil),              // 138: taskd.v1.PublishResult
+	(*PublishResponse)(nil),            // 139: taskd.v1.PublishResponse
+	(*ReadTopicRequest)(nil),           // 140: taskd.v1.ReadTopicRequest
+	(*TopicRecord)(nil),                // 141: taskd.v1.TopicRecord
+	(*ReadTopicResponse)(nil),          // 142: taskd.v1.ReadTopicResponse
+	(*FollowTopicRequest)(nil),         // 143: taskd.v1.FollowTopicRequest
+	(*FollowTopicResponse)(nil),        // 144: taskd.v1.FollowTopicResponse
+	(*ExplainRecordRequest)(nil),       // 145: taskd.v1.ExplainRecordRequest
+	(*RecordExplanation)(nil),          // 146: taskd.v1.RecordExplanation
+	(*RecordOfSubscription)(nil),       // 147: taskd.v1.RecordOfSubscription
+	(*ListSubscriptionsRequest)(nil),   // 148: taskd.v1.ListSubscriptionsRequest
+	(*ListSubscriptionsResponse)(nil),  // 149: taskd.v1.ListSubscriptionsResponse
+	(*PutSubscriptionRequest)(nil),     // 150: taskd.v1.PutSubscriptionRequest
+	(*GetSubscriptionRequest)(nil),     // 151: taskd.v1.GetSubscriptionRequest
+	(*DeleteSubscriptionRequest)(nil),  // 152: taskd.v1.DeleteSubscriptionRequest
+	(*DeleteSubscriptionResponse)(nil), // 153: taskd.v1.DeleteSubscriptionResponse
+	(*SeekRequest)(nil),                // 154: taskd.v1.SeekRequest
+	(*Subscription)(nil),               // 155: taskd.v1.Subscription
+	(*ReadCounts)(nil),                 // 156: taskd.v1.ReadCounts
+	(*SubscriptionPosition)(nil),       // 157: taskd.v1.SubscriptionPosition
+	(*Tree)(nil),                       // 158: taskd.v1.Tree
+	(*TreeQueue)(nil),                  // 159: taskd.v1.TreeQueue
+	(*ListTreesRequest)(nil),           // 160: taskd.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),          // 161: taskd.v1.ListTreesResponse
+	(*GetTreeRequest)(nil),             // 162: taskd.v1.GetTreeRequest
+	(*WatchTreeRequest)(nil),           // 163: taskd.v1.WatchTreeRequest
+	(*CancelTreeRequest)(nil),          // 164: taskd.v1.CancelTreeRequest
+	(*RetryTreeRequest)(nil),           // 165: taskd.v1.RetryTreeRequest
+	nil,                                // 166: taskd.v1.NewTask.HeadersEntry
+	nil,                                // 167: taskd.v1.Task.HeadersEntry
+	nil,                                // 168: taskd.v1.TaskFilter.HeadersEntry
+	nil,                                // 169: taskd.v1.GetTasksRequest.WeightsEntry
+	nil,                                // 170: taskd.v1.LeasedTask.HeadersEntry
+	nil,                                // 171: taskd.v1.OpenSession.WeightsEntry
+	nil,                                // 172: taskd.v1.OpenSessionRequest.WeightsEntry
+	nil,                                // 173: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),        // 174: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 175: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	123, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	124, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	123, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	118, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	174, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	175, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	174, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	166, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
-	13,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	124, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	123, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
-	2,   // 9: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	123, // 10: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	123, // 11: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	123, // 12: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
-	12,  // 13: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	123, // 14: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
-	3,   // 15: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
-	4,   // 16: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
-	17,  // 17: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
-	15,  // 18: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
-	1,   // 19: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	124, // 20: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
-	4,   // 21: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	124, // 22: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
-	4,   // 23: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
-	0,   // 24: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	124, // 25: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	124, // 26: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	124, // 27: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
-	1,   // 28: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	119, // 29: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
-	23,  // 30: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
-	24,  // 31: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
-	13,  // 32: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	124, // 33: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
-	5,   // 34: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	124, // 35: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	124, // 36: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	124, // 37: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	124, // 38: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
-	4,   // 39: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	120, // 40: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	124, // 41: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	124, // 42: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
-	25,  // 43: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	22,  // 44: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	124, // 45: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	124, // 46: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
-	7,   // 47: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	124, // 48: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
-	22,  // 49: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
-	6,   // 50: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	124, // 51: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	124, // 52: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
-	29,  // 53: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
-	30,  // 54: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
-	31,  // 55: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	124, // 56: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
-	43,  // 57: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
-	123, // 58: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
-	124, // 59: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
-	124, // 60: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
-	44,  // 61: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
-	124, // 62: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
-	124, // 63: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
-	0,   // 64: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
-	25,  // 65: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	54,  // 66: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
-	84,  // 67: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
-	86,  // 68: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	123, // 69: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
-	25,  // 70: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	54,  // 71: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
-	84,  // 72: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
-	86,  // 73: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	25,  // 74: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	54,  // 75: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
-	84,  // 76: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
-	86,  // 77: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	123, // 78: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	123, // 79: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	121, // 80: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	124, // 81: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
-	0,   // 82: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
-	1,   // 83: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
-	52,  // 84: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	8,   // 85: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	124, // 86: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	123, // 87: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
-	123, // 88: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
-	12,  // 89: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
-	1,   // 90: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
-	55,  // 91: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
-	56,  // 92: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
-	51,  // 93: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
-	54,  // 94: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
-	52,  // 95: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	123, // 96: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
-	55,  // 97: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
-	59,  // 98: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	54,  // 99: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	123, // 100: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
-	62,  // 101: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
-	54,  // 102: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	123, // 103: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	123, // 104: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	65,  // 105: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
-	56,  // 106: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
-	59,  // 107: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
-	62,  // 108: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
-	68,  // 109: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
-	52,  // 110: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
-	69,  // 111: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
-	54,  // 112: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
-	70,  // 113: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	123, // 114: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	123, // 115: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
-	54,  // 116: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
-	54,  // 117: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
-	54,  // 118: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	123, // 119: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	123, // 120: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	123, // 121: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	123, // 122: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	123, // 123: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	123, // 124: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
-	52,  // 125: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	56,  // 126: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
-	59,  // 127: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	62,  // 128: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
-	54,  // 129: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
-	54,  // 130: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
-	54,  // 131: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
-	25,  // 132: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	54,  // 133: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
-	84,  // 134: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
-	86,  // 135: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	9,   // 136: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
-	25,  // 137: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	124, // 138: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	124, // 139: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
-	86,  // 140: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
-	10,  // 141: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	124, // 142: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	124, // 143: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
-	91,  // 144: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	96,  // 145: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	124, // 146: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
-	10,  // 147: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	124, // 148: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
-	95,  // 149: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
-	12,  // 150: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
-	91,  // 151: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	98,  // 152: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	123, // 153: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
-	104, // 154: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	124, // 155: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	124, // 156: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
-	107, // 157: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	124, // 158: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	124, // 159: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	124, // 160: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	110, // 161: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	11,  // 162: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	122, // 163: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	112, // 164: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	114, // 165: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	117, // 166: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	124, // 167: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	14,  // 168: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	21,  // 169: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	18,  // 170: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	19,  // 171: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	26,  // 172: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	28,  // 173: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	49,  // 174: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	51,  // 175: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	57,  // 176: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	60,  // 177: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	63,  // 178: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	66,  // 179: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	71,  // 180: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	73,  // 181: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	75,  // 182: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	77,  // 183: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	79,  // 184: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	81,  // 185: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	83,  // 186: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	87,  // 187: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	89,  // 188: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	90,  // 189: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	108, // 190: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	111, // 191: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	92,  // 192: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	94,  // 193: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	97,  // 194: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	97,  // 195: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	100, // 196: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	102, // 197: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	105, // 198: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	115, // 199: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	45,  // 200: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	47,  // 201: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	33,  // 202: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	35,  // 203: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	37,  // 204: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
-	39,  // 205: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
-	40,  // 206: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
-	41,  // 207: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
-	16,  // 208: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	22,  // 209: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	20,  // 210: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	20,  // 211: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	27,  // 212: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	32,  // 213: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	50,  // 214: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	53,  // 215: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	58,  // 216: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	61,  // 217: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	64,  // 218: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	67,  // 219: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	72,  // 220: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	74,  // 221: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	76,  // 222: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	78,  // 223: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	80,  // 224: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	82,  // 225: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	85,  // 226: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	88,  // 227: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	86,  // 228: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	86,  // 229: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	109, // 230: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	113, // 231: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	93,  // 232: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	96,  // 233: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	99,  // 234: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	99,  // 235: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	101, // 236: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	103, // 237: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	106, // 238: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	116, // 239: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	46,  // 240: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	48,  // 241: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	34,  // 242: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	36,  // 243: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	38,  // 244: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
-	43,  // 245: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
-	43,  // 246: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
-	42,  // 247: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
-	208, // [208:248] is the sub-list for method output_type
-	168, // [168:208] is the sub-list for method input_type
-	168, // [168:168] is the sub-list for extension type_name
-	168, // [168:168] is the sub-list for extension extendee
-	0,   // [0:168] is the sub-list for field type_name
+	19,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
+	175, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	174, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	2,   // 9: taskd.v1.NewTask.on_dead:type_name -> taskd.v1.OnDead
+	18,  // 10: taskd.v1.NewTask.tree:type_name -> taskd.v1.TaskTree
+	174, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
+	3,   // 12: taskd.v1.TaskTree.on_dead:type_name -> taskd.v1.TreeOnDead
+	4,   // 13: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
+	174, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	174, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	174, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	17,  // 17: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
+	174, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	5,   // 19: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
+	6,   // 20: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
+	23,  // 21: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
+	21,  // 22: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
+	1,   // 23: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
+	175, // 24: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	6,   // 25: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
+	175, // 26: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	6,   // 27: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
+	0,   // 28: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
+	175, // 29: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	175, // 30: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	175, // 31: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	1,   // 32: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
+	167, // 33: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	29,  // 34: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
+	30,  // 35: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
+	19,  // 36: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
+	175, // 37: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	7,   // 38: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
+	175, // 39: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	175, // 40: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	175, // 41: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	175, // 42: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	6,   // 43: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
+	168, // 44: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	175, // 45: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	175, // 46: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	175, // 47: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
+	31,  // 48: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	28,  // 49: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
+	175, // 50: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	175, // 51: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	9,   // 52: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
+	175, // 53: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	28,  // 54: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
+	8,   // 55: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
+	175, // 56: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	175, // 57: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	35,  // 58: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
+	36,  // 59: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
+	37,  // 60: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
+	175, // 61: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	49,  // 62: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
+	174, // 63: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
+	175, // 64: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
+	175, // 65: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
+	50,  // 66: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
+	175, // 67: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
+	175, // 68: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
+	0,   // 69: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
+	31,  // 70: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	60,  // 71: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
+	90,  // 72: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
+	92,  // 73: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	174, // 74: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	31,  // 75: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	60,  // 76: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
+	90,  // 77: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
+	92,  // 78: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	31,  // 79: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	60,  // 80: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
+	90,  // 81: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
+	92,  // 82: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	174, // 83: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	174, // 84: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	169, // 85: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
+	170, // 86: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	175, // 87: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	0,   // 88: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
+	1,   // 89: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
+	58,  // 90: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	10,  // 91: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
+	175, // 92: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	174, // 93: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	174, // 94: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	17,  // 95: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
+	1,   // 96: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
+	61,  // 97: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
+	62,  // 98: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
+	57,  // 99: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
+	60,  // 100: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
+	58,  // 101: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	174, // 102: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	61,  // 103: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
+	65,  // 104: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	60,  // 105: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
+	174, // 106: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	68,  // 107: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
+	60,  // 108: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
+	174, // 109: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	174, // 110: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	171, // 111: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
+	71,  // 112: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
+	62,  // 113: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
+	65,  // 114: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
+	68,  // 115: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
+	74,  // 116: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
+	58,  // 117: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
+	75,  // 118: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
+	60,  // 119: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
+	76,  // 120: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
+	174, // 121: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	174, // 122: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	60,  // 123: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
+	60,  // 124: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
+	60,  // 125: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
+	174, // 126: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	174, // 127: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	174, // 128: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	172, // 129: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
+	174, // 130: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	174, // 131: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	174, // 132: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	58,  // 133: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	62,  // 134: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
+	65,  // 135: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	68,  // 136: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
+	60,  // 137: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
+	60,  // 138: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
+	60,  // 139: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
+	31,  // 140: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	175, // 141: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
+	60,  // 142: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
+	90,  // 143: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
+	92,  // 144: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	11,  // 145: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
+	31,  // 146: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
+	175, // 147: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	175, // 148: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	92,  // 149: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
+	12,  // 150: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
+	175, // 151: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	175, // 152: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	97,  // 153: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	102, // 154: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
+	175, // 155: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	12,  // 156: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
+	175, // 157: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	101, // 158: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
+	17,  // 159: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
+	97,  // 160: taskd.v1.CountDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	105, // 161: taskd.v1.CountDeadLettersResponse.reasons:type_name -> taskd.v1.LetterReason
+	175, // 162: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
+	175, // 163: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
+	97,  // 164: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	107, // 165: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
+	174, // 166: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	113, // 167: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
+	175, // 168: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	175, // 169: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	116, // 170: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
+	175, // 171: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	175, // 172: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	175, // 173: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	119, // 174: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	13,  // 175: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	173, // 176: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	121, // 177: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	123, // 178: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	126, // 179: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	175, // 180: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	133, // 181: taskd.v1.ListTopicsResponse.topics:type_name -> taskd.v1.Topic
+	174, // 182: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
+	174, // 183: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
+	175, // 184: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
+	134, // 185: taskd.v1.Topic.offsets:type_name -> taskd.v1.PartitionOffsets
+	135, // 186: taskd.v1.NewRecord.attributes:type_name -> taskd.v1.Attribute
+	136, // 187: taskd.v1.PublishRequest.records:type_name -> taskd.v1.NewRecord
+	14,  // 188: taskd.v1.PublishResult.status:type_name -> taskd.v1.PublishStatus
+	138, // 189: taskd.v1.PublishResponse.results:type_name -> taskd.v1.PublishResult
+	174, // 190: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
+	175, // 191: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
+	135, // 192: taskd.v1.TopicRecord.attributes:type_name -> taskd.v1.Attribute
+	141, // 193: taskd.v1.ReadTopicResponse.records:type_name -> taskd.v1.TopicRecord
+	141, // 194: taskd.v1.FollowTopicResponse.records:type_name -> taskd.v1.TopicRecord
+	175, // 195: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
+	147, // 196: taskd.v1.RecordExplanation.subscriptions:type_name -> taskd.v1.RecordOfSubscription
+	15,  // 197: taskd.v1.RecordOfSubscription.fate:type_name -> taskd.v1.RecordFate
+	6,   // 198: taskd.v1.RecordOfSubscription.status:type_name -> taskd.v1.TaskStatus
+	155, // 199: taskd.v1.ListSubscriptionsResponse.subscriptions:type_name -> taskd.v1.Subscription
+	175, // 200: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
+	156, // 201: taskd.v1.Subscription.counts:type_name -> taskd.v1.ReadCounts
+	157, // 202: taskd.v1.Subscription.positions:type_name -> taskd.v1.SubscriptionPosition
+	156, // 203: taskd.v1.SubscriptionPosition.counts:type_name -> taskd.v1.ReadCounts
+	16,  // 204: taskd.v1.Tree.state:type_name -> taskd.v1.TreeState
+	3,   // 205: taskd.v1.Tree.on_dead:type_name -> taskd.v1.TreeOnDead
+	175, // 206: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
+	175, // 207: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
+	175, // 208: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
+	159, // 209: taskd.v1.Tree.queues:type_name -> taskd.v1.TreeQueue
+	28,  // 210: taskd.v1.Tree.waits_for:type_name -> taskd.v1.Task
+	16,  // 211: taskd.v1.ListTreesRequest.state:type_name -> taskd.v1.TreeState
+	175, // 212: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
+	158, // 213: taskd.v1.ListTreesResponse.trees:type_name -> taskd.v1.Tree
+	174, // 214: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
+	20,  // 215: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	27,  // 216: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	24,  // 217: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	25,  // 218: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	32,  // 219: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	34,  // 220: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	55,  // 221: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	57,  // 222: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	63,  // 223: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	66,  // 224: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	69,  // 225: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	72,  // 226: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	77,  // 227: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	79,  // 228: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	81,  // 229: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	83,  // 230: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	85,  // 231: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	87,  // 232: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	89,  // 233: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	93,  // 234: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	95,  // 235: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	96,  // 236: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	117, // 237: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	120, // 238: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	98,  // 239: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	100, // 240: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	103, // 241: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
+	106, // 242: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	106, // 243: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	109, // 244: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	111, // 245: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	114, // 246: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	124, // 247: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	51,  // 248: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	53,  // 249: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	39,  // 250: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	41,  // 251: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	43,  // 252: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
+	45,  // 253: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
+	46,  // 254: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
+	47,  // 255: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
+	127, // 256: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
+	130, // 257: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
+	129, // 258: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
+	131, // 259: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
+	137, // 260: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
+	140, // 261: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
+	143, // 262: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
+	145, // 263: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
+	148, // 264: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
+	150, // 265: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
+	151, // 266: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
+	152, // 267: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
+	154, // 268: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
+	160, // 269: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
+	162, // 270: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
+	163, // 271: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
+	164, // 272: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
+	165, // 273: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
+	22,  // 274: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	28,  // 275: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	26,  // 276: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	26,  // 277: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	33,  // 278: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	38,  // 279: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	56,  // 280: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	59,  // 281: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	64,  // 282: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	67,  // 283: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	70,  // 284: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	73,  // 285: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	78,  // 286: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	80,  // 287: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	82,  // 288: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	84,  // 289: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	86,  // 290: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	88,  // 291: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	91,  // 292: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	94,  // 293: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	92,  // 294: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	92,  // 295: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	118, // 296: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	122, // 297: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	99,  // 298: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	102, // 299: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	104, // 300: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
+	108, // 301: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	108, // 302: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	110, // 303: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	112, // 304: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	115, // 305: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	125, // 306: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	52,  // 307: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	54,  // 308: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	40,  // 309: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	42,  // 310: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	44,  // 311: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
+	49,  // 312: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
+	49,  // 313: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
+	48,  // 314: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
+	128, // 315: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
+	133, // 316: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
+	133, // 317: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
+	132, // 318: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
+	139, // 319: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
+	142, // 320: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
+	144, // 321: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
+	146, // 322: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
+	149, // 323: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
+	155, // 324: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
+	155, // 325: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
+	153, // 326: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
+	155, // 327: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
+	161, // 328: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
+	158, // 329: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
+	158, // 330: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
+	92,  // 331: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
+	92,  // 332: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
+	274, // [274:333] is the sub-list for method output_type
+	215, // [215:274] is the sub-list for method input_type
+	215, // [215:215] is the sub-list for extension type_name
+	215, // [215:215] is the sub-list for extension extendee
+	0,   // [0:215] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -10159,22 +13965,27 @@ func file_taskd_v1_taskd_proto_init() {
 		return
 	}
 	file_taskd_v1_taskd_proto_msgTypes[0].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[1].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[28].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[31].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[2].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[29].OneofWrappers = []any{}
 	file_taskd_v1_taskd_proto_msgTypes[32].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[47].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[89].OneofWrappers = []any{}
-	file_taskd_v1_taskd_proto_msgTypes[100].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[33].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[48].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[93].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[104].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[113].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[123].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[126].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[133].OneofWrappers = []any{}
+	file_taskd_v1_taskd_proto_msgTypes[138].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
-			NumEnums:      12,
-			NumMessages:   111,
+			NumEnums:      17,
+			NumMessages:   157,
 			NumExtensions: 0,
-			NumServices:   3,
+			NumServices:   5,
 		},
 		GoTypes:           file_taskd_v1_taskd_proto_goTypes,
 		DependencyIndexes: file_taskd_v1_taskd_proto_depIdxs,

@@ -932,6 +932,7 @@ const (
 	Operator_Fsck_FullMethodName             = "/taskd.v1.Operator/Fsck"
 	Operator_ListDeadLetters_FullMethodName  = "/taskd.v1.Operator/ListDeadLetters"
 	Operator_GetDeadLetter_FullMethodName    = "/taskd.v1.Operator/GetDeadLetter"
+	Operator_CountDeadLetters_FullMethodName = "/taskd.v1.Operator/CountDeadLetters"
 	Operator_RetryDeadLetters_FullMethodName = "/taskd.v1.Operator/RetryDeadLetters"
 	Operator_PurgeDeadLetters_FullMethodName = "/taskd.v1.Operator/PurgeDeadLetters"
 	Operator_GetQueue_FullMethodName         = "/taskd.v1.Operator/GetQueue"
@@ -975,6 +976,8 @@ type OperatorClient interface {
 	ListDeadLetters(ctx context.Context, in *ListDeadLettersRequest, opts ...grpc.CallOption) (*ListDeadLettersResponse, error)
 	// Reads one letter with all that it has. NOT_FOUND if no letter has this id.
 	GetDeadLetter(ctx context.Context, in *GetDeadLetterRequest, opts ...grpc.CallOption) (*Letter, error)
+	// Counts the newest 10,000 letters of a filter by their reasons.
+	CountDeadLetters(ctx context.Context, in *CountDeadLettersRequest, opts ...grpc.CallOption) (*CountDeadLettersResponse, error)
 	// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
 	// go.
 	RetryDeadLetters(ctx context.Context, in *ChangeDeadLettersRequest, opts ...grpc.CallOption) (*ChangeDeadLettersResponse, error)
@@ -1090,6 +1093,16 @@ func (c *operatorClient) GetDeadLetter(ctx context.Context, in *GetDeadLetterReq
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(Letter)
 	err := c.cc.Invoke(ctx, Operator_GetDeadLetter_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *operatorClient) CountDeadLetters(ctx context.Context, in *CountDeadLettersRequest, opts ...grpc.CallOption) (*CountDeadLettersResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CountDeadLettersResponse)
+	err := c.cc.Invoke(ctx, Operator_CountDeadLetters_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -1263,6 +1276,8 @@ type OperatorServer interface {
 	ListDeadLetters(context.Context, *ListDeadLettersRequest) (*ListDeadLettersResponse, error)
 	// Reads one letter with all that it has. NOT_FOUND if no letter has this id.
 	GetDeadLetter(context.Context, *GetDeadLetterRequest) (*Letter, error)
+	// Counts the newest 10,000 letters of a filter by their reasons.
+	CountDeadLetters(context.Context, *CountDeadLettersRequest) (*CountDeadLettersResponse, error)
 	// Sends tasks again: dead ones keep their ids and credits, the others are inserted. Their letters
 	// go.
 	RetryDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error)
@@ -1327,6 +1342,9 @@ func (UnimplementedOperatorServer) ListDeadLetters(context.Context, *ListDeadLet
 }
 func (UnimplementedOperatorServer) GetDeadLetter(context.Context, *GetDeadLetterRequest) (*Letter, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetDeadLetter not implemented")
+}
+func (UnimplementedOperatorServer) CountDeadLetters(context.Context, *CountDeadLettersRequest) (*CountDeadLettersResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CountDeadLetters not implemented")
 }
 func (UnimplementedOperatorServer) RetryDeadLetters(context.Context, *ChangeDeadLettersRequest) (*ChangeDeadLettersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RetryDeadLetters not implemented")
@@ -1531,6 +1549,24 @@ func _Operator_GetDeadLetter_Handler(srv interface{}, ctx context.Context, dec f
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(OperatorServer).GetDeadLetter(ctx, req.(*GetDeadLetterRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Operator_CountDeadLetters_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CountDeadLettersRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(OperatorServer).CountDeadLetters(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Operator_CountDeadLetters_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(OperatorServer).CountDeadLetters(ctx, req.(*CountDeadLettersRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1827,6 +1863,10 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Operator_GetDeadLetter_Handler,
 		},
 		{
+			MethodName: "CountDeadLetters",
+			Handler:    _Operator_CountDeadLetters_Handler,
+		},
+		{
 			MethodName: "RetryDeadLetters",
 			Handler:    _Operator_RetryDeadLetters_Handler,
 		},
@@ -1884,5 +1924,875 @@ var Operator_ServiceDesc = grpc.ServiceDesc{
 		},
 	},
 	Streams:  []grpc.StreamDesc{},
+	Metadata: "taskd/v1/taskd.proto",
+}
+
+const (
+	Topics_ListTopics_FullMethodName         = "/taskd.v1.Topics/ListTopics"
+	Topics_PutTopic_FullMethodName           = "/taskd.v1.Topics/PutTopic"
+	Topics_GetTopic_FullMethodName           = "/taskd.v1.Topics/GetTopic"
+	Topics_DeleteTopic_FullMethodName        = "/taskd.v1.Topics/DeleteTopic"
+	Topics_Publish_FullMethodName            = "/taskd.v1.Topics/Publish"
+	Topics_ReadTopic_FullMethodName          = "/taskd.v1.Topics/ReadTopic"
+	Topics_FollowTopic_FullMethodName        = "/taskd.v1.Topics/FollowTopic"
+	Topics_ExplainRecord_FullMethodName      = "/taskd.v1.Topics/ExplainRecord"
+	Topics_ListSubscriptions_FullMethodName  = "/taskd.v1.Topics/ListSubscriptions"
+	Topics_PutSubscription_FullMethodName    = "/taskd.v1.Topics/PutSubscription"
+	Topics_GetSubscription_FullMethodName    = "/taskd.v1.Topics/GetSubscription"
+	Topics_DeleteSubscription_FullMethodName = "/taskd.v1.Topics/DeleteSubscription"
+	Topics_Seek_FullMethodName               = "/taskd.v1.Topics/Seek"
+)
+
+// TopicsClient is the client API for Topics service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Named logs of records, which anybody may read from an offset.
+type TopicsClient interface {
+	// Lists the topics.
+	ListTopics(ctx context.Context, in *ListTopicsRequest, opts ...grpc.CallOption) (*ListTopicsResponse, error)
+	// Makes a topic, or changes its settings. Those that are left out stay, or are the defaults.
+	PutTopic(ctx context.Context, in *PutTopicRequest, opts ...grpc.CallOption) (*Topic, error)
+	// Reads one topic, with the extents of its partitions. NOT_FOUND if there is none of this name.
+	GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*Topic, error)
+	// Deletes a topic with its records.
+	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
+	// Publishes records, and answers each. Records with the same key keep their order.
+	Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishResponse, error)
+	// Reads records, page by page; with `wait`, when there is one or the time is over.
+	ReadTopic(ctx context.Context, in *ReadTopicRequest, opts ...grpc.CallOption) (*ReadTopicResponse, error)
+	// Sends the records of a topic, and those that come later. A caller that begins with `next` of
+	// the last answer misses none.
+	FollowTopic(ctx context.Context, in *FollowTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowTopicResponse], error)
+	// Says what became of a record in each subscription.
+	ExplainRecord(ctx context.Context, in *ExplainRecordRequest, opts ...grpc.CallOption) (*RecordExplanation, error)
+	// Lists the subscriptions, which turn the records of topics into tasks of queues.
+	ListSubscriptions(ctx context.Context, in *ListSubscriptionsRequest, opts ...grpc.CallOption) (*ListSubscriptionsResponse, error)
+	// Makes a subscription, or changes it. What is left out stays, or is the default.
+	PutSubscription(ctx context.Context, in *PutSubscriptionRequest, opts ...grpc.CallOption) (*Subscription, error)
+	// Reads one subscription, with its positions. NOT_FOUND if there is none of this name.
+	GetSubscription(ctx context.Context, in *GetSubscriptionRequest, opts ...grpc.CallOption) (*Subscription, error)
+	// Deletes a subscription. Its tasks stay.
+	DeleteSubscription(ctx context.Context, in *DeleteSubscriptionRequest, opts ...grpc.CallOption) (*DeleteSubscriptionResponse, error)
+	// Sends a subscription to another place. The records from there on become new tasks.
+	Seek(ctx context.Context, in *SeekRequest, opts ...grpc.CallOption) (*Subscription, error)
+}
+
+type topicsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTopicsClient(cc grpc.ClientConnInterface) TopicsClient {
+	return &topicsClient{cc}
+}
+
+func (c *topicsClient) ListTopics(ctx context.Context, in *ListTopicsRequest, opts ...grpc.CallOption) (*ListTopicsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTopicsResponse)
+	err := c.cc.Invoke(ctx, Topics_ListTopics_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) PutTopic(ctx context.Context, in *PutTopicRequest, opts ...grpc.CallOption) (*Topic, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Topic)
+	err := c.cc.Invoke(ctx, Topics_PutTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) GetTopic(ctx context.Context, in *GetTopicRequest, opts ...grpc.CallOption) (*Topic, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Topic)
+	err := c.cc.Invoke(ctx, Topics_GetTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteTopicResponse)
+	err := c.cc.Invoke(ctx, Topics_DeleteTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) Publish(ctx context.Context, in *PublishRequest, opts ...grpc.CallOption) (*PublishResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PublishResponse)
+	err := c.cc.Invoke(ctx, Topics_Publish_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) ReadTopic(ctx context.Context, in *ReadTopicRequest, opts ...grpc.CallOption) (*ReadTopicResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReadTopicResponse)
+	err := c.cc.Invoke(ctx, Topics_ReadTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) FollowTopic(ctx context.Context, in *FollowTopicRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[FollowTopicResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Topics_ServiceDesc.Streams[0], Topics_FollowTopic_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[FollowTopicRequest, FollowTopicResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Topics_FollowTopicClient = grpc.ServerStreamingClient[FollowTopicResponse]
+
+func (c *topicsClient) ExplainRecord(ctx context.Context, in *ExplainRecordRequest, opts ...grpc.CallOption) (*RecordExplanation, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RecordExplanation)
+	err := c.cc.Invoke(ctx, Topics_ExplainRecord_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) ListSubscriptions(ctx context.Context, in *ListSubscriptionsRequest, opts ...grpc.CallOption) (*ListSubscriptionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSubscriptionsResponse)
+	err := c.cc.Invoke(ctx, Topics_ListSubscriptions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) PutSubscription(ctx context.Context, in *PutSubscriptionRequest, opts ...grpc.CallOption) (*Subscription, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Subscription)
+	err := c.cc.Invoke(ctx, Topics_PutSubscription_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) GetSubscription(ctx context.Context, in *GetSubscriptionRequest, opts ...grpc.CallOption) (*Subscription, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Subscription)
+	err := c.cc.Invoke(ctx, Topics_GetSubscription_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) DeleteSubscription(ctx context.Context, in *DeleteSubscriptionRequest, opts ...grpc.CallOption) (*DeleteSubscriptionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSubscriptionResponse)
+	err := c.cc.Invoke(ctx, Topics_DeleteSubscription_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topicsClient) Seek(ctx context.Context, in *SeekRequest, opts ...grpc.CallOption) (*Subscription, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Subscription)
+	err := c.cc.Invoke(ctx, Topics_Seek_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TopicsServer is the server API for Topics service.
+// All implementations must embed UnimplementedTopicsServer
+// for forward compatibility.
+//
+// Named logs of records, which anybody may read from an offset.
+type TopicsServer interface {
+	// Lists the topics.
+	ListTopics(context.Context, *ListTopicsRequest) (*ListTopicsResponse, error)
+	// Makes a topic, or changes its settings. Those that are left out stay, or are the defaults.
+	PutTopic(context.Context, *PutTopicRequest) (*Topic, error)
+	// Reads one topic, with the extents of its partitions. NOT_FOUND if there is none of this name.
+	GetTopic(context.Context, *GetTopicRequest) (*Topic, error)
+	// Deletes a topic with its records.
+	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
+	// Publishes records, and answers each. Records with the same key keep their order.
+	Publish(context.Context, *PublishRequest) (*PublishResponse, error)
+	// Reads records, page by page; with `wait`, when there is one or the time is over.
+	ReadTopic(context.Context, *ReadTopicRequest) (*ReadTopicResponse, error)
+	// Sends the records of a topic, and those that come later. A caller that begins with `next` of
+	// the last answer misses none.
+	FollowTopic(*FollowTopicRequest, grpc.ServerStreamingServer[FollowTopicResponse]) error
+	// Says what became of a record in each subscription.
+	ExplainRecord(context.Context, *ExplainRecordRequest) (*RecordExplanation, error)
+	// Lists the subscriptions, which turn the records of topics into tasks of queues.
+	ListSubscriptions(context.Context, *ListSubscriptionsRequest) (*ListSubscriptionsResponse, error)
+	// Makes a subscription, or changes it. What is left out stays, or is the default.
+	PutSubscription(context.Context, *PutSubscriptionRequest) (*Subscription, error)
+	// Reads one subscription, with its positions. NOT_FOUND if there is none of this name.
+	GetSubscription(context.Context, *GetSubscriptionRequest) (*Subscription, error)
+	// Deletes a subscription. Its tasks stay.
+	DeleteSubscription(context.Context, *DeleteSubscriptionRequest) (*DeleteSubscriptionResponse, error)
+	// Sends a subscription to another place. The records from there on become new tasks.
+	Seek(context.Context, *SeekRequest) (*Subscription, error)
+	mustEmbedUnimplementedTopicsServer()
+}
+
+// UnimplementedTopicsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTopicsServer struct{}
+
+func (UnimplementedTopicsServer) ListTopics(context.Context, *ListTopicsRequest) (*ListTopicsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTopics not implemented")
+}
+func (UnimplementedTopicsServer) PutTopic(context.Context, *PutTopicRequest) (*Topic, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutTopic not implemented")
+}
+func (UnimplementedTopicsServer) GetTopic(context.Context, *GetTopicRequest) (*Topic, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopic not implemented")
+}
+func (UnimplementedTopicsServer) DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteTopic not implemented")
+}
+func (UnimplementedTopicsServer) Publish(context.Context, *PublishRequest) (*PublishResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Publish not implemented")
+}
+func (UnimplementedTopicsServer) ReadTopic(context.Context, *ReadTopicRequest) (*ReadTopicResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReadTopic not implemented")
+}
+func (UnimplementedTopicsServer) FollowTopic(*FollowTopicRequest, grpc.ServerStreamingServer[FollowTopicResponse]) error {
+	return status.Error(codes.Unimplemented, "method FollowTopic not implemented")
+}
+func (UnimplementedTopicsServer) ExplainRecord(context.Context, *ExplainRecordRequest) (*RecordExplanation, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainRecord not implemented")
+}
+func (UnimplementedTopicsServer) ListSubscriptions(context.Context, *ListSubscriptionsRequest) (*ListSubscriptionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSubscriptions not implemented")
+}
+func (UnimplementedTopicsServer) PutSubscription(context.Context, *PutSubscriptionRequest) (*Subscription, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutSubscription not implemented")
+}
+func (UnimplementedTopicsServer) GetSubscription(context.Context, *GetSubscriptionRequest) (*Subscription, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSubscription not implemented")
+}
+func (UnimplementedTopicsServer) DeleteSubscription(context.Context, *DeleteSubscriptionRequest) (*DeleteSubscriptionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSubscription not implemented")
+}
+func (UnimplementedTopicsServer) Seek(context.Context, *SeekRequest) (*Subscription, error) {
+	return nil, status.Error(codes.Unimplemented, "method Seek not implemented")
+}
+func (UnimplementedTopicsServer) mustEmbedUnimplementedTopicsServer() {}
+func (UnimplementedTopicsServer) testEmbeddedByValue()                {}
+
+// UnsafeTopicsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TopicsServer will
+// result in compilation errors.
+type UnsafeTopicsServer interface {
+	mustEmbedUnimplementedTopicsServer()
+}
+
+func RegisterTopicsServer(s grpc.ServiceRegistrar, srv TopicsServer) {
+	// If the following call panics, it indicates UnimplementedTopicsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Topics_ServiceDesc, srv)
+}
+
+func _Topics_ListTopics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTopicsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).ListTopics(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_ListTopics_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).ListTopics(ctx, req.(*ListTopicsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_PutTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).PutTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_PutTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).PutTopic(ctx, req.(*PutTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_GetTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).GetTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_GetTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).GetTopic(ctx, req.(*GetTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_DeleteTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).DeleteTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_DeleteTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).DeleteTopic(ctx, req.(*DeleteTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_Publish_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PublishRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).Publish(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_Publish_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).Publish(ctx, req.(*PublishRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_ReadTopic_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReadTopicRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).ReadTopic(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_ReadTopic_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).ReadTopic(ctx, req.(*ReadTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_FollowTopic_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(FollowTopicRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TopicsServer).FollowTopic(m, &grpc.GenericServerStream[FollowTopicRequest, FollowTopicResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Topics_FollowTopicServer = grpc.ServerStreamingServer[FollowTopicResponse]
+
+func _Topics_ExplainRecord_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainRecordRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).ExplainRecord(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_ExplainRecord_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).ExplainRecord(ctx, req.(*ExplainRecordRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_ListSubscriptions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSubscriptionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).ListSubscriptions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_ListSubscriptions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).ListSubscriptions(ctx, req.(*ListSubscriptionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_PutSubscription_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutSubscriptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).PutSubscription(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_PutSubscription_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).PutSubscription(ctx, req.(*PutSubscriptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_GetSubscription_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSubscriptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).GetSubscription(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_GetSubscription_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).GetSubscription(ctx, req.(*GetSubscriptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_DeleteSubscription_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSubscriptionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).DeleteSubscription(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_DeleteSubscription_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).DeleteSubscription(ctx, req.(*DeleteSubscriptionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topics_Seek_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SeekRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopicsServer).Seek(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topics_Seek_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopicsServer).Seek(ctx, req.(*SeekRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Topics_ServiceDesc is the grpc.ServiceDesc for Topics service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Topics_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "taskd.v1.Topics",
+	HandlerType: (*TopicsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListTopics",
+			Handler:    _Topics_ListTopics_Handler,
+		},
+		{
+			MethodName: "PutTopic",
+			Handler:    _Topics_PutTopic_Handler,
+		},
+		{
+			MethodName: "GetTopic",
+			Handler:    _Topics_GetTopic_Handler,
+		},
+		{
+			MethodName: "DeleteTopic",
+			Handler:    _Topics_DeleteTopic_Handler,
+		},
+		{
+			MethodName: "Publish",
+			Handler:    _Topics_Publish_Handler,
+		},
+		{
+			MethodName: "ReadTopic",
+			Handler:    _Topics_ReadTopic_Handler,
+		},
+		{
+			MethodName: "ExplainRecord",
+			Handler:    _Topics_ExplainRecord_Handler,
+		},
+		{
+			MethodName: "ListSubscriptions",
+			Handler:    _Topics_ListSubscriptions_Handler,
+		},
+		{
+			MethodName: "PutSubscription",
+			Handler:    _Topics_PutSubscription_Handler,
+		},
+		{
+			MethodName: "GetSubscription",
+			Handler:    _Topics_GetSubscription_Handler,
+		},
+		{
+			MethodName: "DeleteSubscription",
+			Handler:    _Topics_DeleteSubscription_Handler,
+		},
+		{
+			MethodName: "Seek",
+			Handler:    _Topics_Seek_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "FollowTopic",
+			Handler:       _Topics_FollowTopic_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "taskd/v1/taskd.proto",
+}
+
+const (
+	Trees_ListTrees_FullMethodName  = "/taskd.v1.Trees/ListTrees"
+	Trees_GetTree_FullMethodName    = "/taskd.v1.Trees/GetTree"
+	Trees_WatchTree_FullMethodName  = "/taskd.v1.Trees/WatchTree"
+	Trees_CancelTree_FullMethodName = "/taskd.v1.Trees/CancelTree"
+	Trees_RetryTree_FullMethodName  = "/taskd.v1.Trees/RetryTree"
+)
+
+// TreesClient is the client API for Trees service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Trees: a task, its root, and all that is discovered from it.
+type TreesClient interface {
+	// Lists trees, the newest first, page by page.
+	ListTrees(ctx context.Context, in *ListTreesRequest, opts ...grpc.CallOption) (*ListTreesResponse, error)
+	// Reads one tree with what it waits for. With `wait`, answers when it has ended or the time is over. NOT_FOUND if there
+	// is none, or none any more.
+	GetTree(ctx context.Context, in *GetTreeRequest, opts ...grpc.CallOption) (*Tree, error)
+	// Watches a tree: as it is now, then each change, until it has ended. Changes within a quarter of a second are one.
+	// UNAVAILABLE: the process stops; call again.
+	WatchTree(ctx context.Context, in *WatchTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Tree], error)
+	// Cancels a tree: nothing is added to it any more, and a bulk change cancels its tasks.
+	CancelTree(ctx context.Context, in *CancelTreeRequest, opts ...grpc.CallOption) (*BulkChange, error)
+	// Sends the dead tasks of a tree again, by a bulk change. A tree that had ended is open again, in its next epoch.
+	RetryTree(ctx context.Context, in *RetryTreeRequest, opts ...grpc.CallOption) (*BulkChange, error)
+}
+
+type treesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTreesClient(cc grpc.ClientConnInterface) TreesClient {
+	return &treesClient{cc}
+}
+
+func (c *treesClient) ListTrees(ctx context.Context, in *ListTreesRequest, opts ...grpc.CallOption) (*ListTreesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTreesResponse)
+	err := c.cc.Invoke(ctx, Trees_ListTrees_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *treesClient) GetTree(ctx context.Context, in *GetTreeRequest, opts ...grpc.CallOption) (*Tree, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Tree)
+	err := c.cc.Invoke(ctx, Trees_GetTree_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *treesClient) WatchTree(ctx context.Context, in *WatchTreeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Tree], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Trees_ServiceDesc.Streams[0], Trees_WatchTree_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchTreeRequest, Tree]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Trees_WatchTreeClient = grpc.ServerStreamingClient[Tree]
+
+func (c *treesClient) CancelTree(ctx context.Context, in *CancelTreeRequest, opts ...grpc.CallOption) (*BulkChange, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BulkChange)
+	err := c.cc.Invoke(ctx, Trees_CancelTree_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *treesClient) RetryTree(ctx context.Context, in *RetryTreeRequest, opts ...grpc.CallOption) (*BulkChange, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(BulkChange)
+	err := c.cc.Invoke(ctx, Trees_RetryTree_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TreesServer is the server API for Trees service.
+// All implementations must embed UnimplementedTreesServer
+// for forward compatibility.
+//
+// Trees: a task, its root, and all that is discovered from it.
+type TreesServer interface {
+	// Lists trees, the newest first, page by page.
+	ListTrees(context.Context, *ListTreesRequest) (*ListTreesResponse, error)
+	// Reads one tree with what it waits for. With `wait`, answers when it has ended or the time is over. NOT_FOUND if there
+	// is none, or none any more.
+	GetTree(context.Context, *GetTreeRequest) (*Tree, error)
+	// Watches a tree: as it is now, then each change, until it has ended. Changes within a quarter of a second are one.
+	// UNAVAILABLE: the process stops; call again.
+	WatchTree(*WatchTreeRequest, grpc.ServerStreamingServer[Tree]) error
+	// Cancels a tree: nothing is added to it any more, and a bulk change cancels its tasks.
+	CancelTree(context.Context, *CancelTreeRequest) (*BulkChange, error)
+	// Sends the dead tasks of a tree again, by a bulk change. A tree that had ended is open again, in its next epoch.
+	RetryTree(context.Context, *RetryTreeRequest) (*BulkChange, error)
+	mustEmbedUnimplementedTreesServer()
+}
+
+// UnimplementedTreesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTreesServer struct{}
+
+func (UnimplementedTreesServer) ListTrees(context.Context, *ListTreesRequest) (*ListTreesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTrees not implemented")
+}
+func (UnimplementedTreesServer) GetTree(context.Context, *GetTreeRequest) (*Tree, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTree not implemented")
+}
+func (UnimplementedTreesServer) WatchTree(*WatchTreeRequest, grpc.ServerStreamingServer[Tree]) error {
+	return status.Error(codes.Unimplemented, "method WatchTree not implemented")
+}
+func (UnimplementedTreesServer) CancelTree(context.Context, *CancelTreeRequest) (*BulkChange, error) {
+	return nil, status.Error(codes.Unimplemented, "method CancelTree not implemented")
+}
+func (UnimplementedTreesServer) RetryTree(context.Context, *RetryTreeRequest) (*BulkChange, error) {
+	return nil, status.Error(codes.Unimplemented, "method RetryTree not implemented")
+}
+func (UnimplementedTreesServer) mustEmbedUnimplementedTreesServer() {}
+func (UnimplementedTreesServer) testEmbeddedByValue()               {}
+
+// UnsafeTreesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TreesServer will
+// result in compilation errors.
+type UnsafeTreesServer interface {
+	mustEmbedUnimplementedTreesServer()
+}
+
+func RegisterTreesServer(s grpc.ServiceRegistrar, srv TreesServer) {
+	// If the following call panics, it indicates UnimplementedTreesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Trees_ServiceDesc, srv)
+}
+
+func _Trees_ListTrees_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTreesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TreesServer).ListTrees(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trees_ListTrees_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TreesServer).ListTrees(ctx, req.(*ListTreesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trees_GetTree_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTreeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TreesServer).GetTree(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trees_GetTree_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TreesServer).GetTree(ctx, req.(*GetTreeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trees_WatchTree_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchTreeRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(TreesServer).WatchTree(m, &grpc.GenericServerStream[WatchTreeRequest, Tree]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Trees_WatchTreeServer = grpc.ServerStreamingServer[Tree]
+
+func _Trees_CancelTree_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CancelTreeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TreesServer).CancelTree(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trees_CancelTree_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TreesServer).CancelTree(ctx, req.(*CancelTreeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Trees_RetryTree_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RetryTreeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TreesServer).RetryTree(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Trees_RetryTree_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TreesServer).RetryTree(ctx, req.(*RetryTreeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Trees_ServiceDesc is the grpc.ServiceDesc for Trees service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Trees_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "taskd.v1.Trees",
+	HandlerType: (*TreesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListTrees",
+			Handler:    _Trees_ListTrees_Handler,
+		},
+		{
+			MethodName: "GetTree",
+			Handler:    _Trees_GetTree_Handler,
+		},
+		{
+			MethodName: "CancelTree",
+			Handler:    _Trees_CancelTree_Handler,
+		},
+		{
+			MethodName: "RetryTree",
+			Handler:    _Trees_RetryTree_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchTree",
+			Handler:       _Trees_WatchTree_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "taskd/v1/taskd.proto",
 }

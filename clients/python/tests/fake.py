@@ -98,6 +98,9 @@ class FakeTaskd:
         # Inserts, of which the first calls store one task each.
         self.inserts: list[pb.InsertTasksRequest] = []
         self.try_later = 0
+        # Calls that publish records; of the next ones, the statuses of their first records, or "away".
+        self.publishes: list[int] = []
+        self.publish_answers: Iterator[str] = iter(())
         # What happens to the next inserts: "away", "hangs", or nothing.
         self.insert_faults: Iterator[str] = iter(())
         # Reports by unary calls are not answered while it is set.
@@ -106,7 +109,8 @@ class FakeTaskd:
         self.address = ""
 
     async def __aenter__(self) -> FakeTaskd:
-        self._server = grpc.aio.server()
+        # As taskd's.
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", 32 << 20)])
         unary: dict[str, tuple[Any, Any, Any]] = {
             "GetTasks": (self._get, pb.GetTasksRequest, pb.GetTasksResponse),
             "CompleteTasks": (self._report, pb.CompleteTasksRequest, pb.CompleteTasksResponse),
@@ -132,7 +136,13 @@ class FakeTaskd:
             response_serializer=pb.InsertTasksResponse.SerializeToString,
         )
         inserts = grpc.method_handlers_generic_handler("taskd.v1.Discovery", {"InsertTasks": insert})
-        self._server.add_generic_rpc_handlers([inserts])
+        publish = grpc.unary_unary_rpc_method_handler(
+            self._publish,
+            request_deserializer=pb.PublishRequest.FromString,
+            response_serializer=pb.PublishResponse.SerializeToString,
+        )
+        topics = grpc.method_handlers_generic_handler("taskd.v1.Topics", {"Publish": publish})
+        self._server.add_generic_rpc_handlers([inserts, topics])
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
         return self
@@ -177,6 +187,20 @@ class FakeTaskd:
             for at, task in enumerate(request.tasks)
         ]
         return pb.InsertTasksResponse(results=results)
+
+    async def _publish(self, request: pb.PublishRequest, context: Any) -> pb.PublishResponse:
+        """Takes 600 records, and 8 MiB, at once."""
+        count = len(request.records)
+        if count > 600:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{count} items; at most 600 (max_items)")
+        if request.ByteSize() > 8 << 20:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "the message is too large")
+        self.publishes.append(count)
+        first = next(self.publish_answers, "STORED")
+        if first == "away":
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the fake is away")
+        others = [pb.PublishResult(status=pb.PUBLISH_STATUS_STORED)] * (count - 1)
+        return pb.PublishResponse(results=[pb.PublishResult(status=f"PUBLISH_STATUS_{first}"), *others])
 
     async def _report(self, request: Any, _: Any) -> Any:
         fields = ("completions", "rejections", "extensions")

@@ -8,6 +8,8 @@ import signal
 import sqlite3
 import threading
 import time
+import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, closing
 from datetime import UTC, datetime, timedelta
@@ -26,8 +28,11 @@ from taskd_client import (
     ItemStatus,
     LetterKind,
     NewTask,
+    NewTree,
     NotFound,
     Priority,
+    PublishStatus,
+    Record,
     Reject,
     Task,
     TaskRejected,
@@ -36,6 +41,7 @@ from taskd_client import (
     Unserialisable,
     Worker,
 )
+from taskd_client.v1 import taskd_pb2 as pb
 
 
 def test_an_insert_is_answered(taskd: Taskd, queue: str) -> None:
@@ -353,6 +359,16 @@ def test_tasks_that_taskd_stores_later_are_sent_again_as_they_were(wait: float |
     asyncio.run(run())
 
 
+def test_a_task_begins_a_tree_or_joins_one() -> None:
+    assert not NewTask(queue="q").to_message().HasField("tree")
+    new = NewTask(queue="q", tree="new").to_message()
+    assert new.HasField("tree")
+    assert not new.tree.id
+    assert NewTask(queue="q", tree="0197").to_message().tree.id == "0197"
+    tree = NewTask(queue="q", tree=NewTree(then="r", timeout=60, on_dead="hold")).to_message().tree
+    assert (tree.then, tree.timeout.seconds, tree.on_dead) == ("r", 60, pb.TREE_ON_DEAD_HOLD)
+
+
 def test_a_client_that_is_closed_ends_the_calls_of_other_threads(taskd: Taskd, queue: str) -> None:
     client = Client(taskd.address)
     task = client.insert(queue, "k")
@@ -402,6 +418,64 @@ def test_queues_are_counted_paused_and_resumed(taskd: Taskd, queue: str) -> None
         assert queue in {one.queue for one in client.queues()}
         assert [client.pause_queue(queue), client.pause_queue(queue)] == [True, False]
         assert [client.resume_queue(queue), client.resume_queue(queue)] == [True, False]
+
+
+def test_records_are_published_to_a_topic(taskd: Taskd) -> None:
+    records = [
+        Record(value={"n": 1}, key="a", attributes={"lang": ["en", "de"], "kind": "x"}, id="1"),
+        Record(value=b"\xff", key="a"),
+        Record(key="k" * 4097),
+    ]
+    with Client(taskd.address) as client:
+        with pytest.raises(NotFound):
+            client.publish("nowhere", records)
+        put = urllib.request.Request(
+            f"http://127.0.0.1:{taskd.http}/v1/topics/orders",
+            b"{}",
+            {"content-type": "application/json"},
+            method="PUT",
+        )
+        urllib.request.urlopen(put, timeout=10).close()
+        published = client.publish("orders", records)
+    assert [one.status for one in published] == [
+        PublishStatus.STORED,
+        PublishStatus.STORED,
+        PublishStatus.REJECTED,
+    ]
+    assert published[2].error == "key has 4097 bytes; at most 4096"
+    read = taskd.get("/v1/topics/orders/records")["records"]
+    assert [one["offset"] for one in read] == [one.offset for one in published[:2]]
+    assert (read[0]["value"], read[0]["id"]) == ({"n": 1}, "1")
+    assert read[0]["attributes"] == {"kind": ["x"], "lang": ["en", "de"]}
+    assert read[1]["value_base64"] == "/w=="
+
+
+def test_records_go_in_calls_that_taskd_takes_and_none_after_one_that_is_to_be_sent_again() -> None:
+    async def run() -> None:
+        # Without another try.
+        async with FakeTaskd() as fake, AsyncClient(fake.address, patience=0) as client:
+
+            async def publish(records: list[Record], *answers: str) -> tuple[Counter[str], list[int]]:
+                fake.publishes.clear()
+                fake.publish_answers = iter(answers)
+                published = await client.publish("orders", records)
+                assert len(published) == len(records)
+                return Counter(one.status.value for one in published), list(fake.publishes)
+
+            small = [Record(value=n) for n in range(1200)]
+            assert await publish(small) == ({"STORED": 1200}, [500, 500, 200])
+            # By their bytes. One that is too large does not hold up the others.
+            large = [Record(value=bytes(9 << 20 if n == 3 else 1 << 20)) for n in range(7)]
+            assert await publish(large) == ({"STORED": 6, "REJECTED": 1}, [3, 3])
+            # A record of the same key in a later call would come before the one that is sent again.
+            statuses = {"STORED": 999, "TRY_LATER": 201}
+            assert await publish(small, "STORED", "TRY_LATER") == (statuses, [500, 500])
+            statuses = {"STORED": 500, "TRY_LATER": 700}
+            assert await publish(small, "STORED", "away") == (statuses, [500, 500])
+            with pytest.raises(Unavailable):
+                await publish(small, "away")
+
+    asyncio.run(run())
 
 
 def test_dead_letters_are_listed_sent_again_and_removed(taskd: Taskd, queue: str) -> None:

@@ -16,7 +16,7 @@ import pytest
 from conftest import Background, Program, Proxy, Taskd, until
 from fake import FakeStream, FakeTaskd, leased
 
-from taskd_client import Client, NewTask, Priority, Task, TaskStatus, Unavailable, Worker
+from taskd_client import Client, NewTask, Priority, Task, TaskStatus, Throttle, Unavailable, Worker
 from taskd_client._connection import COMPLETE, Connection, Target
 from taskd_client.v1 import taskd_pb2 as pb
 
@@ -414,6 +414,31 @@ def test_demand_that_was_not_taken_is_asked_for_again() -> None:
     run(worker, test, FakeTaskd(short))
     # Four, of which taskd took one; then three, of which it took two; then the last one.
     assert wants[:2] == [3, 1]
+
+
+def test_a_throttled_worker_takes_back_its_demand_and_asks_again() -> None:
+    worker = Worker(queue="q", name="w", concurrency=1, prefetch=2)
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        if task.key == "a":
+            raise Throttle("the service is away", after=0.3)
+
+    async def sends(stream: FakeStream) -> None:
+        await stream.accept()
+        assert stream.open.want == 3
+        await stream.send_tasks("a")
+        await stream.until(lambda frame: frame.surrender)
+        frame = await stream.until(lambda frame: frame.want > 0)
+        assert frame.want == 3
+        await stream.send_tasks("b")
+        await stream.serve()
+
+    async def test(_: asyncio.Task[None]) -> None:
+        await seen(lambda: worker.stats.completed == 1)
+
+    run(worker, test, FakeTaskd(sends))
+    assert (worker.stats.got, worker.stats.returned) == (2, 1)
 
 
 def test_a_refused_frame_goes_by_unary_calls() -> None:

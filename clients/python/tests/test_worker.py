@@ -30,6 +30,7 @@ from taskd_client import (
     TaskInfo,
     TaskRejected,
     TaskStatus,
+    Throttle,
     Worker,
     current_task,
 )
@@ -339,6 +340,32 @@ def test_a_task_is_put_off_at_no_cost(taskd: Taskd, queue: str) -> None:
     assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
     assert attempts == [1, 1, 1, 1]
     assert (worker.stats.returned, worker.stats.rejected) == (3, 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_taskd_reads_the_weights_of_queues(taskd: Taskd, queue: str, stream: bool) -> None:
+    worker = Worker(taskd.address, queue=queue, weights={"other": 3}, stream=stream)
+    worker.handler(lambda task: None)
+    with pytest.raises(InvalidRequest, match='weights names "other"'):
+        asyncio.run(worker.serve())
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_throttled_worker_takes_nothing_meanwhile(taskd: Taskd, queue: str, stream: bool) -> None:
+    worker = Worker(taskd.address, queue=queue, concurrency=1, prefetch=1, stream=stream)
+    began: list[float] = []
+
+    @worker.handler
+    async def work(task: Task[Any]) -> None:
+        began.append(time.monotonic())
+        if len(began) == 1:
+            raise Throttle("the service is away", after=1.5)
+
+    tasks = [NewTask(queue=queue, key=key, max_attempts=1) for key in ("a", "b", "c")]
+    for task in finish(taskd, worker, *tasks):
+        assert (task.status, task.attempts) == (TaskStatus.COMPLETED, 0)
+    assert len(began) == 4
+    assert began[1] - began[0] >= 1.5
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -1,5 +1,7 @@
+import { Buffer } from "node:buffer";
+
 import { durationText, milliseconds, type Duration } from "./duration.js";
-import { InvalidAnswerError, RejectedError } from "./errors.js";
+import { InvalidAnswerError, RejectedError, TaskdError, isAboutBody } from "./errors.js";
 import { insertAnswerOf, insertStream, type StreamOptions } from "./insert.js";
 import { Transport, listOf, type ConnectionOptions } from "./transport.js";
 import type {
@@ -7,8 +9,10 @@ import type {
   IndexedInsertAnswer,
   InsertAnswer,
   ItemAnswer,
+  NewRecord,
   NewTask,
   Priority,
+  Published,
   QueueEvent,
   QueueView,
   TaskBackoff,
@@ -21,7 +25,7 @@ import type {
 } from "./types.js";
 import { insertAndWait } from "./waiting.js";
 import { watchQueue, watchTask, type WatchOptions } from "./watch.js";
-import { fromWire, isObject, taskText, withValue, type Json } from "./wire.js";
+import { fromWire, isObject, recordText, taskText, withValue, type Json } from "./wire.js";
 
 interface CallOptions {
   signal?: AbortSignal | undefined;
@@ -31,6 +35,11 @@ interface CallOptions {
 interface WaitOptions extends CallOptions {
   wait?: Duration | undefined;
 }
+
+/** taskd takes so many records in a call, … */
+const MOST_RECORDS = 1000;
+/** … and 32 MiB, unless its settings say less. A call with more bytes than this has one record. */
+const MOST_RECORD_BYTES = 4 << 20;
 
 /** Calls taskd for programs that insert tasks and look after them. */
 export class Client {
@@ -126,6 +135,45 @@ export class Client {
     return watchQueue(this.transport, queue, options);
   }
 
+  /**
+   * Publishes records to a topic, in calls of up to 1,000 and about 4 MiB, and answers for each in its order. A call whose
+   * answer is lost is repeated, so a record may be there twice: give it an `id` by which readers can tell.
+   *
+   * After a call with a `TRY_LATER` no other one is made, and all further records are `TRY_LATER`: so records of a key
+   * keep their order if you publish those again. An error after the first call is the `error` of these answers; before,
+   * it is thrown.
+   */
+  async publish(topic: string, records: readonly NewRecord[], options: CallOptions = {}): Promise<Published[]> {
+    const path = `/v1/topics/${encodeURIComponent(topic)}/records`;
+    const texts = records.map(recordText);
+    const published: Published[] = [];
+    let most = MOST_RECORDS;
+    let failure: string | undefined;
+    while (published.length < texts.length && failure === undefined) {
+      const some = firstOf(texts.slice(published.length, published.length + most));
+      const call = { method: "POST", path, body: `[${some.join(",")}]`, list: "results", ...options } as const;
+      try {
+        const answers = (await this.transport.list(call)).map((answer) => fromWire<Published>(answer));
+        if (answers.length !== some.length)
+          throw new InvalidAnswerError(`POST ${path}: not all records have an answer`);
+        published.push(...answers);
+        if (answers.some(({ status }) => status === "TRY_LATER")) failure = "a record before it was not stored";
+      } catch (error) {
+        if (isAboutBody(error) && some.length > 1) {
+          // taskd takes fewer at once, or one of them is to blame.
+          most = Math.floor(some.length / 2);
+        } else if (published.length === 0 || options.signal?.aborted === true || !(error instanceof TaskdError)) {
+          throw error;
+        } else if (isAboutBody(error)) {
+          published.push({ status: "REJECTED", error: error.detail });
+          most = MOST_RECORDS;
+        } else failure = error.message;
+      }
+    }
+    const missing = texts.slice(published.length);
+    return [...published, ...missing.map((): Published => ({ status: "TRY_LATER", error: failure ?? "" }))];
+  }
+
   /** The results that workers reported for a task. */
   async results<R = unknown>(id: string, options: CallOptions = {}): Promise<TaskResult<R>[]> {
     const path = `${taskPath(id)}/results`;
@@ -171,7 +219,7 @@ export class Client {
 
   /** Any other operation of `docs/api.md`, with JSON as taskd writes it. */
   async call(
-    method: "GET" | "POST" | "DELETE",
+    method: "GET" | "POST" | "PUT" | "DELETE",
     path: string,
     body?: unknown,
     options: CallOptions = {},
@@ -191,6 +239,16 @@ export class Client {
     const call = { method: "POST", path: `/v1/tasks:${what}`, body: JSON.stringify(body), list: "results" } as const;
     return (await this.transport.list({ ...call, ...options })).map((answer) => fromWire<ItemAnswer>(answer));
   }
+}
+
+/** The first of these texts that one call takes, at least one. */
+function firstOf(texts: readonly string[]): readonly string[] {
+  let bytes = 0;
+  const end = texts.findIndex((text, place) => {
+    bytes += Buffer.byteLength(text) + 1;
+    return place > 0 && bytes > MOST_RECORD_BYTES;
+  });
+  return end < 0 ? texts : texts.slice(0, end);
 }
 
 function taskPath(id: string): string {

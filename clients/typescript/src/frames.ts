@@ -180,6 +180,9 @@ const FIELDS: Readonly<Record<string, (value: unknown) => unknown>> = {
   traceparent: same,
   idempotency_key: same,
   limit_key: same,
+  sequence: same,
+  on_dead: oneOf("ON_DEAD", ["NEXT", "HOLD"]),
+  tree: (value) => treeOf(value as string | Json),
   backoff: (value) => fieldsOf(value as Json, BACKOFF),
 };
 
@@ -190,6 +193,19 @@ const BACKOFF: Readonly<Record<string, (value: unknown) => unknown>> = {
   jitter: same,
   give_up_after: duration,
 };
+
+const TREE: Readonly<Record<string, (value: unknown) => unknown>> = {
+  then: same,
+  timeout: duration,
+  on_dead: oneOf("TREE_ON_DEAD", ["COUNT", "IGNORE", "HOLD"]),
+};
+
+function treeOf(tree: string | Json): Json {
+  if (typeof tree !== "string") {
+    return fieldsOf(tree, TREE);
+  }
+  return tree === "new" ? {} : { id: tree };
+}
 
 const LIMIT: Readonly<Record<string, (value: unknown) => unknown>> = { hold: duration, pace: duration };
 

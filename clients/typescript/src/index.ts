@@ -24,7 +24,7 @@ export {
 } from "./errors.js";
 export type { StreamOptions } from "./insert.js";
 export type { Around, HandleOptions, Handler, WorkerOptions, WorkerStats } from "./options.js";
-export { PutOff, Reject, Retry } from "./rejections.js";
+export { PutOff, Reject, Retry, Throttle } from "./rejections.js";
 export { PayloadError, type Schema, type StandardSchema } from "./schema.js";
 export type { Completed, Extension, GetRequest, Report, Source, SourceHost } from "./source.js";
 export type { Task } from "./task.js";

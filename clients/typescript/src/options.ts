@@ -6,8 +6,13 @@ import type { ConnectionOptions } from "./transport.js";
 import type { Logger } from "./types.js";
 
 export interface WorkerOptions extends ConnectionOptions {
-  /** The queue, or several: priorities are strict over all of them. */
+  /** The queue, or several: priorities are strict over all of them, unless there are `weights`. */
   queue: string | readonly string[];
+  /**
+   * How several queues share the tasks, from 1 to 1000 each: with `{ a: 3, b: 1 }` three of four are of `a` while both
+   * have some. A queue that is absent has 1. Priorities then order the tasks of each queue only.
+   */
+  weights?: Readonly<Record<string, number>> | undefined;
   /**
    * The worker's name (that of the host). taskd never credits a name twice for a task, and takes two workers of one
    * name for one: a second worker of the host and queue without a name does not start.

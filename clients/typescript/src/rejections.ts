@@ -43,3 +43,12 @@ export class PutOff extends Error {
     this.after = after;
   }
 }
+
+/**
+ * Thrown by a handler: not now, and nothing else either. The task comes again after this time, at no cost as after
+ * `PutOff`, and until then the worker takes no tasks: for a service that every task needs and that is away or asks for a
+ * pause. Tasks that wait in the worker go to others at once.
+ */
+export class Throttle extends PutOff {
+  override name = "Throttle";
+}

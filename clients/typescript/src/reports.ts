@@ -91,9 +91,9 @@ export class Reports {
   }
 
   /** Gives back a task that no handler began, at no cost. */
-  giveBack(held: Held): void {
+  giveBack(held: Held, why = RETURNED): void {
     held.isReturned = true;
-    this.#reject(held, RETURNED, { delay: "0ms", not_started: true });
+    this.#reject(held, why, { delay: "0ms", not_started: true });
   }
 
   /** Puts a task off, at no cost: it comes again after `delay` milliseconds. */

@@ -9,6 +9,8 @@ import { fromWire, withValue } from "./wire.js";
 export interface GetRequest {
   worker: string;
   queues: readonly string[];
+  /** How the queues share the tasks; absent: by priority alone. */
+  weights?: Readonly<Record<string, number>> | undefined;
   maxTasks: number;
   /** How long to wait for the first task, in milliseconds. */
   wait: number;
@@ -72,6 +74,8 @@ export interface Source {
   open?(host: SourceHost): void;
   /** The worker has room for so many tasks now. */
   room?(free: number): void;
+  /** The tasks that have come and that no `get` has brought: the worker takes them to give them back. */
+  takeArrived?(): LeasedTask[];
   /**
    * A handler is about to begin with a task. The worker waits for the promise, so that taskd knows of a task that kills
    * its process. It must end soon, and without an answer of taskd.
@@ -85,6 +89,7 @@ export interface Source {
 export interface SourceHost {
   readonly worker: string;
   readonly queues: readonly string[];
+  readonly weights?: Readonly<Record<string, number>> | undefined;
   /** In milliseconds; absent: as long as each task says. */
   readonly leaseDuration: number | undefined;
   readonly token: ConnectionOptions["token"];
@@ -92,6 +97,8 @@ export interface SourceHost {
   readonly logger: Logger;
   /** The ids of the tasks in hand. */
   holding(): string[];
+  /** Tasks have come although the worker has no room: taskd sent them before it heard of that. */
+  onArrived(): void;
   /** Leases ended without a report. */
   onEnded(answers: readonly ItemAnswer[]): void;
   /** The stream of the session broke: the session may end before another stream goes on with it. */
@@ -222,10 +229,11 @@ export class HttpSource implements Source {
   }
 }
 
-function getText({ worker, queues, wait, leaseDuration }: GetRequest, maxTasks: number): string {
+function getText({ worker, queues, weights, wait, leaseDuration }: GetRequest, maxTasks: number): string {
   return JSON.stringify({
     worker,
     queues,
+    weights,
     max_tasks: maxTasks,
     wait: durationText(wait, "wait"),
     lease_duration: leaseDuration === undefined ? undefined : durationText(leaseDuration, "leaseDuration"),

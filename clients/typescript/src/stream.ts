@@ -145,6 +145,10 @@ export class StreamSource implements Source {
     return [];
   }
 
+  takeArrived(): LeasedTask[] {
+    return this.#given(this.#arrived.splice(0));
+  }
+
   mayBeAnswering(): boolean {
     return this.#poll !== undefined;
   }
@@ -369,6 +373,7 @@ export class StreamSource implements Source {
       open: {
         worker: host.worker,
         queues: host.queues,
+        weights: host.weights,
         // A poll may begin before the stream is open.
         want: this.#isPolling ? 0 : this.#wanted(),
         session: this.#session,
@@ -385,6 +390,7 @@ export class StreamSource implements Source {
     return new Link(client, this.#method, metadata, first, {
       onTasks: (tasks) => {
         this.#take(tasks);
+        if (this.#room === 0) host.onArrived();
       },
       onEnded: (answers) => {
         const ended = new Set(answers.map(({ id }) => id));

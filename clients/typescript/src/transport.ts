@@ -31,7 +31,7 @@ export interface ConnectionOptions {
 }
 
 export interface Call {
-  method: "GET" | "POST" | "DELETE";
+  method: "GET" | "POST" | "PUT" | "DELETE";
   path: string;
   body?: string | undefined;
   /** "application/json" if absent. */

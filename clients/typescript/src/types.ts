@@ -35,8 +35,27 @@ export interface NewTask<P = unknown> {
    * that says.
    */
   limitKey?: string | undefined;
+  /** The tasks of a queue with one sequence go one after the other, in the order of their inserts. */
+  sequence?: string | undefined;
+  /** When the task dies, the next ones of its sequence go on, or wait until it is sent again or purged. */
+  onDead?: "next" | "hold" | undefined;
+  /**
+   * `"new"` or a `NewTree`: the task is the root of a tree. The id of a tree: it joins this one, which must be open.
+   * Discovered tasks are in the trees of their parents anyway.
+   */
+  tree?: string | NewTree | undefined;
   /** Fields of a newer taskd, with the names and values of `docs/api.md`. */
   fields?: Readonly<Record<string, unknown>> | undefined;
+}
+
+/** A new tree, for its root. */
+export interface NewTree {
+  /** The queue that gets one task when the tree has ended, with its counts. */
+  then?: string | undefined;
+  /** All tasks of the tree must be completed within this time; otherwise they are dead then. */
+  timeout?: Duration | undefined;
+  /** Dead tasks make the tree fail (`count`), mean nothing, or keep it open until they are sent again or purged. */
+  onDead?: "count" | "ignore" | "hold" | undefined;
 }
 
 /** The waits of a task between its attempts. Without a `kind` it has those of its queue, and only `giveUpAfter`. */
@@ -70,6 +89,8 @@ export interface InsertAnswer<R = unknown> {
   error?: string;
   /** With `wait`: the status of the task at the end of the wait; absent if taskd could not read it. */
   taskStatus?: TaskStatus;
+  /** The tree that the task is in, if the insert named one. That of a duplicate is the one that had it first. */
+  tree?: string;
   /** With `wait`: the results of a completed task. An answer has at most 32 MiB of them. */
   results?: TaskResult<R>[];
 }
@@ -77,6 +98,29 @@ export interface InsertAnswer<R = unknown> {
 /** The answer about one task of a list, with its place in the list. */
 export interface IndexedInsertAnswer<R = unknown> extends InsertAnswer<R> {
   index: number;
+}
+
+/** A record to publish to a topic. */
+export interface NewRecord {
+  /** Bytes as they are, everything else as JSON; a string is its text. */
+  value?: unknown;
+  /** Records with the same key keep their order. */
+  key?: string;
+  /** Texts by name; a name may have several. */
+  attributes?: Record<string, string | readonly string[]>;
+  /** What tells a repeat from another record. */
+  id?: string;
+}
+
+export type PublishStatus = "STORED" | "REJECTED" | "TRY_LATER";
+
+/** The answer about one record. The topic has a stored one; one to try later may be stored or not. */
+export interface Published {
+  status: PublishStatus;
+  partition?: number;
+  offset?: string;
+  /** The reason, if it is not stored. */
+  error?: string;
 }
 
 export type ItemStatus =

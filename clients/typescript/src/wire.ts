@@ -1,7 +1,7 @@
 import { Buffer } from "node:buffer";
 
 import { durationText } from "./duration.js";
-import type { DiscoveredTask, Encoding, LimitReport, NewTask, TaskBackoff } from "./types.js";
+import type { DiscoveredTask, Encoding, LimitReport, NewRecord, NewTask, NewTree, TaskBackoff } from "./types.js";
 
 export type Json = Record<string, unknown>;
 
@@ -53,7 +53,7 @@ function flawOf(value: unknown): string | undefined {
 }
 
 /** A payload or a result as a member of a JSON object; "" if there is none. */
-function valueMember(name: "payload" | "result", value: unknown): string {
+function valueMember(name: "payload" | "result" | "value", value: unknown): string {
   if (value === undefined || value === null) return "";
   const bytes = bytesOf(value);
   if (bytes !== undefined) {
@@ -74,6 +74,13 @@ const BACKOFF: Readonly<Record<keyof TaskBackoff, (value: unknown) => string>> =
   giveUpAfter: duration("give_up_after"),
 };
 
+/** Each field of a new tree, and how taskd reads it. */
+const TREE: Readonly<Record<keyof NewTree, (value: unknown) => string>> = {
+  then: plain("then"),
+  timeout: duration("timeout"),
+  onDead: plain("on_dead"),
+};
+
 /** Each field of a new task, and how taskd reads it. */
 const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   queue: plain("queue"),
@@ -91,12 +98,20 @@ const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
   traceparent: plain("traceparent"),
   idempotencyKey: plain("idempotency_key"),
   limitKey: plain("limit_key"),
+  sequence: plain("sequence"),
+  onDead: plain("on_dead"),
+  tree: (value) => treeText(value as string | object),
   backoff: (value) => `"backoff":${objectText("a backoff", BACKOFF, value as object)}`,
   fields: (value) =>
     Object.entries(value as object)
       .map(([name, field]) => `${JSON.stringify(name)}:${jsonText(field, name)}`)
       .join(","),
 };
+
+function treeText(tree: string | object): string {
+  const text = typeof tree === "string" ? JSON.stringify(tree) : objectText("a tree", TREE, tree);
+  return `"tree":${text}`;
+}
 
 /** An object as JSON, by the fields that it may have. Throws if it has another one. */
 function objectText(
@@ -122,6 +137,19 @@ function objectText(
 export function taskText(task: NewTask | DiscoveredTask, queue?: string): string {
   const first = task.queue === undefined && queue !== undefined ? [MEMBERS.queue(queue)] : [];
   return objectText("a task", MEMBERS, task, first);
+}
+
+/** Each field of a record, and how taskd reads it. */
+const RECORD: Readonly<Record<keyof NewRecord, (value: unknown) => string>> = {
+  value: (value) => valueMember("value", value),
+  key: plain("key"),
+  attributes: plain("attributes"),
+  id: plain("id"),
+};
+
+/** A record to publish as JSON. Throws if a part of it has no form in JSON, or is no part of a record. */
+export function recordText(record: NewRecord): string {
+  return objectText("a record", RECORD, record);
 }
 
 /** A completion as JSON. `discovered` has tasks that are JSON already. */

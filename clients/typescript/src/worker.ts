@@ -9,7 +9,7 @@ import { TaskTimeoutError, UnreportedError, WorkerStoppedError, isTransient } fr
 import { insertLines } from "./insert.js";
 import { Leases } from "./leases.js";
 import { defaultName, takeName } from "./name.js";
-import { PutOff, Reject, Retry } from "./rejections.js";
+import { PutOff, Reject, Retry, Throttle } from "./rejections.js";
 import { Reports } from "./reports.js";
 import { PayloadError, checkPayload } from "./schema.js";
 import { ANSWER_COMES, HttpSource, type GetRequest, type Source } from "./source.js";
@@ -30,6 +30,8 @@ const MOST_DISCOVERED = 10_000;
 const MOST_DISCOVERED_BYTES = 2 << 20;
 /** The tasks of one call that inserts others. */
 const SURPLUS_AT_ONCE = 1000;
+/** Why tasks go back that wait in a throttled worker, or come to it. */
+const THROTTLED = "the worker takes no tasks for a while";
 /** The time for the last reports after a hard stop. */
 const LAST_REPORTS = 5000;
 
@@ -65,6 +67,8 @@ export class Worker {
   #polls = false;
   /** When a report may ask for tasks again. */
   #reportsAsk = 0;
+  /** When the worker may take tasks again, after a handler has throttled it. */
+  #throttledUntil = 0;
   #handler: ((held: Held) => Promise<unknown>) | undefined;
   readonly #around: Around[] = [];
   #ended: Promise<void> | undefined;
@@ -88,8 +92,9 @@ export class Worker {
     this.#taskTimeout = taskTimeout === undefined ? undefined : milliseconds(taskTimeout, "taskTimeout");
     this.#drainTimeout = milliseconds(options.drainTimeout ?? "25s", "drainTimeout");
     this.#log = options.logger ?? console;
-    // Each call that is under way listens to it, and a worker has more of them than Node.js expects.
-    setMaxListeners(0, this.#end.signal);
+    // Each call that is under way listens to the end, and each throttle to the stop. A worker has more of them than
+    // Node.js expects.
+    setMaxListeners(0, this.#end.signal, this.#stop.signal);
     this.client = new Client(options);
     this.#source = options.source ?? new HttpSource(this.client, this.#log);
     this.#leases = new Leases(this.#source, this.name, this.#leaseDuration, this.#log, this.#end.signal);
@@ -200,11 +205,15 @@ export class Worker {
     this.#source.open?.({
       worker: this.name,
       queues: this.#queues,
+      weights: this.#options.weights,
       leaseDuration: this.#leaseDuration,
       token: this.#options.token,
       client: this.client,
       logger: this.#log,
       holding: () => this.#leases.all().map(({ task }) => task.id),
+      onArrived: () => {
+        this.#notify();
+      },
       onEnded: (answers) => {
         this.#leases.lose(answers);
       },
@@ -307,6 +316,8 @@ export class Worker {
       const free = this.#free();
       const { isAsking, isAboutToAsk } = this.#reports;
       if (free <= 0 || isAsking || (isAboutToAsk && this.#next() !== undefined)) {
+        // No call takes these. Kept until the throttle ends, they would be withheld from all other workers.
+        if (this.#isThrottled()) for (const task of this.#source.takeArrived?.() ?? []) this.#accept(task);
         await this.#change();
         continue;
       }
@@ -322,7 +333,8 @@ export class Worker {
   }
 
   #request(maxTasks: number, wait: number): GetRequest {
-    return { worker: this.name, queues: this.#queues, maxTasks, wait, leaseDuration: this.#leaseDuration };
+    const { weights } = this.#options;
+    return { worker: this.name, queues: this.#queues, weights, maxTasks, wait, leaseDuration: this.#leaseDuration };
   }
 
   /** What a report may ask for: where it brings tasks, it saves a poll. */
@@ -334,16 +346,35 @@ export class Worker {
 
   /** How many tasks the worker may take now. Reports that taskd does not take hold it up. */
   #free(): number {
+    if (this.#isThrottled()) return 0;
     const { pending, pendingBytes } = this.#reports;
     const room = this.#concurrency + this.#prefetch;
     if (pendingBytes > MOST_UNREPORTED_BYTES || pending > Math.max(room, 1000)) return 0;
     return Math.min(room - this.#running - this.#waiting.length, 1000);
   }
 
+  #isThrottled(): boolean {
+    return performance.now() < this.#throttledUntil;
+  }
+
+  /** Takes no tasks for so many milliseconds. Those that wait here go to other workers. */
+  #throttle(wait: number): void {
+    this.#throttledUntil = Math.max(this.#throttledUntil, performance.now() + wait);
+    for (const held of this.#waiting.splice(0)) if (!held.isOver) this.#reports.giveBack(held, THROTTLED);
+    // The stop ends the pause; a little later, so that the time is over then.
+    void pause(Math.min(wait, LONGEST_TIMER) + 1, this.#stop.signal).then(() => {
+      this.#notify();
+    });
+  }
+
   #accept(task: LeasedTask): void {
     const held: Held = new Held(task, async (by) => this.#leases.extendNow(held, by));
     this.#counts.taken += 1;
     this.#leases.keep(held);
+    if (this.#isThrottled()) {
+      this.#reports.giveBack(held, THROTTLED);
+      return;
+    }
     this.#waiting.push(held);
     this.#begin();
   }
@@ -481,7 +512,10 @@ export class Worker {
       const delay = delayOf(error.after);
       this.#reports.reject(held, reason, delay === undefined ? {} : { delay });
     } else if (error instanceof PutOff) {
-      this.#reports.putOff(held, reason, delayOf(error.after) ?? 0);
+      const delay = delayOf(error.after) ?? 0;
+      // Before the report, which would ask for tasks.
+      if (error instanceof Throttle) this.#throttle(delay);
+      this.#reports.putOff(held, reason, delay);
     } else if (error instanceof Reject) {
       this.#reports.reject(held, reason, { retry: false });
     } else if (error instanceof PayloadError) {

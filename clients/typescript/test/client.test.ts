@@ -17,7 +17,9 @@ import {
   NotFoundError,
   RejectedError,
   UnauthenticatedError,
+  UnavailableError,
   Worker,
+  type NewRecord,
 } from "@taskd/client";
 import { StreamSource } from "@taskd/client/stream";
 import { SILENT, Taskd, allAre, until } from "./support.js";
@@ -106,6 +108,77 @@ test("results, cancel, retry, change, requeue, and any other call", async () => 
     assert.match(error.detail, /queues: invalid type/);
     return true;
   });
+});
+
+test("records are published to a topic", async () => {
+  const { client } = taskd;
+  await client.call("PUT", "/v1/topics/orders", {});
+  const published = await client.publish("orders", [
+    { value: { n: 1 }, key: "a", attributes: { lang: ["en", "de"], kind: "x" }, id: "1" },
+    { value: Buffer.from([0xff]), key: "a" },
+    { key: "k".repeat(4097) },
+  ]);
+  assert.deepEqual(
+    published.map(({ status }) => status),
+    ["STORED", "STORED", "REJECTED"],
+  );
+  assert.equal(published[2]?.error, "key has 4097 bytes; at most 4096");
+  const page = await client.call("GET", "/v1/topics/orders/records");
+  const records = page["records"] as Record<string, unknown>[];
+  assert.deepEqual(
+    records.map(({ offset }) => offset),
+    published.slice(0, 2).map(({ offset }) => offset),
+  );
+  assert.deepEqual(records[0]?.["value"], { n: 1 });
+  assert.deepEqual(records[0]["attributes"], { kind: ["x"], lang: ["en", "de"] });
+  assert.equal(records[1]?.["value_base64"], "/w==");
+  await assert.rejects(client.publish("order", [{}]), NotFoundError);
+});
+
+test("records go in calls that taskd takes, and none after one that is to be sent again", async () => {
+  const calls: number[] = [];
+  const largest: number[] = [];
+  const answers: string[] = [];
+  // It takes 600 records, and 8 MiB, at once.
+  const client = new Client({
+    retryFor: 0,
+    fetch: async (_, init) => {
+      const body = init?.body as string;
+      const { length } = JSON.parse(body) as unknown[];
+      if (length > 600) return problem(400, "more than 600 items in one call (max_items)");
+      if (body.length > 8 << 20) return problem(413, "the body is too large");
+      calls.push(length);
+      largest.push(body.length);
+      const status = answers.shift() ?? "STORED";
+      if (status === "away") return problem(503, "taskd is away");
+      const results = Array.from({ length }, (_, n) => ({ status: n === 0 ? status : "STORED" }));
+      return Promise.resolve(Response.json({ results }));
+    },
+  });
+  const problem = async (status: number, detail: string): Promise<Response> =>
+    Promise.resolve(Response.json({ title: "refused", status, detail }, { status }));
+  const statuses = async (records: NewRecord[]): Promise<Record<string, number>> => {
+    calls.length = 0;
+    const counts: Record<string, number> = {};
+    for (const { status } of await client.publish("orders", records)) counts[status] = (counts[status] ?? 0) + 1;
+    return counts;
+  };
+  const small = Array.from({ length: 1200 }, (_, value) => ({ value }));
+  assert.deepEqual(await statuses(small), { STORED: 1200 });
+  assert.deepEqual(calls, [500, 500, 200]);
+  // By their bytes. One that is too large does not hold up the others.
+  const large = Array.from({ length: 7 }, (_, n) => ({ value: "x".repeat(n === 3 ? 9 << 20 : 1 << 20) }));
+  assert.deepEqual(await statuses(large), { STORED: 6, REJECTED: 1 });
+  assert.deepEqual(calls, [3, 3]);
+  assert.ok(largest.every((bytes) => bytes <= 4 << 20));
+  // A record of the same key in a later call would come before the one that is sent again.
+  answers.push("STORED", "TRY_LATER");
+  assert.deepEqual(await statuses(small), { STORED: 999, TRY_LATER: 201 });
+  assert.deepEqual(calls, [500, 500]);
+  answers.push("STORED", "away");
+  assert.deepEqual(await statuses(small), { STORED: 500, TRY_LATER: 700 });
+  answers.push("away");
+  await assert.rejects(statuses(small), UnavailableError);
 });
 
 test("the gRPC port is named as a mistake", async () => {

@@ -169,6 +169,7 @@ test("a task that the worker has not taken yet keeps its lease", async (t) => {
     holding: () => [],
     onEnded: () => undefined,
     onAlone: () => undefined,
+    onArrived: () => undefined,
     onMoved: () => undefined,
   };
   const { id = "" } = await client.insert({ queue: "late", key: "k" });

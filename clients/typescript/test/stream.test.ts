@@ -3,8 +3,12 @@
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { after, before, test } from "node:test";
+import { fileURLToPath } from "node:url";
 
-import { BadRequestError, Client, LeaseLostError, Retry, UnauthenticatedError, Worker } from "@taskd/client";
+import * as grpc from "@grpc/grpc-js";
+import { loadSync } from "@grpc/proto-loader";
+
+import { BadRequestError, Client, LeaseLostError, Retry, Throttle, UnauthenticatedError, Worker } from "@taskd/client";
 import type { Handler, NewTask, WorkerOptions } from "@taskd/client";
 import { StreamSource, type StreamSourceOptions } from "@taskd/client/stream";
 import { Cable, Gate, SILENT, Taskd, allAre, freePorts, until } from "./support.js";
@@ -307,6 +311,78 @@ test("a lease that would end before a hung stream counts as dead is extended ove
   );
 });
 
+/** The parts of a worker's frame that the made server reads. */
+interface Frame {
+  open: { want: number } | null;
+  number: number;
+  want: number;
+  rejections: { id: string; reason: string; not_started: boolean }[];
+}
+
+/** A made server with this handler of streams. */
+async function made(
+  serve: (stream: grpc.ServerDuplexStream<Frame, unknown>) => void,
+): Promise<grpc.Server & { url: string }> {
+  const proto = fileURLToPath(new URL("../../proto/taskd.proto", import.meta.url));
+  const loaded = loadSync(proto, { keepCase: true, longs: Number, enums: String, defaults: true });
+  const server = new grpc.Server();
+  server.addService(loaded["taskd.v1.Tasks"] as unknown as grpc.ServiceDefinition, { StreamTasks: serve });
+  const port = await new Promise<number>((resolve, reject) => {
+    server.bindAsync("127.0.0.1:0", grpc.ServerCredentials.createInsecure(), (error, bound) => {
+      if (error === null) resolve(bound);
+      else reject(error);
+    });
+  });
+  return Object.assign(server, { url: `http://127.0.0.1:${String(port)}` });
+}
+
+test("a throttled worker gives back all tasks that come late", async (t) => {
+  const late = ["second", "third"];
+  const rejected: Frame["rejections"] = [];
+  const server = await made((stream) => {
+    const send = (id: string): void => {
+      stream.write({ tasks: [{ id, queue: "late", key: Buffer.from(id), lease_token: id, attempt: 1, replicas: 1 }] });
+    };
+    stream.on("data", ({ open, number, want, rejections }: Frame) => {
+      if (open !== null) {
+        const minute = { seconds: 60, nanos: 0 };
+        stream.write({ opened: { session: "s", granted: open.want, heartbeat: minute, timeout: minute } });
+        send("first");
+        return;
+      }
+      for (const rejection of rejections) {
+        rejected.push(rejection);
+        // taskd sent it before it heard that the worker takes none.
+        const next = late.shift();
+        if (next !== undefined) send(next);
+      }
+      const results = rejections.map(({ id }) => ({ id, status: "ITEM_STATUS_OK" }));
+      if (number > 0) stream.write({ answer: { number, granted: want, rejections: results } });
+    });
+    stream.on("end", () => {
+      stream.end();
+    });
+  });
+  t.after(() => {
+    server.forceShutdown();
+  });
+  const handler: Handler = () => {
+    throw new Throttle("the service is away", { after: "1h" });
+  };
+  await withWorker({ queue: "late", concurrency: 1, prefetch: 2, stream: { url: server.url } }, handler, async () => {
+    await until("all are given back", () => rejected.length === 3);
+  });
+  const why = "the worker takes no tasks for a while";
+  assert.deepEqual(
+    rejected.map(({ id, reason, not_started: isNotStarted }) => [id, reason, isNotStarted]),
+    [
+      ["first", "the service is away", true],
+      ["second", why, true],
+      ["third", why, true],
+    ],
+  );
+});
+
 test("a wait for tasks leaves nothing in the signal of its worker", async () => {
   const { signal } = new AbortController();
   const source = new StreamSource();
@@ -454,6 +530,8 @@ test("taskd is killed amid work, and each task counts once", async () => {
 
 test("a refusal ends the worker: a wrong queue name, a wrong token", async () => {
   await assert.rejects(workerOf({ queue: "no name!" }, () => 1).run(), BadRequestError);
+  // taskd reads the weights.
+  await assert.rejects(workerOf({ queue: "q", weights: { other: 3 } }, () => 1).run(), /weights names "other"/);
   const guarded = await Taskd.start('auth = "tokens"\n');
   try {
     const stream = { url: guarded.grpc, token: () => Promise.resolve("wrong") };

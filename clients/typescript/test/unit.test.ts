@@ -46,6 +46,8 @@ test("a task is written as taskd reads it", async () => {
   await client.insert({ queue: "q", payload: null, fields: { a_new_field: { some: "thing" } } });
   const backoff = { kind: "linear", initial: "1s", maximum: 60_000, jitter: 0, giveUpAfter: "1h" } as const;
   await client.insert({ queue: "q", idempotencyKey: "i", backoff });
+  await client.insert({ queue: "q", tree: "new" });
+  await client.insert({ queue: "q", tree: { then: "r", timeout: "1h", onDead: "hold" } });
   assert.deepEqual(bodies, [
     {
       queue: "q",
@@ -68,6 +70,8 @@ test("a task is written as taskd reads it", async () => {
       idempotency_key: "i",
       backoff: { kind: "linear", initial: "1000ms", maximum: "60000ms", jitter: 0, give_up_after: "3600000ms" },
     },
+    { queue: "q", tree: "new" },
+    { queue: "q", tree: { then: "r", timeout: "3600000ms", on_dead: "hold" } },
   ]);
   await fake.close();
 });

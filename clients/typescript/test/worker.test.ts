@@ -9,6 +9,7 @@ import {
   PutOff,
   Reject,
   Retry,
+  Throttle,
   Worker,
   type Handler,
   type WorkerOptions,
@@ -264,6 +265,9 @@ test("a wrong queue name, no handler, and a second run are errors at once", asyn
   const options = { url: taskd.url, logger: SILENT, signals: false as const };
   const wrong = new Worker({ ...options, queue: "no name!" }).handle(() => 1);
   await assert.rejects(wrong.run(), (error) => error instanceof BadRequestError && /no name!/.test(error.message));
+  // taskd reads the weights.
+  const weighed = new Worker({ ...options, queue: "q", weights: { other: 3 } }).handle(() => 1);
+  await assert.rejects(weighed.run(), /weights names "other"/);
   await assert.rejects(new Worker({ ...options, queue: "q" }).run(), /no handler/);
   const worker = new Worker({ ...options, queue: "q" }).handle(() => 1);
   const abort = new AbortController();
@@ -309,6 +313,49 @@ test("a task is put off at no cost", async () => {
   });
   assert.equal((await client.getTask(id)).attempts, 0);
 });
+
+test("a worker whose handlers all throttle it says nothing of listeners", async (t) => {
+  const { client } = taskd;
+  const warnings: string[] = [];
+  const onWarning = ({ name }: Error): void => {
+    warnings.push(name);
+  };
+  process.on("warning", onWarning);
+  t.after(() => process.off("warning", onWarning));
+  const count = 20;
+  await client.insertBatch(Array.from({ length: count }, (_, n) => ({ queue: "throttled-often", key: String(n) })));
+  const all = new Gate();
+  let running = 0;
+  const handler: Handler = async () => {
+    running += 1;
+    if (running === count) all.open();
+    await all.opened;
+    throw new Throttle("the service is away", { after: "1h" });
+  };
+  await withWorker({ queue: "throttled-often", concurrency: count }, handler, async (worker) => {
+    await until("all are given back", () => worker.stats.returned === count);
+  });
+  assert.deepEqual(warnings, []);
+});
+
+for (const queue of ["throttled-polls", "throttled-stream"]) {
+  test(`a throttled worker takes nothing meanwhile: ${queue}`, async () => {
+    const { client } = taskd;
+    for (const key of ["a", "b", "c"]) await client.insert({ queue, key, maxAttempts: 1 });
+    const began: number[] = [];
+    const handler: Handler = () => {
+      began.push(performance.now());
+      if (began.length === 1) throw new Throttle("the service is away", { after: "1500ms" });
+    };
+    const source = queue.endsWith("stream") ? { source: new StreamSource({ url: taskd.grpc }) } : {};
+    await withWorker({ queue, concurrency: 1, prefetch: 1, ...source }, handler, async () => {
+      await allAre(client, queue, "COMPLETED", 3);
+    });
+    const [first = 0, second = 0] = began;
+    assert.equal(began.length, 4);
+    assert.ok(second - first >= 1500, String(second - first));
+  });
+}
 
 for (const queue of ["polls", "stream"]) {
   test(`handlers hold and slow their limit key, with ${queue}`, async () => {

@@ -26,6 +26,7 @@ from taskd_client.errors import (
     Retry,
     TaskdError,
     TaskRejected,
+    Throttle,
     Unauthenticated,
     Unavailable,
     Unserialisable,
@@ -42,6 +43,7 @@ from taskd_client.task import (
     Gap,
     Limit,
     NewTask,
+    NewTree,
     Priority,
     Task,
     TaskEvent,
@@ -50,6 +52,7 @@ from taskd_client.task import (
     TaskStatus,
     current_task,
 )
+from taskd_client.topics import Published, PublishStatus, Record
 from taskd_client.worker import Stats, Worker
 
 __all__ = [
@@ -75,12 +78,16 @@ __all__ = [
     "LettersChanged",
     "Limit",
     "NewTask",
+    "NewTree",
     "NotFound",
     "PayloadError",
     "PermissionDenied",
     "Priority",
+    "PublishStatus",
+    "Published",
     "PutOff",
     "QueueCounts",
+    "Record",
     "Reject",
     "Retry",
     "Stats",
@@ -91,6 +98,7 @@ __all__ = [
     "TaskResult",
     "TaskStatus",
     "TaskdError",
+    "Throttle",
     "Unauthenticated",
     "Unavailable",
     "Unserialisable",

@@ -77,6 +77,9 @@ RETRY_LETTERS: Method[pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse]
 PURGE_LETTERS: Method[pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse] = _method(
     "Operator", "PurgeDeadLetters", pb.ChangeDeadLettersRequest, pb.ChangeDeadLettersResponse
 )
+PUBLISH: Method[pb.PublishRequest, pb.PublishResponse] = _method(
+    "Topics", "Publish", pb.PublishRequest, pb.PublishResponse
+)
 GET: Method[pb.GetTasksRequest, pb.GetTasksResponse] = _method(
     "Tasks", "GetTasks", pb.GetTasksRequest, pb.GetTasksResponse
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from taskd_client._codec import Encoding
 from taskd_client._connection import COMPLETE, EXTEND, GET, REJECT, Call, Connection
@@ -31,7 +31,15 @@ class GrpcSource:
     """Asks one process of taskd, and the next one when it is away."""
 
     def __init__(
-        self, connection: Connection, *, worker: str, queues: Sequence[str], lease: float, wait: float, max_bytes: int
+        self,
+        connection: Connection,
+        *,
+        worker: str,
+        queues: Sequence[str],
+        weights: Mapping[str, int],
+        lease: float,
+        wait: float,
+        max_bytes: int,
     ) -> None:
         self._connection = connection
         self._worker = worker
@@ -40,6 +48,7 @@ class GrpcSource:
         self._ask = pb.GetTasksRequest(
             worker=worker,
             queues=queues,
+            weights=weights,
             wait=to_duration(wait),
             lease_duration=to_duration(lease),
             max_bytes=max_bytes,

@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 
 from taskd_client._codec import encode
 from taskd_client._typed import PayloadReader, payload_reader
-from taskd_client.errors import PayloadError, PutOff, Reject, Retry, Unserialisable
+from taskd_client.errors import PayloadError, PutOff, Reject, Retry, Throttle, Unserialisable
 from taskd_client.source import Completion, Lease, Rejection
 from taskd_client.task import Task, key_text, set_current_task
 
@@ -140,7 +140,8 @@ def failed(lease: Lease, error: BaseException) -> Rejection:
             return Rejection(lease=lease, reason=reason(error.reason or "retry"), delay=error.after)
         case PutOff():
             why = reason(error.reason or "put off")
-            return Rejection(lease=lease, reason=why, delay=error.after, not_started=True)
+            pause = error.after or 0.0 if isinstance(error, Throttle) else 0.0
+            return Rejection(lease=lease, reason=why, delay=error.after, not_started=True, pause=pause)
         case PayloadError():
             # It fits at no attempt.
             return Rejection(lease=lease, reason=reason(str(error)), retry=False)

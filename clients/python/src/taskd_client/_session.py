@@ -120,6 +120,8 @@ class Session:
         self._reports.wants, self._reports.brought = self._wants, self._brought
         # When a report may ask for tasks again.
         self._reports_ask = 0.0
+        # When the worker may take tasks again, after a Throttle.
+        self._throttled_until = 0.0
         self._is_polling = False
         # The most tasks that a call asks for.
         self._most = _MAX_ITEMS
@@ -260,7 +262,22 @@ class Session:
     def _has_too_many_reports(self) -> bool:
         return self._reports.open >= _MAX_ITEMS + self._options.concurrency or self._reports.is_full
 
+    def _is_throttled(self) -> bool:
+        return time.monotonic() < self._throttled_until
+
+    def _throttle(self, pause: float) -> None:
+        """Takes no tasks for so long. Those that wait here go to other workers."""
+        self._throttled_until = max(self._throttled_until, time.monotonic() + pause)
+        for held in self._waiting:
+            self._give_back(held)
+        self._waiting.clear()
+        # A little later, so that the time is over then.
+        asyncio.get_running_loop().call_later(pause + 0.001, self._tell_room)
+        self._tell_room()
+
     def _free(self) -> int:
+        if self._is_throttled():
+            return 0
         options = self._options
         return options.concurrency + options.prefetch - len(self._running) - len(self._waiting)
 
@@ -284,7 +301,7 @@ class Session:
     def _hold(self, lease: Lease) -> None:
         held = Held(lease, time.monotonic() + self._options.lease / 3)
         self._held.add(held)
-        if self._stopping.is_set() and not self._is_pushed():
+        if self._is_throttled() or (self._stopping.is_set() and not self._is_pushed()):
             self._give_back(held)
         elif self._stopping.is_set():
             # All of them go back together.
@@ -433,6 +450,8 @@ class Session:
                 outcome = replace(outcome, limit=held.task.limit)
             if isinstance(outcome, Rejection):
                 held.task._cancelled.set()
+        if isinstance(outcome, Rejection) and outcome.pause > 0:
+            self._throttle(outcome.pause)
         if outcome.limit is not None and not held.lease.limit_key:
             # taskd would refuse the whole report.
             outcome = replace(outcome, limit=None)
@@ -442,7 +461,7 @@ class Session:
 
     def _give_back(self, held: Held) -> None:
         """Gives back a task that did not begin, so that another worker gets it at once."""
-        why = "the worker stopped before it began"
+        why = "the worker takes no tasks for a while" if self._is_throttled() else "the worker stopped before it began"
         self._report(held, Rejection(lease=held.lease, reason=why, delay=0.0, not_started=True))
 
     def _finished(self, held: Held, outcome: Outcome, answer: Answer) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -62,6 +62,7 @@ class StreamSource:
         *,
         worker: str,
         queues: Sequence[str],
+        weights: Mapping[str, int],
         lease: float,
         wait: float,
         max_bytes: int,
@@ -70,13 +71,16 @@ class StreamSource:
     ) -> None:
         """enough: fewer tasks than that are not worth a frame of their own."""
         self._connection = connection
-        self._polls = GrpcSource(connection, worker=worker, queues=queues, lease=lease, wait=wait, max_bytes=max_bytes)
+        self._polls = GrpcSource(
+            connection, worker=worker, queues=queues, weights=weights, lease=lease, wait=wait, max_bytes=max_bytes
+        )
         self._lease = lease
         self._enough = enough
         self._takeover = takeover
         self._ask = pb.OpenSession(
             worker=worker,
             queues=queues,
+            weights=weights,
             tells_started=True,
             timeout=to_duration(min(max(lease * _TIMEOUT_SHARE, _SHORTEST_TIMEOUT), _LONGEST_TIMEOUT)),
             lease_duration=to_duration(lease),
@@ -102,6 +106,8 @@ class StreamSource:
         self._error: Exception | None = None
         self._is_interrupted = False
         self._surrender: asyncio.Task[None] | None = None
+        # The worker has no room for what taskd was asked for.
+        self._withdrawal: asyncio.Task[None] | None = None
         # No more tasks can come.
         self._is_drained = asyncio.Event()
         # No other stream is on its way that gives tasks back.
@@ -129,13 +135,26 @@ class StreamSource:
     def room(self, free: int) -> None:
         """The worker has room for so many tasks now. taskd sends no more."""
         self._free = free
+        is_asking = self._asked > 0 and self._withdrawal is None and not self._is_interrupted
+        if free == 0 and is_asking and self._stream is not None:
+            self._withdrawal = asyncio.create_task(self._withdraw(self._stream))
+        elif self._missing():
+            self._wake()
+
+    async def _withdraw(self, stream: Stream) -> None:
+        """Takes back the demand of a worker that takes no tasks for a while, so that taskd sends them to others."""
+        await stream.surrender()
+        # Another stream begins with a demand of its own.
+        if self._stream is stream:
+            self._asked = 0
+        self._withdrawal = None
         if self._missing():
             self._wake()
 
     def _missing(self) -> int:
         """The tasks that taskd shall send besides those that it was asked for."""
         missing = self._free - len(self._ready) - self._asked
-        is_time = not self._is_interrupted and time.monotonic() >= self._ask_at
+        is_time = not self._is_interrupted and self._withdrawal is None and time.monotonic() >= self._ask_at
         return missing if is_time and missing >= self._enough else 0
 
     async def get(self, max_tasks: int) -> Sequence[Lease]:
@@ -373,7 +392,7 @@ class StreamSource:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS):
                     await self._stream.ended.wait()
-        begun = [one for one in (self._runner, self._surrender) if one is not None]
+        begun = [one for one in (self._runner, self._surrender, self._withdrawal) if one is not None]
         for one in begun:
             one.cancel()
         await asyncio.gather(*begun, return_exceptions=True)

@@ -23,7 +23,7 @@ from enum import Enum
 from functools import partial
 from itertools import islice
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from taskd_client._batches import AT_ONCE, MAX_TASKS, cut, cut_async
 from taskd_client._codec import decode
@@ -38,6 +38,7 @@ from taskd_client._connection import (
     LIST,
     LIST_LETTERS,
     PAUSE,
+    PUBLISH,
     PURGE_LETTERS,
     RESUME,
     RETRY_LETTERS,
@@ -52,7 +53,7 @@ from taskd_client._connection import (
 )
 from taskd_client._grpc_source import read_answer
 from taskd_client._time import Pauses, Seconds, seconds, to_datetime, to_duration
-from taskd_client.errors import InvalidRequest, TaskRejected, Unavailable, Unsupported
+from taskd_client.errors import InvalidRequest, TaskdError, TaskRejected, Unavailable, Unsupported
 from taskd_client.operator import (
     DeadLetter,
     LetterKind,
@@ -68,6 +69,7 @@ from taskd_client.task import (
     Backoff,
     Gap,
     NewTask,
+    NewTree,
     Priority,
     TaskEvent,
     TaskInfo,
@@ -79,6 +81,7 @@ from taskd_client.task import (
     read_status,
     read_task,
 )
+from taskd_client.topics import MAX_RECORDS, Published, PublishStatus, Record, first_of, read_published
 from taskd_client.v1 import taskd_pb2 as pb
 
 logger = logging.getLogger("taskd.client")
@@ -121,6 +124,8 @@ class Inserted:
     """With `wait`: the status of the task at the end of the wait."""
     results: tuple[TaskResult, ...] = ()
     """With `wait`: those of a completed task, one for each worker."""
+    tree: str = ""
+    """The tree that the task is in, if the insert named one. That of a duplicate is the one that had it first."""
 
     @property
     def is_new(self) -> bool:
@@ -177,7 +182,11 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """A choice of tasks. All parts must fit. Those from `statuses` to `headers` need a queue."""
+    """A choice of tasks. All parts must fit. `statuses`, `key_prefix` and `headers` need a queue.
+
+    A `key` without a queue is looked up in every queue, or in the open ones if there are more than
+    10,000; it takes no `worker`.
+    """
 
     queue: str = ""
     statuses: Collection[TaskStatus] = ()
@@ -281,6 +290,9 @@ class AsyncClient:
         finish_within: Seconds | None = None,
         idempotency_key: str = "",
         limit_key: str = "",
+        sequence: str = "",
+        on_dead: Literal["next", "hold"] = "next",
+        tree: str | NewTree = "",
         wait: Seconds | None = None,
     ) -> Inserted:
         """Inserts one task. Raises TaskRejected if it is wrong.
@@ -304,6 +316,9 @@ class AsyncClient:
             finish_within=finish_within,
             idempotency_key=idempotency_key,
             limit_key=limit_key,
+            sequence=sequence,
+            on_dead=on_dead,
+            tree=tree,
         )
         (inserted,) = await self.insert_batch([task], wait=wait)
         if inserted.status is InsertStatus.REJECTED:
@@ -402,7 +417,7 @@ class AsyncClient:
                     continue
                 status = InsertStatus(pb.InsertStatus.Name(result.status).removeprefix("INSERT_STATUS_"))
                 task_status, found = read_status(result.task_status), tuple(map(read_result, result.results))
-                results[place] = Inserted(status, result.id, result.error, task_status, found)
+                results[place] = Inserted(status, result.id, result.error, task_status, found, result.tree)
             if not later:
                 return [result for result in results if result is not None]
             if len(later) < len(places):
@@ -605,6 +620,46 @@ class AsyncClient:
         return answers
 
     # Queues and dead letters: for operators, whose tokens need the role admin for changes.
+
+    async def publish(self, topic: str, records: Iterable[Record]) -> list[Published]:
+        """Publishes records to a topic, in calls of up to 1,000 and about 4 MiB, and answers each of them, in order.
+
+        A call whose answer was lost is sent again, so a record may be there twice: give it an `id` by which readers
+        can tell.
+
+        After a call with a TRY_LATER no other one is made, and all further records are TRY_LATER: so records of a key
+        keep their order if you publish those again. An error after the first call is the `error` of these answers;
+        before, it is raised.
+        """
+        messages = [record.to_message() for record in records]
+        published: list[Published] = []
+        most, failure = MAX_RECORDS, None
+        while len(published) < len(messages) and failure is None:
+            some = first_of(messages[len(published) : len(published) + most])
+            request = pb.PublishRequest(topic=topic, records=some)
+            try:
+                answer = await self._connection.call_patiently(PUBLISH, request, _TIMEOUT, self._patience)
+            except InvalidRequest as error:
+                if len(some) > 1:
+                    # taskd takes fewer at once, or one of them is to blame.
+                    most = len(some) // 2
+                elif published:
+                    published.append(Published(status=PublishStatus.REJECTED, error=str(error)))
+                    most = MAX_RECORDS
+                else:
+                    raise
+                continue
+            except TaskdError as error:
+                if not published:
+                    raise
+                failure = str(error)
+                continue
+            answers = [read_published(one) for one in answer.results[: len(some)]]
+            published.extend(answers)
+            if len(answers) < len(some) or any(one.status is PublishStatus.TRY_LATER for one in answers):
+                failure = "a record before it was not stored"
+        later = Published(status=PublishStatus.TRY_LATER, error=failure or "")
+        return published + [later] * (len(messages) - len(published))
 
     async def queues(self, queue: str = "") -> Sequence[QueueCounts]:
         """The counts of a queue, or of all that have unfinished tasks or had some lately."""

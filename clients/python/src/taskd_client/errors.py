@@ -72,7 +72,7 @@ class Retry(Exception):
 class PutOff(Exception):
     """Raised by a handler: not now. The task comes again `after` so many seconds, and no failure counts.
 
-    For a site that is busy, or a service that is away. Without `after` the task comes again at once, or, after
+    For a site that is busy. Without `after` the task comes again at once, or, after
     `Task.hold`, when the hold is over. Nothing bounds how often a task is put off, except its deadline. A taskd that is
     too old for this counts a failure.
     """
@@ -81,3 +81,14 @@ class PutOff(Exception):
         super().__init__(reason)
         self.reason = reason
         self.after = None if after is None else seconds(after)
+
+
+class Throttle(PutOff):
+    """Raised by a handler: not now, and nothing else for `after` so many seconds either.
+
+    The task comes again then, at no cost as after `PutOff`, and until then the worker takes no tasks: for a service
+    that every task needs and that is away or asks for a pause. Tasks that wait in the worker go to others at once.
+    """
+
+    def __init__(self, reason: str = "", *, after: Seconds) -> None:
+        super().__init__(reason, after=after)

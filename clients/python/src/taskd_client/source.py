@@ -64,6 +64,8 @@ class Rejection:
     """No failure counts: the handler did not begin, or it puts the task off. The task is offered again after `delay`,
     or at once."""
     limit: Limit | None = None
+    pause: float = 0.0
+    """Seconds for which the worker takes no tasks. taskd does not hear of it."""
 
     def size(self) -> int:
         return len(self.reason) + 256

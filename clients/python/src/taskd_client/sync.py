@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Iter
 from concurrent.futures import CancelledError, Future
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from taskd_client._batches import AT_ONCE, LINGER, Batch
 from taskd_client._connection import DEFAULT_ADDRESS, TLS, Addresses
@@ -19,7 +19,8 @@ from taskd_client.client import AsyncClient, Explanation, InsertCounts, Inserted
 from taskd_client.errors import Unavailable
 from taskd_client.operator import DeadLetter, LetterKind, LettersChanged, QueueCounts
 from taskd_client.source import Answer
-from taskd_client.task import Backoff, Gap, NewTask, Priority, TaskEvent, TaskInfo, TaskStatus
+from taskd_client.task import Backoff, Gap, NewTask, NewTree, Priority, TaskEvent, TaskInfo, TaskStatus
+from taskd_client.topics import Published, Record
 from taskd_client.v1 import taskd_pb2 as pb
 
 T = TypeVar("T")
@@ -88,6 +89,9 @@ class Client:
         finish_within: Seconds | None = None,
         idempotency_key: str = "",
         limit_key: str = "",
+        sequence: str = "",
+        on_dead: Literal["next", "hold"] = "next",
+        tree: str | NewTree = "",
         wait: Seconds | None = None,
     ) -> Inserted:
         """Inserts one task. Raises TaskRejected if it is wrong.
@@ -112,6 +116,9 @@ class Client:
                 finish_within=finish_within,
                 idempotency_key=idempotency_key,
                 limit_key=limit_key,
+                sequence=sequence,
+                on_dead=on_dead,
+                tree=tree,
                 wait=wait,
             )
         )
@@ -204,6 +211,14 @@ class Client:
     def cancel(self, ids: str | Iterable[str]) -> Sequence[Answer]:
         """Cancels tasks, and answers id by id, in order. TRY_LATER: taskd has stored the wish, and carries it out."""
         return self._run(self._client.cancel(ids))
+
+    def publish(self, topic: str, records: Iterable[Record]) -> list[Published]:
+        """Publishes records to a topic, and answers record by record, in order.
+
+        A call whose answer was lost is sent again, so a record may be there twice: give it an `id` by which readers
+        can tell.
+        """
+        return self._run(self._client.publish(topic, records))
 
     def queues(self, queue: str = "") -> Sequence[QueueCounts]:
         """The counts of a queue, or of all that have unfinished tasks or had some lately."""

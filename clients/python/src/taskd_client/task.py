@@ -31,6 +31,7 @@ _TO_PRIORITY = {
     Priority.MEDIUM: pb.PRIORITY_MEDIUM,
     Priority.LOW: pb.PRIORITY_LOW,
 }
+_TO_ON_DEAD = {"next": pb.ON_DEAD_UNSPECIFIED, "hold": pb.ON_DEAD_HOLD}
 _FROM_PRIORITY = {wire: priority for priority, wire in _TO_PRIORITY.items()}
 
 
@@ -113,6 +114,38 @@ def _read_backoff(message: pb.Backoff) -> Backoff:
     )
 
 
+TreeOnDead = Literal["count", "ignore", "hold"]
+
+_TO_TREE_ON_DEAD: dict[TreeOnDead, Any] = {
+    "count": pb.TREE_ON_DEAD_UNSPECIFIED,
+    "ignore": pb.TREE_ON_DEAD_IGNORE,
+    "hold": pb.TREE_ON_DEAD_HOLD,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTree:
+    """A new tree, for its root: `NewTree(then="reports", timeout=3600)`."""
+
+    then: str = ""
+    """The queue that gets one task when the tree has ended, with its counts as JSON. Empty: none."""
+    timeout: Seconds | None = None
+    """All tasks of the tree must be completed within this time; otherwise they are dead then."""
+    on_dead: TreeOnDead = "count"
+    """Dead tasks make the tree fail, mean nothing, or keep it open until they are sent again or purged."""
+
+
+def _tree_message(tree: str | NewTree) -> pb.TaskTree | None:
+    if isinstance(tree, NewTree):
+        message = pb.TaskTree(then=tree.then, on_dead=_TO_TREE_ON_DEAD[tree.on_dead])
+        if tree.timeout is not None:
+            message.timeout.CopyFrom(to_duration(tree.timeout))
+        return message
+    if not tree:
+        return None
+    return pb.TaskTree(id="" if tree == "new" else tree)
+
+
 def key_bytes(key: str | bytes) -> bytes:
     if not isinstance(key, str | bytes):
         raise TypeError(f"the key {key!r} is {type(key).__name__}; give str or bytes")
@@ -151,6 +184,13 @@ class NewTask:
     limit_key: str = ""
     """What the task shares its limits with: a host, a tenant, an account. Only in queues with a `limit_by`; empty: what
     that says."""
+    sequence: str = ""
+    """The tasks of a queue with one sequence go one after the other, in the order of their inserts. Empty: none."""
+    on_dead: Literal["next", "hold"] = "next"
+    """When the task dies, the next ones of its sequence go on, or wait until it is sent again or purged."""
+    tree: str | NewTree = ""
+    """`"new"` or a NewTree: the task is the root of a tree. The id of a tree: it joins this one, which must be open.
+    Discovered tasks are in the trees of their parents anyway."""
 
     def to_message(self) -> pb.NewTask:
         """The task for the wire. Raises Unserialisable."""
@@ -165,6 +205,9 @@ class NewTask:
             backoff=None if self.backoff is None else self.backoff.to_message(),
             idempotency_key=self.idempotency_key,
             limit_key=self.limit_key,
+            sequence=self.sequence,
+            on_dead=_TO_ON_DEAD[self.on_dead],
+            tree=_tree_message(self.tree),
         )
         if self.replicas is not None:
             message.replicas = self.replicas
@@ -245,6 +288,8 @@ class Task(Generic[PayloadT]):
         deadline: datetime | None = None,
         finish_within: Seconds | None = None,
         limit_key: str = "",
+        sequence: str = "",
+        on_dead: Literal["next", "hold"] = "next",
     ) -> None:
         """Reports a task that was found on the way, of this queue if no other is named.
 
@@ -268,6 +313,8 @@ class Task(Generic[PayloadT]):
             deadline=deadline,
             finish_within=finish_within,
             limit_key=limit_key,
+            sequence=sequence,
+            on_dead=on_dead,
         )
         try:
             message = task.to_message()

@@ -11,7 +11,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -90,6 +90,7 @@ class Worker:
         queue: str | Sequence[str] = (),
         *,
         name: str | None = None,
+        weights: Mapping[str, int] | None = None,
         concurrency: int | None = None,
         prefetch: int = 0,
         processes: int = 0,
@@ -110,6 +111,8 @@ class Worker:
         name: how taskd knows this worker. It credits a name once for a task, and takes two workers of one name for one.
             Without it, the variable TASKD_WORKER has it, or it is that of the host; a second worker without a name on
             the same host and queue does not start.
+        weights: how several queues share the tasks, from 1 to 1000 each. With {"a": 3, "b": 1} three of four are of a
+            while both have some; a queue that is absent has 1. Priorities then order the tasks of each queue only.
         concurrency: how many handlers run at once (10; with `processes`, as many as these).
         prefetch: how many tasks wait in this worker, ready to begin. More is faster for short tasks.
         processes: above zero, handlers that are not async run in so many processes instead of threads.
@@ -132,6 +135,7 @@ class Worker:
             raise ValueError(f"lease is {lease!r}; taskd takes leases from {_SHORTEST_LEASE:g} s on")
         self._target = Target.read(address, token, tls)
         self._queues = [queue] if isinstance(queue, str) else list(queue)
+        self._weights = dict(weights or {})
         self._options = Options(
             name=name if name is not None else default_name(),
             concurrency=concurrency,
@@ -314,6 +318,7 @@ class Worker:
                 connection,
                 worker=options.name,
                 queues=queues,
+                weights=self._weights,
                 lease=options.lease,
                 wait=options.wait,
                 max_bytes=options.max_bytes,
@@ -322,6 +327,7 @@ class Worker:
             connection,
             worker=options.name,
             queues=queues,
+            weights=self._weights,
             lease=options.lease,
             wait=options.wait,
             max_bytes=options.max_bytes,

@@ -25,6 +25,19 @@ class Encoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENCODING_TEXT: _ClassVar[Encoding]
     ENCODING_JSON: _ClassVar[Encoding]
 
+class OnDead(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ON_DEAD_UNSPECIFIED: _ClassVar[OnDead]
+    ON_DEAD_NEXT: _ClassVar[OnDead]
+    ON_DEAD_HOLD: _ClassVar[OnDead]
+
+class TreeOnDead(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TREE_ON_DEAD_UNSPECIFIED: _ClassVar[TreeOnDead]
+    TREE_ON_DEAD_COUNT: _ClassVar[TreeOnDead]
+    TREE_ON_DEAD_IGNORE: _ClassVar[TreeOnDead]
+    TREE_ON_DEAD_HOLD: _ClassVar[TreeOnDead]
+
 class BackoffKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BACKOFF_KIND_UNSPECIFIED: _ClassVar[BackoffKind]
@@ -72,6 +85,7 @@ class TaskPlace(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_PLACE_DELAYED: _ClassVar[TaskPlace]
     TASK_PLACE_REPORTED: _ClassVar[TaskPlace]
     TASK_PLACE_LOST: _ClassVar[TaskPlace]
+    TASK_PLACE_BEHIND: _ClassVar[TaskPlace]
 
 class WorkerReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -123,6 +137,30 @@ class BooksState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BOOKS_STATE_BALANCED: _ClassVar[BooksState]
     BOOKS_STATE_MOVING: _ClassVar[BooksState]
     BOOKS_STATE_UNBALANCED: _ClassVar[BooksState]
+
+class PublishStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUBLISH_STATUS_UNSPECIFIED: _ClassVar[PublishStatus]
+    PUBLISH_STATUS_STORED: _ClassVar[PublishStatus]
+    PUBLISH_STATUS_REJECTED: _ClassVar[PublishStatus]
+    PUBLISH_STATUS_TRY_LATER: _ClassVar[PublishStatus]
+
+class RecordFate(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECORD_FATE_UNSPECIFIED: _ClassVar[RecordFate]
+    RECORD_FATE_TASK: _ClassVar[RecordFate]
+    RECORD_FATE_FILTERED: _ClassVar[RecordFate]
+    RECORD_FATE_REFUSED: _ClassVar[RecordFate]
+    RECORD_FATE_BEHIND: _ClassVar[RecordFate]
+    RECORD_FATE_SKIPPED: _ClassVar[RecordFate]
+    RECORD_FATE_NO_TASK: _ClassVar[RecordFate]
+
+class TreeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TREE_STATE_UNSPECIFIED: _ClassVar[TreeState]
+    TREE_STATE_OPEN: _ClassVar[TreeState]
+    TREE_STATE_DONE: _ClassVar[TreeState]
+    TREE_STATE_FAILED: _ClassVar[TreeState]
 PRIORITY_UNSPECIFIED: Priority
 PRIORITY_HIGH: Priority
 PRIORITY_MEDIUM: Priority
@@ -131,6 +169,13 @@ ENCODING_UNSPECIFIED: Encoding
 ENCODING_BYTES: Encoding
 ENCODING_TEXT: Encoding
 ENCODING_JSON: Encoding
+ON_DEAD_UNSPECIFIED: OnDead
+ON_DEAD_NEXT: OnDead
+ON_DEAD_HOLD: OnDead
+TREE_ON_DEAD_UNSPECIFIED: TreeOnDead
+TREE_ON_DEAD_COUNT: TreeOnDead
+TREE_ON_DEAD_IGNORE: TreeOnDead
+TREE_ON_DEAD_HOLD: TreeOnDead
 BACKOFF_KIND_UNSPECIFIED: BackoffKind
 BACKOFF_KIND_CONSTANT: BackoffKind
 BACKOFF_KIND_LINEAR: BackoffKind
@@ -164,6 +209,7 @@ TASK_PLACE_LEASED: TaskPlace
 TASK_PLACE_DELAYED: TaskPlace
 TASK_PLACE_REPORTED: TaskPlace
 TASK_PLACE_LOST: TaskPlace
+TASK_PLACE_BEHIND: TaskPlace
 WORKER_REASON_UNSPECIFIED: WorkerReason
 WORKER_REASON_MAY_GET: WorkerReason
 WORKER_REASON_COMPLETED_IT: WorkerReason
@@ -200,9 +246,24 @@ BOOKS_STATE_UNSPECIFIED: BooksState
 BOOKS_STATE_BALANCED: BooksState
 BOOKS_STATE_MOVING: BooksState
 BOOKS_STATE_UNBALANCED: BooksState
+PUBLISH_STATUS_UNSPECIFIED: PublishStatus
+PUBLISH_STATUS_STORED: PublishStatus
+PUBLISH_STATUS_REJECTED: PublishStatus
+PUBLISH_STATUS_TRY_LATER: PublishStatus
+RECORD_FATE_UNSPECIFIED: RecordFate
+RECORD_FATE_TASK: RecordFate
+RECORD_FATE_FILTERED: RecordFate
+RECORD_FATE_REFUSED: RecordFate
+RECORD_FATE_BEHIND: RecordFate
+RECORD_FATE_SKIPPED: RecordFate
+RECORD_FATE_NO_TASK: RecordFate
+TREE_STATE_UNSPECIFIED: TreeState
+TREE_STATE_OPEN: TreeState
+TREE_STATE_DONE: TreeState
+TREE_STATE_FAILED: TreeState
 
 class NewTask(_message.Message):
-    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within", "limit_key")
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within", "limit_key", "sequence", "on_dead", "tree")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +288,9 @@ class NewTask(_message.Message):
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     FINISH_WITHIN_FIELD_NUMBER: _ClassVar[int]
     LIMIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     key: bytes
     payload: bytes
@@ -244,7 +308,22 @@ class NewTask(_message.Message):
     deadline: _timestamp_pb2.Timestamp
     finish_within: _duration_pb2.Duration
     limit_key: str
-    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., limit_key: _Optional[str] = ...) -> None: ...
+    sequence: str
+    on_dead: OnDead
+    tree: TaskTree
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., limit_key: _Optional[str] = ..., sequence: _Optional[str] = ..., on_dead: _Optional[_Union[OnDead, str]] = ..., tree: _Optional[_Union[TaskTree, _Mapping]] = ...) -> None: ...
+
+class TaskTree(_message.Message):
+    __slots__ = ("id", "then", "timeout", "on_dead")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    then: str
+    timeout: _duration_pb2.Duration
+    on_dead: TreeOnDead
+    def __init__(self, id: _Optional[str] = ..., then: _Optional[str] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ...) -> None: ...
 
 class Backoff(_message.Message):
     __slots__ = ("kind", "initial", "maximum", "jitter", "give_up_after")
@@ -271,18 +350,20 @@ class InsertTasksRequest(_message.Message):
     def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
 
 class InsertResult(_message.Message):
-    __slots__ = ("status", "id", "error", "task_status", "results")
+    __slots__ = ("status", "id", "error", "task_status", "results", "tree")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TASK_STATUS_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     status: InsertStatus
     id: str
     error: str
     task_status: TaskStatus
     results: _containers.RepeatedCompositeFieldContainer[TaskResult]
-    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ..., task_status: _Optional[_Union[TaskStatus, str]] = ..., results: _Optional[_Iterable[_Union[TaskResult, _Mapping]]] = ...) -> None: ...
+    tree: str
+    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ..., task_status: _Optional[_Union[TaskStatus, str]] = ..., results: _Optional[_Iterable[_Union[TaskResult, _Mapping]]] = ..., tree: _Optional[str] = ...) -> None: ...
 
 class InsertTasksResponse(_message.Message):
     __slots__ = ("results",)
@@ -347,7 +428,7 @@ class GetTaskRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results", "backoff", "deadline")
+    __slots__ = ("id", "queue", "key", "status", "replicas", "completed", "leased", "attempts", "priority", "created_at", "updated_at", "not_before", "reason", "payload", "payload_encoding", "headers", "traceparent", "history", "acts", "results", "backoff", "deadline", "sequence", "tree")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -377,6 +458,8 @@ class Task(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     BACKOFF_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     key: bytes
@@ -399,7 +482,9 @@ class Task(_message.Message):
     results: int
     backoff: Backoff
     deadline: _timestamp_pb2.Timestamp
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    sequence: str
+    tree: str
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., key: _Optional[bytes] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., replicas: _Optional[int] = ..., completed: _Optional[int] = ..., leased: _Optional[int] = ..., attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., updated_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., payload: _Optional[bytes] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., history: _Optional[_Iterable[_Union[TaskAttempt, _Mapping]]] = ..., acts: _Optional[_Iterable[_Union[TaskAct, _Mapping]]] = ..., results: _Optional[int] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., sequence: _Optional[str] = ..., tree: _Optional[str] = ...) -> None: ...
 
 class TaskAttempt(_message.Message):
     __slots__ = ("worker", "state", "until", "lease_expires_at", "attempt", "reason", "surplus")
@@ -433,7 +518,7 @@ class TaskAct(_message.Message):
     def __init__(self, id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., what: _Optional[str] = ...) -> None: ...
 
 class TaskFilter(_message.Message):
-    __slots__ = ("queue", "statuses", "key", "key_prefix", "headers", "worker", "since", "until")
+    __slots__ = ("queue", "statuses", "key", "key_prefix", "headers", "worker", "since", "until", "reason", "as_of", "tree")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -449,6 +534,9 @@ class TaskFilter(_message.Message):
     WORKER_FIELD_NUMBER: _ClassVar[int]
     SINCE_FIELD_NUMBER: _ClassVar[int]
     UNTIL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
     queue: str
     statuses: _containers.RepeatedScalarFieldContainer[TaskStatus]
     key: bytes
@@ -457,7 +545,10 @@ class TaskFilter(_message.Message):
     worker: str
     since: _timestamp_pb2.Timestamp
     until: _timestamp_pb2.Timestamp
-    def __init__(self, queue: _Optional[str] = ..., statuses: _Optional[_Iterable[_Union[TaskStatus, str]]] = ..., key: _Optional[bytes] = ..., key_prefix: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., worker: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    reason: str
+    as_of: _timestamp_pb2.Timestamp
+    tree: str
+    def __init__(self, queue: _Optional[str] = ..., statuses: _Optional[_Iterable[_Union[TaskStatus, str]]] = ..., key: _Optional[bytes] = ..., key_prefix: _Optional[bytes] = ..., headers: _Optional[_Mapping[str, str]] = ..., worker: _Optional[str] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., until: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., as_of: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., tree: _Optional[str] = ...) -> None: ...
 
 class ListTasksRequest(_message.Message):
     __slots__ = ("filter", "limit", "cursor")
@@ -470,14 +561,16 @@ class ListTasksRequest(_message.Message):
     def __init__(self, filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class ListTasksResponse(_message.Message):
-    __slots__ = ("tasks", "cursor", "looked_at")
+    __slots__ = ("tasks", "cursor", "looked_at", "partial")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[Task]
     cursor: str
     looked_at: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., cursor: _Optional[str] = ..., looked_at: _Optional[int] = ...) -> None: ...
+    partial: bool
+    def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., cursor: _Optional[str] = ..., looked_at: _Optional[int] = ..., partial: bool = ...) -> None: ...
 
 class ExplainTaskRequest(_message.Message):
     __slots__ = ("id", "queue", "key", "worker")
@@ -752,20 +845,29 @@ class CancelTasksResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ..., count: _Optional[_Union[TaskCount, _Mapping]] = ..., bulk: _Optional[_Union[BulkChange, _Mapping]] = ...) -> None: ...
 
 class GetTasksRequest(_message.Message):
-    __slots__ = ("worker", "queues", "max_tasks", "wait", "lease_duration", "max_bytes")
+    __slots__ = ("worker", "queues", "max_tasks", "wait", "lease_duration", "max_bytes", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     MAX_TASKS_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     queues: _containers.RepeatedScalarFieldContainer[str]
     max_tasks: int
     wait: _duration_pb2.Duration
     lease_duration: _duration_pb2.Duration
     max_bytes: int
-    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    weights: _containers.ScalarMap[str, int]
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ..., weights: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class LeasedTask(_message.Message):
     __slots__ = ("id", "queue", "key", "payload", "headers", "traceparent", "lease_token", "lease_expires_at", "attempt", "replicas", "priority", "payload_encoding", "limit_key")
@@ -921,7 +1023,14 @@ class ExtendTasksResponse(_message.Message):
     def __init__(self, results: _Optional[_Iterable[_Union[ItemResult, _Mapping]]] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "keep_leases", "timeout", "lease_duration", "max_bytes")
+    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "keep_leases", "timeout", "lease_duration", "max_bytes", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
@@ -933,6 +1042,7 @@ class OpenSession(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     queues: _containers.RepeatedScalarFieldContainer[str]
     want: int
@@ -944,7 +1054,8 @@ class OpenSession(_message.Message):
     timeout: _duration_pb2.Duration
     lease_duration: _duration_pb2.Duration
     max_bytes: int
-    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., keep_leases: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    weights: _containers.ScalarMap[str, int]
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., keep_leases: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ..., weights: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class WorkerFrame(_message.Message):
     __slots__ = ("open", "number", "completions", "rejections", "extensions", "started", "surrender", "want", "close")
@@ -1025,7 +1136,14 @@ class SessionClosing(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
-    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "timeout", "lease_duration", "max_bytes")
+    __slots__ = ("worker", "queues", "want", "session", "holding", "takeover", "tells_started", "timeout", "lease_duration", "max_bytes", "weights")
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     WORKER_FIELD_NUMBER: _ClassVar[int]
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     WANT_FIELD_NUMBER: _ClassVar[int]
@@ -1036,6 +1154,7 @@ class OpenSessionRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     LEASE_DURATION_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     worker: str
     queues: _containers.RepeatedScalarFieldContainer[str]
     want: int
@@ -1046,7 +1165,8 @@ class OpenSessionRequest(_message.Message):
     timeout: _duration_pb2.Duration
     lease_duration: _duration_pb2.Duration
     max_bytes: int
-    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    weights: _containers.ScalarMap[str, int]
+    def __init__(self, worker: _Optional[str] = ..., queues: _Optional[_Iterable[str]] = ..., want: _Optional[int] = ..., session: _Optional[str] = ..., holding: _Optional[_Iterable[str]] = ..., takeover: bool = ..., tells_started: bool = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ..., weights: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class OpenSessionResponse(_message.Message):
     __slots__ = ("session", "resumed", "granted", "max_tasks", "heartbeat", "timeout")
@@ -1181,14 +1301,16 @@ class RetryTasksRequest(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[TaskFilter, _Mapping]] = ..., dry_run: bool = ..., yes: bool = ...) -> None: ...
 
 class TaskCount(_message.Message):
-    __slots__ = ("matched", "looked_at", "at_least")
+    __slots__ = ("matched", "looked_at", "at_least", "as_of")
     MATCHED_FIELD_NUMBER: _ClassVar[int]
     LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_FIELD_NUMBER: _ClassVar[int]
     matched: int
     looked_at: int
     at_least: bool
-    def __init__(self, matched: _Optional[int] = ..., looked_at: _Optional[int] = ..., at_least: bool = ...) -> None: ...
+    as_of: _timestamp_pb2.Timestamp
+    def __init__(self, matched: _Optional[int] = ..., looked_at: _Optional[int] = ..., at_least: bool = ..., as_of: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class RetryTasksResponse(_message.Message):
     __slots__ = ("results", "count", "bulk")
@@ -1331,6 +1453,36 @@ class Letter(_message.Message):
     offset: str
     value: bytes
     def __init__(self, id: _Optional[str] = ..., kind: _Optional[_Union[LetterKind, str]] = ..., queue: _Optional[str] = ..., reason: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., attempts: _Optional[int] = ..., history: _Optional[_Iterable[_Union[LetterAttempt, _Mapping]]] = ..., task: _Optional[_Union[NewTask, _Mapping]] = ..., parent_id: _Optional[str] = ..., topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class CountDeadLettersRequest(_message.Message):
+    __slots__ = ("filter",)
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    filter: LetterFilter
+    def __init__(self, filter: _Optional[_Union[LetterFilter, _Mapping]] = ...) -> None: ...
+
+class CountDeadLettersResponse(_message.Message):
+    __slots__ = ("reasons", "looked_at", "at_least")
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    LOOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    reasons: _containers.RepeatedCompositeFieldContainer[LetterReason]
+    looked_at: int
+    at_least: bool
+    def __init__(self, reasons: _Optional[_Iterable[_Union[LetterReason, _Mapping]]] = ..., looked_at: _Optional[int] = ..., at_least: bool = ...) -> None: ...
+
+class LetterReason(_message.Message):
+    __slots__ = ("reason", "prefix", "count", "first_at", "last_at")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_AT_FIELD_NUMBER: _ClassVar[int]
+    LAST_AT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    prefix: str
+    count: int
+    first_at: _timestamp_pb2.Timestamp
+    last_at: _timestamp_pb2.Timestamp
+    def __init__(self, reason: _Optional[str] = ..., prefix: _Optional[str] = ..., count: _Optional[int] = ..., first_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class ChangeDeadLettersRequest(_message.Message):
     __slots__ = ("ids", "filter", "dry_run", "yes", "limit", "cursor")
@@ -1499,7 +1651,7 @@ class Books(_message.Message):
     def __init__(self, at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., pipeline: _Optional[int] = ..., task_results: _Optional[int] = ..., rejected_elsewhere: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueBooks, _Mapping]]] = ...) -> None: ...
 
 class QueueBooks(_message.Message):
-    __slots__ = ("queue", "state", "stored", "duplicates", "rejected", "completed", "dead", "cancelled", "held", "fresh", "parked", "scheduled", "missing", "crowded", "between", "waiting", "behind_limits", "assigned", "delayed", "leases", "reports", "lanes", "lost_shards")
+    __slots__ = ("queue", "state", "stored", "duplicates", "rejected", "completed", "dead", "cancelled", "held", "fresh", "parked", "scheduled", "missing", "crowded", "behind", "between", "waiting", "behind_limits", "assigned", "delayed", "leases", "reports", "lanes", "lost_shards")
     class LanesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1521,6 +1673,7 @@ class QueueBooks(_message.Message):
     SCHEDULED_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     CROWDED_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
     BETWEEN_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     BEHIND_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -1544,6 +1697,7 @@ class QueueBooks(_message.Message):
     scheduled: int
     missing: int
     crowded: int
+    behind: int
     between: int
     waiting: int
     behind_limits: int
@@ -1553,7 +1707,7 @@ class QueueBooks(_message.Message):
     reports: int
     lanes: _containers.ScalarMap[str, int]
     lost_shards: int
-    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[BooksState, str]] = ..., stored: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., held: _Optional[int] = ..., fresh: _Optional[int] = ..., parked: _Optional[int] = ..., scheduled: _Optional[int] = ..., missing: _Optional[int] = ..., crowded: _Optional[int] = ..., between: _Optional[int] = ..., waiting: _Optional[int] = ..., behind_limits: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., reports: _Optional[int] = ..., lanes: _Optional[_Mapping[str, int]] = ..., lost_shards: _Optional[int] = ...) -> None: ...
+    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[BooksState, str]] = ..., stored: _Optional[int] = ..., duplicates: _Optional[int] = ..., rejected: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., held: _Optional[int] = ..., fresh: _Optional[int] = ..., parked: _Optional[int] = ..., scheduled: _Optional[int] = ..., missing: _Optional[int] = ..., crowded: _Optional[int] = ..., behind: _Optional[int] = ..., between: _Optional[int] = ..., waiting: _Optional[int] = ..., behind_limits: _Optional[int] = ..., assigned: _Optional[int] = ..., delayed: _Optional[int] = ..., leases: _Optional[int] = ..., reports: _Optional[int] = ..., lanes: _Optional[_Mapping[str, int]] = ..., lost_shards: _Optional[int] = ...) -> None: ...
 
 class FsckRequest(_message.Message):
     __slots__ = ("queue", "repair", "cursor")
@@ -1638,3 +1792,451 @@ class Act(_message.Message):
     what: str
     on: str
     def __init__(self, id: _Optional[str] = ..., at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., on: _Optional[str] = ...) -> None: ...
+
+class ListTopicsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTopicsResponse(_message.Message):
+    __slots__ = ("topics",)
+    TOPICS_FIELD_NUMBER: _ClassVar[int]
+    topics: _containers.RepeatedCompositeFieldContainer[Topic]
+    def __init__(self, topics: _Optional[_Iterable[_Union[Topic, _Mapping]]] = ...) -> None: ...
+
+class GetTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class PutTopicRequest(_message.Message):
+    __slots__ = ("topic", "partitions", "retention_age", "retention_records", "retention_bytes", "attached")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_AGE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partitions: int
+    retention_age: _duration_pb2.Duration
+    retention_records: int
+    retention_bytes: int
+    attached: bool
+    def __init__(self, topic: _Optional[str] = ..., partitions: _Optional[int] = ..., retention_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., retention_records: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., attached: bool = ...) -> None: ...
+
+class DeleteTopicRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class DeleteTopicResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Topic(_message.Message):
+    __slots__ = ("name", "partitions", "retention_age", "retention_records", "retention_bytes", "created_at", "offsets", "attached")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_AGE_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    partitions: int
+    retention_age: _duration_pb2.Duration
+    retention_records: int
+    retention_bytes: int
+    created_at: _timestamp_pb2.Timestamp
+    offsets: _containers.RepeatedCompositeFieldContainer[PartitionOffsets]
+    attached: bool
+    def __init__(self, name: _Optional[str] = ..., partitions: _Optional[int] = ..., retention_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., retention_records: _Optional[int] = ..., retention_bytes: _Optional[int] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., offsets: _Optional[_Iterable[_Union[PartitionOffsets, _Mapping]]] = ..., attached: bool = ...) -> None: ...
+
+class PartitionOffsets(_message.Message):
+    __slots__ = ("partition", "first", "last")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    first: str
+    last: str
+    def __init__(self, partition: _Optional[int] = ..., first: _Optional[str] = ..., last: _Optional[str] = ...) -> None: ...
+
+class Attribute(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class NewRecord(_message.Message):
+    __slots__ = ("value", "key", "attributes", "id")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    value: bytes
+    key: bytes
+    attributes: _containers.RepeatedCompositeFieldContainer[Attribute]
+    id: str
+    def __init__(self, value: _Optional[bytes] = ..., key: _Optional[bytes] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., id: _Optional[str] = ...) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ("topic", "records")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    records: _containers.RepeatedCompositeFieldContainer[NewRecord]
+    def __init__(self, topic: _Optional[str] = ..., records: _Optional[_Iterable[_Union[NewRecord, _Mapping]]] = ...) -> None: ...
+
+class PublishResult(_message.Message):
+    __slots__ = ("status", "partition", "offset", "error")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    status: PublishStatus
+    partition: int
+    offset: str
+    error: str
+    def __init__(self, status: _Optional[_Union[PublishStatus, str]] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., error: _Optional[str] = ...) -> None: ...
+
+class PublishResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[PublishResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[PublishResult, _Mapping]]] = ...) -> None: ...
+
+class ReadTopicRequest(_message.Message):
+    __slots__ = ("topic", "partition", "limit", "wait")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    limit: int
+    wait: _duration_pb2.Duration
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., limit: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., **kwargs) -> None: ...
+
+class TopicRecord(_message.Message):
+    __slots__ = ("partition", "offset", "published_at", "value", "key", "attributes", "id")
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    partition: int
+    offset: str
+    published_at: _timestamp_pb2.Timestamp
+    value: bytes
+    key: bytes
+    attributes: _containers.RepeatedCompositeFieldContainer[Attribute]
+    id: str
+    def __init__(self, partition: _Optional[int] = ..., offset: _Optional[str] = ..., published_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., value: _Optional[bytes] = ..., key: _Optional[bytes] = ..., attributes: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., id: _Optional[str] = ...) -> None: ...
+
+class ReadTopicResponse(_message.Message):
+    __slots__ = ("records", "next")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[TopicRecord]
+    next: str
+    def __init__(self, records: _Optional[_Iterable[_Union[TopicRecord, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class FollowTopicRequest(_message.Message):
+    __slots__ = ("topic", "partition")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    FROM_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., **kwargs) -> None: ...
+
+class FollowTopicResponse(_message.Message):
+    __slots__ = ("records", "next")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[TopicRecord]
+    next: str
+    def __init__(self, records: _Optional[_Iterable[_Union[TopicRecord, _Mapping]]] = ..., next: _Optional[str] = ...) -> None: ...
+
+class ExplainRecordRequest(_message.Message):
+    __slots__ = ("topic", "partition", "offset")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: str
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ...) -> None: ...
+
+class RecordExplanation(_message.Message):
+    __slots__ = ("topic", "partition", "offset", "published_at", "subscriptions")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: str
+    published_at: _timestamp_pb2.Timestamp
+    subscriptions: _containers.RepeatedCompositeFieldContainer[RecordOfSubscription]
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., published_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., subscriptions: _Optional[_Iterable[_Union[RecordOfSubscription, _Mapping]]] = ...) -> None: ...
+
+class RecordOfSubscription(_message.Message):
+    __slots__ = ("subscription", "queue", "fate", "task", "status", "letter", "says")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    LETTER_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    queue: str
+    fate: RecordFate
+    task: str
+    status: TaskStatus
+    letter: str
+    says: str
+    def __init__(self, subscription: _Optional[str] = ..., queue: _Optional[str] = ..., fate: _Optional[_Union[RecordFate, str]] = ..., task: _Optional[str] = ..., status: _Optional[_Union[TaskStatus, str]] = ..., letter: _Optional[str] = ..., says: _Optional[str] = ...) -> None: ...
+
+class ListSubscriptionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSubscriptionsResponse(_message.Message):
+    __slots__ = ("subscriptions",)
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[Subscription]
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[Subscription, _Mapping]]] = ...) -> None: ...
+
+class PutSubscriptionRequest(_message.Message):
+    __slots__ = ("subscription", "topic", "queue", "start", "match_json", "sequence", "on_dead")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    MATCH_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    topic: str
+    queue: str
+    start: str
+    match_json: str
+    sequence: str
+    on_dead: str
+    def __init__(self, subscription: _Optional[str] = ..., topic: _Optional[str] = ..., queue: _Optional[str] = ..., start: _Optional[str] = ..., match_json: _Optional[str] = ..., sequence: _Optional[str] = ..., on_dead: _Optional[str] = ...) -> None: ...
+
+class GetSubscriptionRequest(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    def __init__(self, subscription: _Optional[str] = ...) -> None: ...
+
+class DeleteSubscriptionRequest(_message.Message):
+    __slots__ = ("subscription",)
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    def __init__(self, subscription: _Optional[str] = ...) -> None: ...
+
+class DeleteSubscriptionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SeekRequest(_message.Message):
+    __slots__ = ("subscription", "to", "cancel")
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    subscription: str
+    to: str
+    cancel: bool
+    def __init__(self, subscription: _Optional[str] = ..., to: _Optional[str] = ..., cancel: bool = ...) -> None: ...
+
+class Subscription(_message.Message):
+    __slots__ = ("name", "topic", "queue", "start", "match_json", "sequence", "on_dead", "created_at", "behind", "oldest_seconds", "waiting", "leased", "done", "dead", "tasks", "counts", "positions", "bulk")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    MATCH_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    LEASED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    topic: str
+    queue: str
+    start: str
+    match_json: str
+    sequence: str
+    on_dead: str
+    created_at: _timestamp_pb2.Timestamp
+    behind: int
+    oldest_seconds: int
+    waiting: int
+    leased: int
+    done: int
+    dead: int
+    tasks: int
+    counts: ReadCounts
+    positions: _containers.RepeatedCompositeFieldContainer[SubscriptionPosition]
+    bulk: str
+    def __init__(self, name: _Optional[str] = ..., topic: _Optional[str] = ..., queue: _Optional[str] = ..., start: _Optional[str] = ..., match_json: _Optional[str] = ..., sequence: _Optional[str] = ..., on_dead: _Optional[str] = ..., created_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., behind: _Optional[int] = ..., oldest_seconds: _Optional[int] = ..., waiting: _Optional[int] = ..., leased: _Optional[int] = ..., done: _Optional[int] = ..., dead: _Optional[int] = ..., tasks: _Optional[int] = ..., counts: _Optional[_Union[ReadCounts, _Mapping]] = ..., positions: _Optional[_Iterable[_Union[SubscriptionPosition, _Mapping]]] = ..., bulk: _Optional[str] = ...) -> None: ...
+
+class ReadCounts(_message.Message):
+    __slots__ = ("read", "duplicates", "filtered", "refused", "skipped")
+    READ_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    read: int
+    duplicates: int
+    filtered: int
+    refused: int
+    skipped: int
+    def __init__(self, read: _Optional[int] = ..., duplicates: _Optional[int] = ..., filtered: _Optional[int] = ..., refused: _Optional[int] = ..., skipped: _Optional[int] = ...) -> None: ...
+
+class SubscriptionPosition(_message.Message):
+    __slots__ = ("topic", "partition", "offset", "replay", "behind", "counts")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    REPLAY_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    partition: int
+    offset: str
+    replay: int
+    behind: int
+    counts: ReadCounts
+    def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., replay: _Optional[int] = ..., behind: _Optional[int] = ..., counts: _Optional[_Union[ReadCounts, _Mapping]] = ...) -> None: ...
+
+class Tree(_message.Message):
+    __slots__ = ("id", "queue", "state", "epoch", "tasks", "open", "held", "completed", "dead", "cancelled", "letters", "late", "cancelling", "on_dead", "then", "deadline", "opened_at", "ended_at", "queues", "at_least", "waits_for")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    LETTERS_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    CANCELLING_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_FIELD_NUMBER: _ClassVar[int]
+    OPENED_AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    AT_LEAST_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    queue: str
+    state: TreeState
+    epoch: int
+    tasks: int
+    open: int
+    held: int
+    completed: int
+    dead: int
+    cancelled: int
+    letters: int
+    late: int
+    cancelling: bool
+    on_dead: TreeOnDead
+    then: str
+    deadline: _timestamp_pb2.Timestamp
+    opened_at: _timestamp_pb2.Timestamp
+    ended_at: _timestamp_pb2.Timestamp
+    queues: _containers.RepeatedCompositeFieldContainer[TreeQueue]
+    at_least: bool
+    waits_for: _containers.RepeatedCompositeFieldContainer[Task]
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., epoch: _Optional[int] = ..., tasks: _Optional[int] = ..., open: _Optional[int] = ..., held: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., letters: _Optional[int] = ..., late: _Optional[int] = ..., cancelling: bool = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., then: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., opened_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[TreeQueue, _Mapping]]] = ..., at_least: bool = ..., waits_for: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+
+class TreeQueue(_message.Message):
+    __slots__ = ("queue", "unfinished", "completed", "dead", "cancelled")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    UNFINISHED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    DEAD_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    unfinished: int
+    completed: int
+    dead: int
+    cancelled: int
+    def __init__(self, queue: _Optional[str] = ..., unfinished: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ...) -> None: ...
+
+class ListTreesRequest(_message.Message):
+    __slots__ = ("queue", "state", "since", "limit", "cursor")
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    queue: str
+    state: TreeState
+    since: _timestamp_pb2.Timestamp
+    limit: int
+    cursor: str
+    def __init__(self, queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., since: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListTreesResponse(_message.Message):
+    __slots__ = ("trees", "cursor")
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    trees: _containers.RepeatedCompositeFieldContainer[Tree]
+    cursor: str
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class GetTreeRequest(_message.Message):
+    __slots__ = ("id", "wait")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    wait: _duration_pb2.Duration
+    def __init__(self, id: _Optional[str] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class WatchTreeRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class CancelTreeRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class RetryTreeRequest(_message.Message):
+    __slots__ = ("id",)
+    ID_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    def __init__(self, id: _Optional[str] = ...) -> None: ...
