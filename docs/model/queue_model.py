@@ -1138,6 +1138,92 @@ def crowd(N=4, most=2, kills=2, walk=True, parks_first=True, refills=True):
     return init, actions, invariant, lambda s: set(s[0]) == {"d"}, [1]
 
 
+# ------------------------------------------------------------------ model 9: a sequence
+# Tasks: u not inserted, l the insert has seen a head, w behind, o head and in the outbox, p in the queue, d completed,
+# D dead, H dead and behind, x purged. A record may be on the bus twice; the second one arrives at any time.
+def sequence(N=3, deaths=1, kills=1, resends=1, twice=1, holds=False, locks=True, ends_release=True, purge_releases=True,
+             resent_waits=True, old_are_asked=True, lowest_first=True, repeat_asks=True, dead_waits=True):
+    init = ("u" * N, -1, False, 0, 0, deaths, kills, resends, twice)
+
+    def actions(state):
+        tasks, head, owed, old, again, dies, k, sends, doubles = state
+        rest = (old, again, dies, k, sends, doubles)
+        to = lambda i, c, of=None: (of or tasks)[:i] + c + (of or tasks)[i + 1:]
+
+        def release(of):
+            behind = [j for j, c in enumerate(of) if c in "wH"]
+            if not behind:
+                return of, -1
+            j = min(behind) if lowest_first else max(behind)
+            return to(j, "D" if of[j] == "H" else "o", of), j
+
+        def end(i, c, dies):
+            after, first, owes = to(i, c), head, owed
+            if head == i and not (c == "D" and holds):
+                first, owes = -1, not ends_release
+                if ends_release:
+                    after, first = release(after)
+            return after, first, owes, old, again, dies, k, sends, doubles
+
+        for i, c in enumerate(tasks):
+            if c == "u" and "u" not in tasks[:i] and "l" not in tasks:
+                if head < 0 and not owed:
+                    yield "insert t%d" % i, (to(i, "o"), i, owed, *rest), 0
+                else:
+                    yield "insert t%d" % i, (to(i, "w" if locks else "l"), head, owed, *rest), 0
+            if c == "l":
+                yield "t%d is stored behind" % i, (to(i, "w"), head, owed, *rest), 0
+            if c == "o":
+                yield "publish t%d" % i, (to(i, "p"), head, owed, *rest), 0
+                if doubles:
+                    yield "publish t%d twice" % i, (to(i, "p"), head, owed, old | 1 << i, again, dies, k, sends, doubles - 1), None
+            if doubles and c in "wp":     # its COMMIT was not answered, or another feeder had stored it: the caller publishes what goes
+                after = to(i, "p") if c == "w" and not repeat_asks else tasks
+                later = old | 1 << i if c == "p" else old
+                yield "insert t%d again" % i, (after, head, owed, later, again, dies, k, sends, doubles - 1), None
+            if old >> i & 1:
+                arrives = c == "o" or c == "w" and not old_are_asked
+                yield "the second record of t%d" % i, (to(i, "p") if arrives else tasks, head, owed, old & ~(1 << i), *rest[1:]), 0
+            if c == "p":
+                yield "t%d completed" % i, end(i, "d", dies), 1
+                if dies:
+                    yield "t%d dies" % i, end(i, "D", dies - 1), None
+            if c == "w" and dies:
+                yield "t%d dies while it waits" % i, \
+                    (to(i, "H" if holds and dead_waits else "D"), head, owed, old, again, dies - 1, k, sends, doubles), None
+            if c == "H":
+                yield "t%d is purged while it waits" % i, (to(i, "x"), head, owed, *rest), 0
+                if sends:
+                    yield "t%d is sent again while it waits" % i, \
+                        (to(i, "w"), head, owed, old, again | 1 << i, dies, k, sends - 1, doubles), None
+            if c == "D" and sends:
+                waits = head not in (i, -1) and resent_waits
+                first = i if head < 0 else head
+                yield "t%d is sent again" % i, (to(i, "w" if waits else "o"), first, owed, old, again | 1 << i, dies, k, sends - 1, doubles), None
+            if c == "D" and holds and head == i:
+                after, first = to(i, "x"), -1
+                if purge_releases:
+                    after, first = release(after)
+                yield "t%d is purged" % i, (after, first, owed, *rest), 0
+        if owed:
+            yield "release", (*release(tasks), False, *rest), 0
+            if k:
+                yield "killed before the release", (tasks, head, False, old, again, dies, k - 1, sends, doubles), None
+
+    def invariant(state):
+        tasks, again = state[0], state[4]
+        first = [i for i, c in enumerate(tasks) if c in "op"]
+        if len(first) > 1:
+            return "two tasks of the sequence are out of SQL"
+        if any(c == "w" and not again >> j & 1 and first and j < first[0] for j, c in enumerate(tasks)):
+            return "a task has overtaken another"
+        if holds and any(c in "DH" and not again >> j & 1 and first and j < first[0] for j, c in enumerate(tasks)):
+            return "a task has overtaken a dead one that holds"
+        return None
+
+    return init, actions, invariant, lambda s: set(s[0]) <= set("dx" if holds else "dxD"), [1]
+
+
 # ------------------------------------------------------------------ scenarios
 HOLDS, BREAKS = "holds", "breaks"
 KEY_A = dict(W=3, nums=(1, 1, 2), holds=1, fails=1, cancels=1)
@@ -1146,6 +1232,121 @@ KEY_D = dict(W=3, nums=(2, 2), C=2, fails=1, requeues=1)
 KEY_E = dict(W=2, nums=(1, 1, 1), prios=(1, 0, 1), C=2, pace=False, holds=1, fails=1, lowers=1, raises=1)
 KEY_F = dict(W=1, nums=(2, 1), holds=1, fails=1, only=(1,))
 KEY_G = dict(W=2, nums=(1, 2), prios=(1, 0), C=1, requeues=2, fails=1)
+# ------------------------------------------------------------------ model: the feed of a subscription
+# state: (pub, base, anew, pos, replay, reads, skip, tasks, ran, feeders, left, backup)
+#  pub, base     records of the log that were published, and deleted by retention; anew: the log was made anew
+#  pos, replay   the position: the next record, and the replay number; reads, skip: counted by it
+#  tasks         per replay and record: 0 none, 1 stored, 2 done, 3 removed from SQL
+#  ran           per log and record: how often its tasks ran
+#  feeders       two, because a lease may run out: None, or (step, from, begin, to)
+#  left          kills, deletions by retention, a remade log, a set back SQL
+#  backup        what SQL had, or None
+def feed(N=3, kills=1, deletes=1, remakes=0, back=0, same_ids=True, insert_first=True, cas=True, stays=True,
+         counts_skipped=True, new_replay=True, together=True):
+    def init():
+        tasks = ((0,) * N, (0,) * N)
+        return (0, 0, 0, 0, 0, 0, 0, tasks, tasks, (None, None), (kills, deletes, remakes, back), None)
+
+    def total(s):
+        return N + 1 if s[2] else N
+
+    def published(s):
+        return N + s[0] if s[2] else s[0]
+
+    def put(rows, replay, rec, value):
+        row = rows[replay][:rec] + (value,) + rows[replay][rec + 1:]
+        return (row, rows[1]) if replay == 0 else (rows[0], row)
+
+    def moved(s, at):
+        pub, base, anew, pos, replay, reads, skip, tasks, ran, feeders, left, backup = s
+        _, begin_from, begin, to = at
+        if cas and pos != begin_from:
+            return s
+        if counts_skipped:
+            for rec in range(begin_from, begin):
+                skip |= 1 << rec
+        return (pub, base, anew, to, replay, reads + to - begin, skip, tasks, ran, feeders, left, backup)
+
+    def inserted(s, at):
+        tasks, ran = s[7], s[8]
+        for rec in range(at[2], at[3]):
+            if tasks[s[4]][rec] in (0, 3):
+                tasks = put(tasks, s[4], rec, 1)
+            elif not same_ids:
+                # Another task, which will run, too.
+                ran = put(ran, s[2], rec, ran[s[2]][rec] + 1)
+        return s[:7] + (tasks, ran) + s[9:]
+
+    def actions(s):
+        pub, base, anew, pos, replay, reads, skip, tasks, ran, feeders, left, backup = s
+        if pub < (1 if anew else N):
+            yield "publish", (pub + 1,) + s[1:], 0
+        if pos > pub and anew and replay == 0:
+            row = (pub, base, anew, 0, 1 if new_replay else 0, reads, skip, tasks, ran, feeders, left, backup)
+            yield "the log ends before the position", row, 0
+        for f in range(2):
+            at = feeders[f]
+            def with_feeder(s, value):
+                both = list(s[9])
+                both[f] = value
+                return s[:9] + (tuple(both),) + s[10:]
+            if at is None:
+                begin = max(pos, base)
+                # Pages of one record, and of all.
+                for to in {begin + 1, pub}:
+                    if pos < pub and begin < to <= pub:
+                        yield "read", with_feeder(s, ("read", pos, begin, to)), 0
+                continue
+            first, second = (inserted, moved) if insert_first else (moved, inserted)
+            if at[0] == "read":
+                yield "first step", with_feeder(first(s, at), ("half",) + at[1:]), 0
+            else:
+                yield "second step", with_feeder(second(s, at), None), 0
+            if left[0]:
+                n = with_feeder(s, None)
+                yield "kill", n[:10] + ((left[0] - 1,) + left[1:],) + n[11:], None
+        for r in range(2):
+            for rec in range(N):
+                if tasks[r][rec] == 1:
+                    log = 1 if r == 1 else (anew if not new_replay else 0)
+                    n = s[:7] + (put(tasks, r, rec, 2), put(ran, log, rec, ran[log][rec] + 1)) + s[9:]
+                    yield "run", n, 0
+                # An hour is longer than any feeder needs for a page.
+                in_hand = any(at and at[2] <= rec < at[3] for at in feeders)
+                if tasks[r][rec] == 2 and (not stays or not in_hand and (r < replay or rec < pos)):
+                    yield "remove", s[:7] + (put(tasks, r, rec, 3),) + s[8:], None
+        if left[1] and base < pub - 1:
+            yield "retention", (pub, base + 1) + s[2:10] + ((left[0], left[1] - 1) + left[2:],) + s[11:], None
+        if left[2] and pub == N and pos == N and feeders == (None, None):
+            yield "remade", (0, 0, 1) + s[3:10] + (left[:2] + (0,) + left[3:],) + s[11:], None
+        if left[3] and backup is None:
+            yield "backup", s[:11] + ((pos, replay, reads, skip, tasks),), None
+        if left[3] and backup is not None:
+            old = backup if together else (pos, replay, reads, skip, backup[4])
+            # taskd does not run meanwhile.
+            n = s[:3] + old + (s[8], (None, None), left[:3] + (0,), backup)
+            yield "SQL set back", n, None
+
+    def invariant(s):
+        if s[5] + bits(s[6]) > published(s):
+            return "a record counts twice"
+        most = 2 if back and not s[10][3] else 1
+        if any(times > most for row in s[8] for times in row):
+            return "a record was processed twice"
+
+    def goal(s):
+        pub, _, anew, pos, replay, reads, skip, tasks = s[:8]
+        if pub < (1 if anew else N) or pos != pub or s[9] != (None, None):
+            return False
+        if reads + bits(skip) != total(s):
+            return False
+        done = lambda r, rec: tasks[r][rec] in (2, 3) or (r == 0 and skip >> rec & 1)
+        if not all(done(replay, rec) for rec in range(pub)):
+            return False
+        return not any(1 in row for row in tasks)
+    return init(), actions, invariant, goal, [0]
+
+
 SCENARIOS = [
     # the queue, as fixed
     ("queue NUM=1,2: claim complete fail expire", HOLDS, lambda: queue(nums=(1, 2), fails=2)),
@@ -1273,6 +1474,29 @@ SCENARIOS = [
     ("crowd ablation: no walk", BREAKS, lambda: crowd(walk=False)),
     ("crowd ablation: no refill", BREAKS, lambda: crowd(refills=False)),
     ("crowd ablation: the offset moves before the park", BREAKS, lambda: crowd(parks_first=False)),
+    # the feed of a subscription
+    ("feed: two feeders, a kill, retention", HOLDS, feed),
+    ("feed: two kills", HOLDS, lambda: feed(N=2, kills=2)),
+    ("feed: the log is made anew", HOLDS, lambda: feed(N=2, remakes=1)),
+    ("feed: SQL is set back", HOLDS, lambda: feed(N=2, deletes=0, back=1)),
+    ("feed ablation: new ids at each insert", BREAKS, lambda: feed(N=2, same_ids=False)),
+    ("feed ablation: the position moves before the insert", BREAKS, lambda: feed(N=2, insert_first=False)),
+    ("feed ablation: the position moves from anywhere", BREAKS, lambda: feed(N=2, cas=False)),
+    ("feed ablation: a task leaves SQL before the position moves", BREAKS, lambda: feed(N=2, stays=False)),
+    ("feed ablation: what retention took is not counted", BREAKS, lambda: feed(counts_skipped=False)),
+    ("feed ablation: the same replay number for a log made anew", BREAKS, lambda: feed(N=2, remakes=1, new_replay=False)),
+    ("feed ablation: the position is not set back with the tasks", BREAKS, lambda: feed(N=2, deletes=0, back=1, together=False)),
+    # a sequence
+    ("sequence: deaths, second records and inserts, sent again", HOLDS, lambda: sequence(N=4, deaths=2, resends=2)),
+    ("sequence: a dead task holds the others", HOLDS, lambda: sequence(N=4, deaths=2, resends=2, holds=True)),
+    ("sequence ablation: an insert looks at the head before it locks it", BREAKS, lambda: sequence(locks=False)),
+    ("sequence ablation: the end and the release are two transactions", BREAKS, lambda: sequence(ends_release=False)),
+    ("sequence ablation: a purge releases nothing", BREAKS, lambda: sequence(holds=True, purge_releases=False)),
+    ("sequence ablation: a task that is sent again goes at once", BREAKS, lambda: sequence(resent_waits=False)),
+    ("sequence ablation: an old record of the bus is not asked about", BREAKS, lambda: sequence(old_are_asked=False)),
+    ("sequence ablation: a task that dies while it waits does not hold", BREAKS, lambda: sequence(holds=True, dead_waits=False)),
+    ("sequence ablation: a repeated insert publishes what waits", BREAKS, lambda: sequence(repeat_asks=False)),
+    ("sequence ablation: the last one that waits goes next", BREAKS, lambda: sequence(lowest_first=False)),
     # the bus on Redis Streams
     ("letter streams: consumer group + stored offset", BREAKS, lambda: streams()),
     ("streams: one owner reads in order after the stored offset", HOLDS, lambda: streams(owner=True)),
