@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::{embedded::RedisServer, runtime::Supervisor};
+use crate::{embedded::RedisServer, runtime::Supervisor, telemetry::logging};
 
 /// Signals this soon after the first belong to the same stop: `timeout` signals its child and then
 /// the child's process group.
@@ -45,6 +45,7 @@ pub(super) fn watch(
         if let Some(server) = own_redis.get() {
             server.terminate();
         }
+        logging::finish();
         std::process::exit(130);
     };
     let end = supervisor.stop_token();

@@ -166,6 +166,7 @@ fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
 }
 
 fn exit(result: anyhow::Result<()>, code_of_failure: u8) -> ExitCode {
+    logging::finish();
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.downcast_ref().is_some_and(Unwritten::is_closed) => ExitCode::SUCCESS,

@@ -1,11 +1,22 @@
 //! Log lines go to stderr, so that stdout is left to the output of commands.
+//!
+//! A thread of its own writes them. A stopped terminal, a pipe that is not read or a disk that is
+//! busy holds up the log, not the work.
 
 use std::io::{self, IsTerminal, Write, stderr};
 
+use parking_lot::Mutex;
+use tracing_appender::non_blocking::{ErrorCounter, NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::{EnvFilter, fmt};
 
 use super::error::Error;
 use crate::{config::LogFormat, model::escape_hidden};
+
+/// How many lines wait for stderr. Further ones are dropped, and counted.
+const WAITING: usize = 10_000;
+
+/// The thread that writes the lines, and its count of dropped ones.
+static WRITER: Mutex<Option<(WorkerGuard, ErrorCounter)>> = Mutex::new(None);
 
 /// Starts logging, once per process. `filter` has been checked with the settings.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
@@ -29,11 +40,16 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
         LogFormat::Pretty => true,
         LogFormat::Json => false,
     };
+    let (writer, guard) = NonBlockingBuilder::default()
+        .buffered_lines_limit(WAITING)
+        .thread_name("log")
+        .finish(OneLine(stderr()));
+    *WRITER.lock() = Some((guard, writer.error_counter()));
     // Do not report a line that cannot be written: the subscriber would use eprintln!, which
     // panics.
     let lines = fmt()
         .with_env_filter(filter)
-        .with_writer(|| OneLine(stderr()))
+        .with_writer(writer)
         .log_internal_errors(false);
     let started = if pretty {
         lines.with_ansi(terminal).try_init()
@@ -48,7 +64,19 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), Error> {
     started.map_err(Error::Logging)
 }
 
-/// Writes each event as one line. The subscriber passes an event as a whole.
+/// Writes the lines that wait, for a second at most. Lines that are logged later may be lost.
+pub fn finish() {
+    drop(WRITER.lock().take());
+}
+
+/// How many lines were dropped because stderr took no more.
+pub(super) fn dropped_lines() -> u64 {
+    let writer = WRITER.lock();
+    let count = writer.as_ref().map(|(_, count)| count.dropped_lines());
+    count.unwrap_or_default() as u64
+}
+
+/// Writes each event as one line. The writing thread passes an event as a whole.
 ///
 /// Messages contain text of others: of callers, servers, a collector. It must not be able to begin
 /// a line that looks like one of taskd, or change how a line is shown. The subscriber has escaped

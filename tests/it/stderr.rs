@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, OpenOptions},
+    io::Write as _,
     os::unix::fs::OpenOptionsExt as _,
     process::{Command, Output, Stdio},
 };
@@ -32,6 +33,26 @@ async fn a_taskd_whose_stderr_nobody_reads_works_and_stops() {
         !pid().is_empty() && pid() != first
     })
     .await;
+    daemon.works_again("q").await;
+    assert!(daemon.stop().await.success());
+}
+
+/// As behind Ctrl-S at a terminal.
+#[tokio::test]
+async fn a_taskd_whose_stderr_takes_no_more_works_and_stops() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stderr");
+    mkfifo(&path, Mode::S_IRWXU).unwrap();
+    let mut pipe = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(&path)
+        .unwrap();
+    for size in [4096, 1] {
+        while pipe.write(&vec![b'x'; size]).is_ok() {}
+    }
+    let mut daemon = Daemon::start_with_stderr(path.to_str().unwrap()).await;
     daemon.works_again("q").await;
     assert!(daemon.stop().await.success());
 }

@@ -33,7 +33,7 @@ pub use self::{
     workers::*,
 };
 pub use super::series::Handle;
-use super::{error::Error, openmetrics, series::Recorders};
+use super::{error::Error, logging, openmetrics, series::Recorders};
 
 /// The interval of [`upkeep`].
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -72,6 +72,7 @@ pub async fn upkeep(handle: Handle) {
     let mut ticks = tokio::time::interval(UPKEEP_EVERY);
     for tick in 0_u64.. {
         ticks.tick().await;
+        process::dropped_log_lines(logging::dropped_lines());
         handle.run_upkeep();
         if tick % RENDER_AT == 0 {
             drop(handle.render());

@@ -16,6 +16,7 @@ pub const DENIED_CALLS: &str = "taskd_denied_calls_total";
 pub const REQUESTS_HELD: &str = "taskd_requests_held_bytes";
 pub const WAITING_CALLS: &str = "taskd_waiting_calls";
 pub const REFUSED_CONNECTIONS: &str = "taskd_refused_connections_total";
+pub const LOG_LINES_DROPPED: &str = "taskd_log_lines_dropped_total";
 pub const BUILD_INFO: &str = "taskd_build_info";
 
 pub(super) fn describe() {
@@ -33,6 +34,11 @@ pub(super) fn describe() {
         GRPC_OVERSIZED,
         Unit::Count,
         "Answers with a single task above the 4 MiB that gRPC clients take by default: see max_decoding_message_size"
+    );
+    describe_counter!(
+        LOG_LINES_DROPPED,
+        Unit::Count,
+        "Log lines that were dropped because stderr took no more"
     );
     describe_gauge!(
         CERTIFICATE_EXPIRES,
@@ -116,4 +122,9 @@ pub fn waiting_calls(count: usize) {
 /// Updates what the system knows of this process: memory, CPU, file descriptors.
 pub fn process() {
     metrics_process::Collector::default().collect();
+}
+
+/// As many log lines were dropped since the start.
+pub(super) fn dropped_log_lines(count: u64) {
+    counter!(LOG_LINES_DROPPED).absolute(count);
 }
