@@ -22,9 +22,6 @@ use crate::{config::without_password, ingress::http::Ports, model::printable};
 const MOST_BYTES: usize = 64 << 20;
 pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long `GET /` may take.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
-
 impl Server {
     pub(super) fn port(&self) -> anyhow::Result<HttpPort> {
         let first = self.url.split(',').next().unwrap_or_default();
@@ -123,7 +120,7 @@ impl HttpPort {
     /// not speak HTTP/1. It may then be the gRPC port.
     pub(super) async fn ports(&self) -> anyhow::Result<Option<Ports>> {
         let (_, headers, body) =
-            match timeout(LOOK_TIMEOUT, self.answer(Method::GET, "/", None)).await {
+            match timeout(ANSWER_TIMEOUT, self.answer(Method::GET, "/", None)).await {
                 Ok(Err(error)) if error.is::<NotHttp>() => return Ok(None),
                 Ok(answer) => answer?,
                 // A server that is only slow may answer later, and then name its ports.

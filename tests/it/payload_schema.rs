@@ -259,7 +259,7 @@ async fn a_discovery_whose_check_would_not_end_costs_only_itself() {
     daemon.kill9_and_restart();
     daemon.ready().await;
     daemon.insert(&[json!({"queue": "q", "key": "c"})]).await;
-    assert_eq!(daemon.work_once("w", "q").await.len(), 1);
+    daemon.work("w", "q", 1).await;
     assert_eq!(
         (lettered(&daemon).await, fits(&daemon).await),
         (BTreeSet::from(all), 2)
