@@ -266,7 +266,22 @@ impl Daemon {
 
     /// The whole log.
     pub(crate) fn log(&self) -> String {
+        let began = Instant::now();
+        while self.is_writing_log() && began.elapsed() < Duration::from_secs(1) {
+            std::thread::yield_now();
+        }
         fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// Whether taskd's thread that writes the log is at work. It sleeps when it has nothing to write.
+    fn is_writing_log(&self) -> bool {
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
+            return false;
+        };
+        let stats = threads.flatten().map(|thread| thread.path().join("stat"));
+        stats
+            .filter_map(|stat| fs::read_to_string(stat).ok())
+            .any(|stat| stat.contains(" (log) R ") || stat.contains(" (log) D "))
     }
 
     // --- its HTTP API
