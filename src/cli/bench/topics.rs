@@ -3,6 +3,7 @@
 //! subscriptions cost.
 
 use std::{
+    cell::Cell,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -36,6 +37,8 @@ const MANY: u16 = 10;
 const SEQUENCES: u32 = 10_000;
 /// Topics with a subscription each that nobody uses.
 const IDLE: u32 = 500;
+/// The start of a subscription of what is published from now on.
+const NEW: &str = "$";
 /// How long new subscriptions settle before records come, or their CPU is looked at.
 const CALM: Duration = Duration::from_secs(3);
 /// The partitions of a topic that has records.
@@ -65,7 +68,19 @@ pub(super) async fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 
     let one = claimable(run, &work, "one", 1).await?;
     let reference = Some(("tasks inserted claimable", inserted.claimable));
-    note(run, "tasks of records claimable", one, reference);
+    note(
+        run,
+        "tasks of records claimable, with publishing",
+        one,
+        reference,
+    );
+    let behind = caught_up(run, &work).await?;
+    note(
+        run,
+        "tasks of published records claimable",
+        behind,
+        reference,
+    );
     let tasks = run.tasks("one", &work);
     let of_records = processed(run, "records", &work, &tasks).await?;
     let reference = Some(("inserted tasks processed", inserted.processed));
@@ -239,12 +254,13 @@ async fn put_topic(run: &Run<'_>, topic: &str, partitions: u32) -> anyhow::Resul
     Ok(())
 }
 
-/// Makes a subscription of what is published from now on.
-async fn subscribe(run: &Run<'_>, name: &str, topic: &str) -> anyhow::Result<()> {
+/// Makes a subscription that begins at `start`.
+async fn subscribe(run: &Run<'_>, name: &str, topic: &str, start: &str) -> anyhow::Result<()> {
     let mut client = TopicsClient::new(run.server.channel(0));
     let put = pb::PutSubscriptionRequest {
         subscription: name.to_owned(),
         topic: Some(topic.to_owned()),
+        start: Some(start.to_owned()),
         ..Default::default()
     };
     client
@@ -270,7 +286,7 @@ async fn claimable(
     };
     let tasks = run.tasks(what, &of_each);
     for queue in &tasks.queues {
-        subscribe(run, queue, &topic).await?;
+        subscribe(run, queue, &topic, NEW).await?;
     }
     // Until the feeder knows them.
     tokio::time::sleep(CALM).await;
@@ -285,6 +301,32 @@ async fn claimable(
         .await?;
     let at = at.context("gave up: not all records became tasks that can be claimed")?;
     Ok(total as f64 / (at - began).as_secs_f64())
+}
+
+/// Subscribes to a topic that has records. Returns how many of their tasks a second can be claimed,
+/// from the first one that can be.
+async fn caught_up(run: &Run<'_>, work: &Work) -> anyhow::Result<f64> {
+    let topic = topic_of(run, "behind");
+    put_topic(run, &topic, PARTITIONS).await?;
+    publish(run, work, &topic).await?;
+    let tasks = run.tasks("behind", work);
+    subscribe(run, &tasks.queues[0], &topic, "0").await?;
+    let total = u64::from(work.tasks);
+    let begun = Cell::new(None);
+    let all_wait = |counts: &Counts| {
+        if counts.waiting > 0 && begun.get().is_none() {
+            begun.set(Some((Instant::now(), counts.waiting)));
+        }
+        counts.waiting == total
+    };
+    let patience = work.give_up_after.0;
+    let at = run
+        .server
+        .wait_for(&tasks.queues, patience, all_wait)
+        .await?;
+    let at = at.context("gave up: not all records became tasks that can be claimed")?;
+    let (began, before) = begun.get().context("no task could be claimed")?;
+    Ok((total - before) as f64 / (at - began).as_secs_f64())
 }
 
 /// Appends the same records to a stream of Redis, without taskd.
@@ -309,7 +351,7 @@ async fn handlers(run: &mut Run<'_>, work: &Work) -> anyhow::Result<()> {
 
     let topic = topic_of(run, "heard");
     put_topic(run, &topic, PARTITIONS).await?;
-    subscribe(run, &topic, &topic).await?;
+    subscribe(run, &topic, &topic, NEW).await?;
     let tasks = run.tasks("heard", work);
     run.step("latency of records", completions(total, work));
     // One in advance, so that the queue is already open when the clock starts.
@@ -364,7 +406,7 @@ async fn idle(run: &mut Run<'_>) -> anyhow::Result<()> {
     for number in 0..IDLE {
         let topic = topic_of(run, &format!("idle-{number}"));
         put_topic(run, &topic, 1).await?;
-        subscribe(run, &topic, &topic).await?;
+        subscribe(run, &topic, &topic, NEW).await?;
         run.bar.inc(1);
     }
     tokio::time::sleep(CALM).await;
