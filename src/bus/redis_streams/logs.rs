@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use futures::future::try_join_all;
 use redis::{RedisError, Value};
+use tokio::sync::Semaphore;
 
 use super::{
     publish::{chunks, offsets},
@@ -21,9 +22,12 @@ use crate::{
     redis_pool::{Batch, Call, scripts},
 };
 
-/// How many records of a page one exchange asks for. Their sizes are not known before: each may have
-/// a megabyte, whatever those before it had.
-const AT_ONCE: usize = 16;
+/// How many records of a page an exchange asks for, at first and at most. Their sizes are not known
+/// before: each may have a megabyte, whatever those before it had.
+const AT_FIRST: usize = 16;
+const AT_MOST: usize = 128;
+/// How many exchanges at a time may ask for more than [`AT_FIRST`].
+const LARGE: usize = 4;
 /// How many records a call of `bus_publish.lua` deletes at most, and how many such calls the trim of
 /// a partition makes.
 const TRIM_PAGE: u64 = 1000;
@@ -35,11 +39,13 @@ const READ_TRIMS: u32 = 1000;
 
 pub(super) struct StreamLogs {
     streams: Arc<Streams>,
+    large: Semaphore,
 }
 
 impl StreamLogs {
     pub(super) fn new(streams: Arc<Streams>) -> Self {
-        Self { streams }
+        let large = Semaphore::new(LARGE);
+        Self { streams, large }
     }
 
     fn key(&self, log: &Log, partition: u32) -> String {
@@ -226,9 +232,13 @@ impl Logs for StreamLogs {
         let key = self.key(log, partition);
         let failed = Error::read::<RedisError>(log.name.clone());
         let mut read: Vec<LogMessage> = Vec::new();
-        let mut bytes = 0;
-        let mut count = AT_ONCE.min(max);
+        let (mut bytes, mut largest) = (0, 1);
+        let mut count = AT_FIRST.min(max);
         while count > 0 {
+            let large = (count > AT_FIRST).then(|| self.large.try_acquire());
+            if let Some(Err(_)) = large {
+                count = AT_FIRST;
+            }
             let mut batch = Batch::default();
             let mut range = redis::cmd("XRANGE");
             let from = after.map_or_else(|| "-".to_owned(), |after| format!("({after}"));
@@ -246,13 +256,17 @@ impl Logs for StreamLogs {
             let list = answers.pop().unwrap_or(Value::Nil);
             let page = reply::log_messages(partition, list).map_err(&failed)?;
             let is_last = page.len() < count;
-            bytes += page.iter().map(|m| m.record.bytes()).sum::<usize>();
+            for message in &page {
+                bytes += message.record.bytes();
+                largest = largest.max(message.record.bytes());
+            }
             read.extend(page);
             after = read.last().map(|message| message.offset);
             if is_last || bytes >= PAGE_BYTES {
                 break;
             }
-            count = AT_ONCE.min(max - read.len());
+            let fitting = (PAGE_BYTES - bytes).div_ceil(largest);
+            count = fitting.min(4 * count).min(AT_MOST).min(max - read.len());
         }
         Ok(read)
     }

@@ -613,10 +613,17 @@ impl Feeds {
             Outcome::Moved {
                 to,
                 may_be_repeated,
+                next,
             } => {
                 if is_same {
                     cursor.up_to = to;
                     cursor.may_be_repeated = may_be_repeated;
+                }
+                if let Some(next) = next {
+                    self.pages.keep(&key.topic, key.partition, to.after, next);
+                }
+                if is_told {
+                    self.pages.forget(&key.topic, &[key.partition].into());
                 }
                 cursor.most = (cursor.most * 2).min(PAGE);
                 cursor.held_for = Duration::ZERO;
@@ -847,6 +854,7 @@ mod tests {
         let moved = |step: &Step| Outcome::Moved {
             to: step.from,
             may_be_repeated: 0,
+            next: None,
         };
         feeds.finish(&step, moved(&step), now);
         let step = feeds.next_step().unwrap();

@@ -7,26 +7,50 @@ use std::{
 };
 
 use futures::{
-    FutureExt as _,
+    FutureExt as _, TryFutureExt as _,
     future::{BoxFuture, Shared},
 };
 
 use crate::{
-    bus::{self, Log, LogMessage, Logs},
+    bus::{self, Log, LogMessage, Logs, PAGE_BYTES},
     model::{Offset, TopicName},
 };
 
 /// The most records of a page.
-pub(super) const PAGE: usize = 500;
+pub(super) const PAGE: usize = 1000;
 /// How many pages are kept for other subscriptions, and for how long.
 const KEPT: usize = 16;
 const KEPT_FOR: Duration = Duration::from_millis(500);
 
+/// The records of a page.
+pub(super) struct Records {
+    pub(super) messages: Vec<LogMessage>,
+    /// The page has as much as any page may have, so there may be another one.
+    pub(super) is_full: bool,
+}
+
 /// A page that is read, or is being read. An error is for all that wait for it.
-pub(super) type Page = Shared<BoxFuture<'static, Result<Arc<[LogMessage]>, Arc<bus::Error>>>>;
+pub(super) type Page = Shared<BoxFuture<'static, Result<Arc<Records>, Arc<bus::Error>>>>;
 
 /// Partition and offset after which a page begins.
 type Place = (TopicName, u32, Option<Offset>);
+
+/// Returns the page after an offset. It is read when somebody waits for it.
+pub(super) fn page(
+    logs: &Arc<dyn Logs>,
+    log: &Arc<Log>,
+    partition: u32,
+    after: Option<Offset>,
+) -> Page {
+    let (logs, log) = (Arc::clone(logs), Arc::clone(log));
+    let read = async move {
+        let messages = logs.read(&log, partition, after, PAGE).await?;
+        let bytes: usize = messages.iter().map(|one| one.record.bytes()).sum();
+        let is_full = messages.len() >= PAGE || bytes >= PAGE_BYTES;
+        Ok(Arc::new(Records { messages, is_full }))
+    };
+    read.map_err(Arc::new).boxed().shared()
+}
 
 #[derive(Default)]
 pub(super) struct Pages {
@@ -46,29 +70,38 @@ impl Pages {
         let now = Instant::now();
         self.kept
             .retain(|_, (at, _)| now.duration_since(*at) < KEPT_FOR);
-        let place = (topic.clone(), partition, after);
-        if let Some((_, page)) = self.kept.get(&place) {
+        if let Some((_, page)) = self.kept.get(&(topic.clone(), partition, after)) {
             return page.clone();
         }
-        let logs = Arc::clone(logs);
-        let log = Arc::clone(log);
-        let read = async move {
-            match logs.read(&log, partition, after, PAGE).await {
-                Ok(messages) => Ok(messages.into()),
-                Err(error) => Err(Arc::new(error)),
-            }
-        };
-        let page = read.boxed().shared();
-        if self.kept.len() < KEPT {
-            self.kept.insert(place, (now, page.clone()));
-        }
+        let page = page(logs, log, partition, after);
+        self.keep(topic, partition, after, page.clone());
         page
     }
 
-    /// Forgets the pages of some partitions, because they have new records.
+    /// Keeps a page. If there are too many, the oldest one goes.
+    pub(super) fn keep(
+        &mut self,
+        topic: &TopicName,
+        partition: u32,
+        after: Option<Offset>,
+        page: Page,
+    ) {
+        if self.kept.len() >= KEPT {
+            let oldest = self.kept.iter().min_by_key(|(_, (at, _))| *at);
+            if let Some(place) = oldest.map(|(place, _)| place.clone()) {
+                self.kept.remove(&place);
+            }
+        }
+        let place = (topic.clone(), partition, after);
+        self.kept.insert(place, (Instant::now(), page));
+    }
+
+    /// Forgets the pages of some partitions that may have new records. A full page has none.
     pub(super) fn forget(&mut self, topic: &TopicName, partitions: &BTreeSet<u32>) {
-        self.kept
-            .retain(|(of, partition, _), _| of != topic || !partitions.contains(partition));
+        self.kept.retain(|(of, partition, _), (_, page)| {
+            let is_full = matches!(page.peek(), Some(Ok(records)) if records.is_full);
+            is_full || of != topic || !partitions.contains(partition)
+        });
     }
 
     pub(super) fn forget_all(&mut self) {

@@ -9,14 +9,16 @@
 //! - Two feeders at once: both insert the same ids, and the position moves only from the place that
 //!   was read, so its counts count once.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, pin::pin, sync::Arc};
+
+use futures::future::{Either, select};
 
 use super::{
     super::{
         error::{Error, Unavailable},
         insert::Handle,
     },
-    pages::{PAGE, Page},
+    pages::{self, PAGE, Page},
     record_task::record_task,
 };
 use crate::{
@@ -47,12 +49,13 @@ pub(super) struct Step {
 }
 
 /// What became of a step.
-#[derive(Debug)]
 pub(super) enum Outcome {
     /// The position moved here, and so many of the next records may have been inserted before.
     Moved {
         to: ReadUpTo,
         may_be_repeated: usize,
+        /// The page behind it, if it is being read.
+        next: Option<Page>,
     },
     /// There are no more records.
     AtEnd,
@@ -71,17 +74,23 @@ impl Step {
     }
 
     async fn go(&self, context: &Context, handle: &Handle) -> Outcome {
-        let page = match self.page.clone().await {
-            Ok(page) => page,
+        let records = match self.page.clone().await {
+            Ok(records) => records,
             Err(error) => return Outcome::Held(in_short(&*error)),
         };
-        let mut page = &page[..page.len().min(self.most)];
-        let Some(first) = page.first() else {
+        let mut page = &records.messages[..records.messages.len().min(self.most)];
+        let (Some(first), Some(last)) = (page.first(), page.last()) else {
             return self.at_end(context).await;
         };
+        let is_whole = page.len() == records.messages.len();
+        let mut next = (records.is_full && is_whole).then(|| {
+            let logs = context.bus.logs();
+            pages::page(&logs, &self.log, self.key.partition, Some(last.offset))
+        });
         let chosen = self.chosen(page);
         let places: Vec<usize> = chosen.iter().map(|one| one.place).collect();
-        let inserted = match self.insert(context, handle, chosen).await {
+        let insert = self.insert(context, handle, chosen);
+        let inserted = match while_read(next.as_ref(), insert).await {
             Ok(inserted) => inserted,
             Err(outcome) => return outcome,
         };
@@ -89,6 +98,7 @@ impl Step {
         if let Some((place, why)) = inserted.held {
             // What was inserted before it counts, so that it is not inserted again much later.
             page = &page[..place];
+            next = None;
             may_be_repeated = PAGE;
             if page.is_empty() {
                 return Outcome::Held(why);
@@ -110,7 +120,7 @@ impl Step {
             count: Some(last.number + 1),
             replay: self.from.replay,
         };
-        self.go_to(context, to, counts, may_be_repeated).await
+        self.go_to(context, to, counts, may_be_repeated, next).await
     }
 
     /// How many records have left before they were read.
@@ -282,7 +292,8 @@ impl Step {
                 replay: self.from.replay,
             }
         };
-        self.go_to(context, to, ReadCounts::default(), PAGE).await
+        self.go_to(context, to, ReadCounts::default(), PAGE, None)
+            .await
     }
 
     async fn go_to(
@@ -291,6 +302,7 @@ impl Step {
         to: ReadUpTo,
         counts: ReadCounts,
         may_be_repeated: usize,
+        next: Option<Page>,
     ) -> Outcome {
         let moved = PositionMove {
             key: self.key.clone(),
@@ -304,11 +316,23 @@ impl Step {
                 Outcome::Moved {
                     to,
                     may_be_repeated,
+                    next,
                 }
             }
             Ok(false) => Outcome::Elsewhere,
             Err(error) => Outcome::Held(in_short(&error)),
         }
+    }
+}
+
+/// Waits for `act`, and meanwhile has the page read.
+async fn while_read<T>(page: Option<&Page>, act: impl Future<Output = T>) -> T {
+    let Some(page) = page else {
+        return act.await;
+    };
+    match select(pin!(act), page.clone()).await {
+        Either::Left((done, _)) => done,
+        Either::Right((_, act)) => act.await,
     }
 }
 
