@@ -23,12 +23,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 
 use self::{
     measure::{Measured, Unread, measure},
     pages::{PAGE, Pages},
-    step::{Outcome, Step},
+    step::{Moved, Moving, Outcome, Step},
 };
 use super::{error::Failure, insert::Handle};
 use crate::{
@@ -56,6 +56,9 @@ const STEPS_OF_ONE: usize = 8;
 const LOOK_ROUND: usize = 30;
 /// How often what is left to read is measured, in ticks.
 const MEASURE_EVERY: u64 = 5;
+/// How many records behind a position may have been inserted: a page whose move has not ended, and the
+/// next one.
+const AHEAD: usize = 2 * PAGE;
 /// How long a subscription waits whose queue takes nothing, at first and at most.
 const HELD_FIRST: Duration = Duration::from_millis(100);
 const HELD_MOST: Duration = Duration::from_secs(1);
@@ -77,20 +80,26 @@ struct Feeder {
     handle: Handle,
 }
 
-type Running = FuturesUnordered<BoxFuture<'static, (Step, Outcome)>>;
+type Running = FuturesUnordered<BoxFuture<'static, Ended>>;
+
+/// What has ended.
+enum Ended {
+    Step(Box<Step>, Outcome),
+    Move(Moved),
+}
 
 /// Waits for `act`, and meanwhile drives the steps that run, which go to `done` when they end: they
 /// hold connections to SQL that `act` may be waiting for.
 async fn while_steps_run<T>(
     running: &mut Running,
-    done: &mut Vec<(Step, Outcome)>,
+    done: &mut Vec<Ended>,
     act: impl Future<Output = T>,
 ) -> T {
     let mut act = pin!(act);
     loop {
         tokio::select! {
             result = &mut act => return result,
-            Some(step) = running.next() => done.push(step),
+            Some(ended) = running.next() => done.push(ended),
         }
     }
 }
@@ -111,8 +120,8 @@ impl Feeder {
                     measuring.push(Box::pin(self.measure(&feeds)));
                 }
                 tick_at = cx.clock().now() + TICK;
-                for (step, outcome) in done {
-                    if feeds.finish(&step, outcome, cx.clock().now()) == Finished::Elsewhere {
+                for ended in done {
+                    if feeds.end(ended, &mut running, cx.clock().now()) == Finished::Elsewhere {
                         tick_at = cx.clock().now();
                     }
                 }
@@ -121,9 +130,11 @@ impl Feeder {
             feeds.release_held(cx.clock().now(), |queue| self.takes_nothing(queue));
             while running.len() < STEPS && feeds.leads(&cx) {
                 let Some(step) = feeds.next_step() else { break };
-                running.push(Box::pin(
-                    step.run(self.context.clone(), self.handle.clone()),
-                ));
+                let (context, handle) = (self.context.clone(), self.handle.clone());
+                running.push(Box::pin(async move {
+                    let (step, outcome) = step.run(context, handle).await;
+                    Ended::Step(Box::new(step), outcome)
+                }));
             }
             let now = cx.clock().now();
             let pause = feeds.wake_at(tick_at).saturating_duration_since(now);
@@ -134,8 +145,8 @@ impl Feeder {
                 }
             };
             tokio::select! {
-                Some((step, outcome)) = running.next() => {
-                    if feeds.finish(&step, outcome, cx.clock().now()) == Finished::Elsewhere {
+                Some(ended) = running.next() => {
+                    if feeds.end(ended, &mut running, cx.clock().now()) == Finished::Elsewhere {
                         tick_at = cx.clock().now();
                     }
                 }
@@ -146,7 +157,9 @@ impl Feeder {
             }
         }
         // What is not finished would be read again. Finishing it costs the next feeder less.
-        while running.next().await.is_some() {}
+        while let Some(ended) = running.next().await {
+            feeds.end(ended, &mut running, cx.clock().now());
+        }
         if feeds.until.is_some() {
             self.context.coordination.release(WORK).await?;
         }
@@ -327,6 +340,8 @@ struct Cursor {
     may_be_repeated: usize,
     /// How long it was held the last time.
     held_for: Duration,
+    /// The last move of the position, which may not have ended.
+    moving: Option<Moving>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -410,7 +425,8 @@ impl Feeds {
                 Some(cursor) if cursor.up_to == position.up_to => {}
                 Some(cursor) => {
                     cursor.up_to = position.up_to;
-                    cursor.may_be_repeated = PAGE;
+                    cursor.moving = None;
+                    cursor.may_be_repeated = AHEAD;
                     self.make_due(&key, Cause::Told);
                 }
                 None => {
@@ -418,8 +434,9 @@ impl Feeds {
                         up_to: position.up_to,
                         state: CursorState::Idle,
                         most: PAGE,
-                        may_be_repeated: PAGE,
+                        may_be_repeated: AHEAD,
                         held_for: Duration::ZERO,
+                        moving: None,
                     };
                     self.cursors.insert(key.clone(), cursor);
                     self.make_due(&key, Cause::Look);
@@ -582,11 +599,29 @@ impl Feeds {
                 page,
                 most: cursor.most,
                 may_be_repeated: cursor.may_be_repeated,
+                before: cursor.moving.clone(),
                 is_look,
                 key,
             });
         }
         None
+    }
+
+    fn end(&mut self, ended: Ended, running: &mut Running, now: Instant) -> Finished {
+        match ended {
+            Ended::Step(step, outcome) => {
+                if let Outcome::Inserted { moving, .. } = &outcome {
+                    running.push(moving.clone().map(Ended::Move).boxed());
+                }
+                self.finish(&step, outcome, now)
+            }
+            Ended::Move(Moved::Done) => Finished::GoesOn,
+            // The steps behind it begin where the position is not.
+            Ended::Move(Moved::Elsewhere | Moved::Failed(_)) => {
+                self.is_loaded = false;
+                Finished::Elsewhere
+            }
+        }
     }
 
     fn finish(&mut self, step: &Step, outcome: Outcome, now: Instant) -> Finished {
@@ -610,13 +645,15 @@ impl Feeds {
         let is_told = again || !is_same;
         cursor.state = CursorState::Idle;
         match outcome {
-            Outcome::Moved {
+            Outcome::Inserted {
                 to,
                 may_be_repeated,
+                moving,
                 next,
             } => {
                 if is_same {
                     cursor.up_to = to;
+                    cursor.moving = Some(moving);
                     cursor.may_be_repeated = may_be_repeated;
                 }
                 if let Some(next) = next {
@@ -638,12 +675,12 @@ impl Feeds {
             }
             Outcome::Refused => {
                 cursor.most = (cursor.most / 2).max(1);
-                cursor.may_be_repeated = PAGE;
+                cursor.may_be_repeated = AHEAD;
                 self.make_due(key, Cause::Told);
             }
             Outcome::Held(why) => {
                 cursor.state = CursorState::Held;
-                cursor.may_be_repeated = PAGE;
+                cursor.may_be_repeated = AHEAD;
                 cursor.held_for = held_for(cursor.held_for);
                 self.held.insert((now + cursor.held_for, key.clone()));
                 // An error must not be kept for the next try.
@@ -673,6 +710,8 @@ fn held_for(before: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use futures::future::ready;
+
     use super::*;
     use crate::{
         bus::{self, LogEnd, LogMessage, LogRecord, Retention},
@@ -851,9 +890,10 @@ mod tests {
         let step = feeds.next_step().unwrap();
         assert!(step.is_look);
         // Nobody has to say that there may be another page.
-        let moved = |step: &Step| Outcome::Moved {
+        let moved = |step: &Step| Outcome::Inserted {
             to: step.from,
             may_be_repeated: 0,
+            moving: ready(Moved::Done).boxed().shared(),
             next: None,
         };
         feeds.finish(&step, moved(&step), now);
@@ -880,6 +920,6 @@ mod tests {
         now += HELD_MOST;
         feeds.release_held(now, |_| false);
         let step = feeds.next_step().unwrap();
-        assert_eq!(step.may_be_repeated, PAGE, "some may have been inserted");
+        assert_eq!(step.may_be_repeated, AHEAD, "some may have been inserted");
     }
 }

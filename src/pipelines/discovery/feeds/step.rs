@@ -1,17 +1,20 @@
 //! One step of a subscription in a partition: read a page, insert its tasks, move the position.
 //!
-//! Each effect may be repeated, and the position moves last. Crash windows (`docs/internals`,
-//! "A record of a topic"):
+//! Each effect may be repeated, and the position moves last. It moves while the next step has begun.
+//! Crash windows (`docs/internals`, "A record of a topic"):
 //!
 //! - After the page was read: nothing has happened.
-//! - After the insert: the page is read again. Its tasks have the same ids, so those that are
+//! - After the insert: this page, and the next one if it was inserted, are read again. Its tasks have the same ids, so those that are
 //!   stored stay as they are.
 //! - Two feeders at once: both insert the same ids, and the position moves only from the place that
 //!   was read, so its counts count once.
 
 use std::{collections::HashSet, pin::pin, sync::Arc};
 
-use futures::future::{Either, select};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, Either, Shared, select},
+};
 
 use super::{
     super::{
@@ -31,6 +34,17 @@ use crate::{
     telemetry::metrics,
 };
 
+/// The move of a position, behind those before it.
+pub(super) type Moving = Shared<BoxFuture<'static, Moved>>;
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Moved {
+    Done,
+    /// Somebody else has moved the position.
+    Elsewhere,
+    Failed(String),
+}
+
 /// A step to do.
 pub(super) struct Step {
     /// Unique in this process.
@@ -44,16 +58,20 @@ pub(super) struct Step {
     pub(super) most: usize,
     /// So many of the next records may have been inserted before, by another feeder or in vain.
     pub(super) may_be_repeated: usize,
+    /// The move of the step before this one.
+    pub(super) before: Option<Moving>,
     /// If there are no records, also check whether the log ends before the position.
     pub(super) is_look: bool,
 }
 
 /// What became of a step.
 pub(super) enum Outcome {
-    /// The position moved here, and so many of the next records may have been inserted before.
-    Moved {
+    /// The tasks up to here are inserted, and the position moves. So many of the next records may
+    /// have been inserted before.
+    Inserted {
         to: ReadUpTo,
         may_be_repeated: usize,
+        moving: Moving,
         /// The page behind it, if it is being read.
         next: Option<Page>,
     },
@@ -80,7 +98,10 @@ impl Step {
         };
         let mut page = &records.messages[..records.messages.len().min(self.most)];
         let (Some(first), Some(last)) = (page.first(), page.last()) else {
-            return self.at_end(context).await;
+            return match self.is_here().await {
+                Ok(()) => self.at_end(context).await,
+                Err(outcome) => outcome,
+            };
         };
         let is_whole = page.len() == records.messages.len();
         let mut next = (records.is_full && is_whole).then(|| {
@@ -94,6 +115,10 @@ impl Step {
             Ok(inserted) => inserted,
             Err(outcome) => return outcome,
         };
+        // So at most one page is inserted beyond the next one after the position.
+        if let Err(outcome) = self.is_here().await {
+            return outcome;
+        }
         let mut may_be_repeated = self.may_be_repeated.saturating_sub(page.len());
         if let Some((place, why)) = inserted.held {
             // What was inserted before it counts, so that it is not inserted again much later.
@@ -120,7 +145,7 @@ impl Step {
             count: Some(last.number + 1),
             replay: self.from.replay,
         };
-        self.go_to(context, to, counts, may_be_repeated, next).await
+        self.go_to(context, to, counts, may_be_repeated, next)
     }
 
     /// How many records have left before they were read.
@@ -293,10 +318,10 @@ impl Step {
             }
         };
         self.go_to(context, to, ReadCounts::default(), PAGE, None)
-            .await
     }
 
-    async fn go_to(
+    /// Moves the position, as soon as somebody waits for it.
+    fn go_to(
         &self,
         context: &Context,
         to: ReadUpTo,
@@ -310,17 +335,34 @@ impl Step {
             to,
             counts,
         };
-        match context.store.move_position(&moved).await {
-            Ok(true) => {
-                metrics::subscription_read(self.key.subscription.as_str(), &counts);
-                Outcome::Moved {
-                    to,
-                    may_be_repeated,
-                    next,
+        let store = Arc::clone(&context.store);
+        let moving = async move {
+            match store.move_position(&moved).await {
+                Ok(true) => {
+                    metrics::subscription_read(moved.key.subscription.as_str(), &counts);
+                    Moved::Done
                 }
+                Ok(false) => Moved::Elsewhere,
+                Err(error) => Moved::Failed(in_short(&error)),
             }
-            Ok(false) => Outcome::Elsewhere,
-            Err(error) => Outcome::Held(in_short(&error)),
+        };
+        Outcome::Inserted {
+            to,
+            may_be_repeated,
+            moving: moving.boxed().shared(),
+            next,
+        }
+    }
+
+    /// Waits until the position has moved to where this step begins.
+    async fn is_here(&self) -> Result<(), Outcome> {
+        let Some(before) = &self.before else {
+            return Ok(());
+        };
+        match before.clone().await {
+            Moved::Done => Ok(()),
+            Moved::Elsewhere => Err(Outcome::Elsewhere),
+            Moved::Failed(why) => Err(Outcome::Held(why)),
         }
     }
 }
