@@ -78,9 +78,8 @@ pub async fn declare_topic(
     let mut known = known_topic(store, name).await?;
     if let Some(topic) = known.as_ref().filter(|topic| topic.is_deleting) {
         // The watchdog, which would end the deletion, runs only after this.
-        logs.delete(&Log::from(topic)).await?;
-        store.end_delete_topic(name).await?;
-        known = None;
+        end_deletion(store, logs, topic).await?;
+        known = known_topic(store, name).await?;
     }
     if settings.is_attached {
         if let Some(topic) = known.as_ref().filter(|topic| topic.settings.is_attached)
@@ -167,6 +166,20 @@ async fn known_topic(store: &dyn Store, name: &TopicName) -> Result<Option<Topic
     Ok(topics.into_iter().find(|topic| topic.name == *name))
 }
 
+/// Ends the deletion of a topic. If somebody else has ended it, there may be another topic with this
+/// name by now, which stays.
+async fn end_deletion(store: &dyn Store, logs: &dyn Logs, topic: &Topic) -> Result<(), Error> {
+    // Read again, because it may have got more partitions before it was marked.
+    let Some(now) = known_topic(store, &topic.name).await? else {
+        return Ok(());
+    };
+    if now.is_deleting && now.created_unix_ms == topic.created_unix_ms {
+        logs.delete(&Log::from(&now)).await?;
+        store.end_delete_topic(&now).await?;
+    }
+    Ok(())
+}
+
 /// Stores a topic, then makes its log. If the process is killed in between, the first record makes
 /// it.
 async fn put(
@@ -219,7 +232,7 @@ async fn put(
     if made.is_err() && known.is_none() {
         // The server may never make it, for example because of its name.
         store.begin_delete_topic(name, act).await?;
-        store.end_delete_topic(name).await?;
+        store.end_delete_topic(&topic).await?;
     }
     made?;
     Ok(())
@@ -344,9 +357,7 @@ impl Api {
             // Until then other processes may publish. If the process is killed here, the watchdog
             // goes on.
             tokio::time::sleep(KNOWN_FOR).await;
-            query.logs().delete(&Log::from(&topic)).await?;
-            query.store().end_delete_topic(&topic.name).await?;
-            Ok(())
+            end_deletion(query.store(), &*query.logs(), &topic).await
         };
         delete.instrument(span("delete_topic", caller)).await
     }

@@ -34,6 +34,6 @@ pub trait Topics: Send + Sync {
     /// Marks a topic as being deleted, and records the act. Returns whether there is one.
     async fn begin_delete_topic(&self, name: &TopicName, act: &Act) -> Result<bool>;
 
-    /// Removes a topic that is being deleted.
-    async fn end_delete_topic(&self, name: &TopicName) -> Result<()>;
+    /// Removes a topic that is being deleted, unless another one was made with its name since.
+    async fn end_delete_topic(&self, topic: &Topic) -> Result<()>;
 }

@@ -163,7 +163,7 @@ impl Trim {
         if let Err(error) = self.bus.logs().delete(&Log::from(topic)).await {
             return Ok(Err(error));
         }
-        self.store.end_delete_topic(&topic.name).await?;
+        self.store.end_delete_topic(topic).await?;
         Ok(Ok(0))
     }
 

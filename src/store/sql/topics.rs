@@ -74,10 +74,10 @@ impl<DB: Backend> Topics for SqlStore<DB> {
             .await
     }
 
-    async fn end_delete_topic(&self, name: &TopicName) -> Result<()> {
+    async fn end_delete_topic(&self, topic: &Topic) -> Result<()> {
         self.sql
-            .run("end_delete_topic", name.clone(), |session, name| {
-                Box::pin(end_delete(session, name))
+            .run("end_delete_topic", topic.clone(), |session, topic| {
+                Box::pin(end_delete(session, topic))
             })
             .await
     }
@@ -149,13 +149,15 @@ async fn begin_delete<S: Session>(session: &mut S, name: &TopicName, act: &Act) 
     Ok(tokens::count(session, there.bind(name.as_str())).await? > 0)
 }
 
-async fn end_delete<S: Session>(session: &mut S, name: &TopicName) -> Result<()> {
+async fn end_delete<S: Session>(session: &mut S, topic: &Topic) -> Result<()> {
     meta::raise(session, VERSION).await?;
     meta::raise(session, subscriptions::VERSION).await?;
-    let remove = Statement::new("DELETE FROM topics WHERE name = ? AND deleting = 1");
-    if session.execute(remove.bind(name.as_str())).await? > 0 {
+    let remove =
+        Statement::new("DELETE FROM topics WHERE name = ? AND deleting = 1 AND created_ms = ?");
+    let remove = remove.bind(topic.name.as_str()).bind(topic.created_unix_ms);
+    if session.execute(remove).await? > 0 {
         let remove = Statement::new("DELETE FROM positions WHERE topic = ?");
-        session.execute(remove.bind(name.as_str())).await?;
+        session.execute(remove.bind(topic.name.as_str())).await?;
     }
     Ok(())
 }

@@ -248,7 +248,7 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
         .await
         .unwrap();
     // Nobody deletes the topic.
-    store.end_delete_topic(&topic.name).await.unwrap();
+    store.end_delete_topic(&topic).await.unwrap();
     assert_eq!(store.positions(None).await.unwrap(), begins);
     let before = store.feeds_version().await.unwrap();
     store
@@ -257,7 +257,7 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
         .unwrap();
     assert!(store.feeds_version().await.unwrap() > before);
     assert_eq!(store.positions(None).await.unwrap(), begins);
-    store.end_delete_topic(&topic.name).await.unwrap();
+    store.end_delete_topic(&topic).await.unwrap();
     assert_eq!(store.positions(None).await.unwrap(), []);
     assert_eq!(store.subscriptions().await.unwrap().len(), 1);
 }
