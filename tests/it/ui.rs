@@ -786,6 +786,36 @@ async fn a_worker_loses_its_tasks_from_the_list_of_workers() {
     assert_eq!(daemon.lease_all("good one", "q", 2).await.len(), 2);
 }
 
+/// However many others are newer. A key may look like an id.
+#[tokio::test]
+async fn letters_of_an_old_reason_and_keys_like_ids_are_found() {
+    let daemon = Daemon::start("", &[]).await;
+    let browser = Browser::new(&daemon);
+    let digest = "d41d8cd98f00b204e9800998ecf8427e";
+    let mut tasks = vec![json!({"queue": "q", "key": digest})];
+    tasks.extend((0..60).map(|n| json!({"queue": "q", "key": n.to_string()})));
+    let ids = daemon.insert(&tasks).await;
+    let leased = daemon.lease_all("w", "q", 61).await;
+    let (old, new): (Vec<_>, Vec<_>) = leased.into_iter().partition(|one| one["id"] == ids[0]);
+    for (reason, tasks) in [("took longer than 5 s", old), ("refused", new)] {
+        let reject = |task: &Value| json!({"id": task["id"], "lease_token": task["lease_token"], "reason": reason, "retry": false});
+        let rejections: Vec<Value> = tasks.iter().map(reject).collect();
+        let body = json!({"worker": "w", "rejections": rejections});
+        let (status, answer) = daemon.post("/v1/tasks:reject", &body).await;
+        assert_eq!(status, 200, "{answer}");
+        until("they are dead", async || {
+            daemon.queue("q").await["dead"].as_u64() >= Some(tasks.len() as u64)
+        })
+        .await;
+    }
+    let page = browser.get("/ui/dead?queue=q&reason=took").await;
+    assert_eq!(page.values("tbody tr[id]", "id").len(), 1, "{}", page.text);
+    assert!(page.has("p.acts a[href*=purge]"), "{}", page.text);
+    let page = browser.get(&format!("/ui/find?q={digest}")).await;
+    assert_eq!(page.status, 303, "{}", page.text);
+    assert!(page.location().ends_with(&ids[0]), "{}", page.location());
+}
+
 /// The stream of a queue's live tab comes with the cookie, and needs the queue's scope.
 #[tokio::test]
 async fn the_live_tab_hears_the_events_of_its_queue() {

@@ -21,6 +21,8 @@ use crate::{
 };
 
 const ROWS: u32 = 50;
+/// How many letters a list of one reason looks at.
+const LOOK_AT: u32 = 10_000;
 /// How many letters one step purges.
 const PURGED_AT_ONCE: u32 = 1000;
 /// Above this many letters the number is typed.
@@ -49,6 +51,8 @@ struct Dead {
     reasons: Vec<Reason>,
     looked_at: String,
     rows: Vec<Row>,
+    /// How many letters were looked at, if none matched and there are more.
+    none_yet: String,
     older: String,
     retry: String,
     purge: String,
@@ -127,10 +131,29 @@ pub(in crate::ingress::http::ui) async fn list(visit: Visit) -> Answer {
     if let Some(queue) = visit.own_queue().await? {
         return visit.go_to(&format!("dead?queue={}", format::encoded(&queue)));
     }
-    let page = visit
+    let mut page = visit
         .api()
         .letters(&visit.caller, pages(&visit.query, ROWS))
         .await?;
+    // A page of the API may have few letters of a reason, or none.
+    let has_reason = !visit.get("reason").is_empty();
+    let mut looked = ROWS;
+    while has_reason && looked < LOOK_AT && page.letters.len() < ROWS as usize {
+        let Some(after) = page.next else { break };
+        let more = pages(&visit.query, ROWS).map(|pages| LetterPages {
+            after: Some(after),
+            ..pages
+        });
+        let more = visit.api().letters(&visit.caller, more).await?;
+        page.letters.extend(more.letters);
+        page.next = more.next;
+        looked += ROWS;
+    }
+    let none_yet = if page.letters.is_empty() && page.next.is_some() {
+        format::count(looked.into())
+    } else {
+        String::new()
+    };
     // Frames leave them out: they are read from many letters.
     let (reasons, looked_at) = if visit.get("cursor").is_empty() && !visit.is_frame() {
         reasons(&visit).await?
@@ -170,7 +193,7 @@ pub(in crate::ingress::http::ui) async fn list(visit: Visit) -> Answer {
         .call(format!("v1/dead-letters{api_query}"))
         .did(did);
     visit.show(&Dead {
-        head: if visit.get("cursor").is_empty() {
+        head: if visit.get("cursor").is_empty() && !has_reason {
             head.live()
         } else {
             head
@@ -184,6 +207,7 @@ pub(in crate::ingress::http::ui) async fn list(visit: Visit) -> Answer {
         reasons,
         looked_at,
         rows: page.letters.iter().map(row).collect(),
+        none_yet,
         older: older.unwrap_or_default(),
         retry,
         purge: format!("dead/purge{}", filter_query(&visit, &[])),

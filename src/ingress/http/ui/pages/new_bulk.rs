@@ -172,6 +172,11 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
     else {
         return Err(Problem::bad_request("this change of many tasks is unknown"));
     };
+    // Those that were inserted since are not among the counted ones.
+    let filter = TaskFilter {
+        as_of_unix_ms: Some(as_of),
+        ..filter
+    };
     let pages = TaskPages {
         filter: change.filter(filter).map_err(Problem::bad_request)?,
         limit: SAMPLES,
@@ -209,6 +214,7 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
     };
     hidden.push(("matched".to_owned(), matched.to_string()));
     hidden.push(("as_of".to_owned(), as_of.to_string()));
+    hidden.push(("at_least".to_owned(), at_least.to_string()));
     let tasks = if matched == 1 { "task" } else { "tasks" };
     visit.show(&Confirm {
         head: visit.head("bulk", format!("{verb} many tasks")),
@@ -217,11 +223,23 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
         samples: samples.collect(),
         action: "bulk/new".to_owned(),
         hidden,
-        typed: if matched > TYPED_FROM { matched.to_string() } else { String::new() },
-        verb: if matched > 0 { format!("{verb} {number} {tasks}") } else { String::new() },
+        typed: if must_be_typed(matched, at_least) { matched.to_string() } else { String::new() },
+        verb: if at_least {
+            format!("{verb} all that match, at least {number} {tasks}")
+        } else if matched > 0 {
+            format!("{verb} {number} {tasks}")
+        } else {
+            String::new()
+        },
         kind,
         back,
     })
+}
+
+/// Whether somebody has to type the number. Nobody knows how many tasks match if the count ended
+/// early.
+fn must_be_typed(matched: u64, at_least: bool) -> bool {
+    matched > TYPED_FROM || at_least
 }
 
 pub(in crate::ingress::http::ui) async fn start(visit: Visit) -> Answer {
@@ -234,7 +252,8 @@ pub(in crate::ingress::http::ui) async fn start(visit: Visit) -> Answer {
     };
     let count = number("matched")?;
     let as_of = number("as_of")?;
-    if count.unsigned_abs() > TYPED_FROM && visit.field("typed").trim() != matched {
+    let at_least = visit.field("at_least") == "true";
+    if must_be_typed(count.unsigned_abs(), at_least) && visit.field("typed").trim() != matched {
         let why = format!("the number typed is not {matched}, so nothing was changed");
         return Err(Problem::bad_request(why));
     }

@@ -92,7 +92,10 @@ pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
         .collect();
     add_banners(&mut banners, &rows);
     match &books {
-        Ok(books) => add_books(&mut banners, &books.value, reaches),
+        Ok(books) => {
+            banners.extend(Banner::of_failure(books.failed.as_ref()));
+            add_books(&mut banners, &books.value, reaches);
+        }
         Err(error) => {
             let text = format!(
                 "The books cannot be read now: {}",
@@ -103,6 +106,7 @@ pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
     }
     let seen = people.as_ref().filter(|_| visit.scene.sees_all);
     if let Some(people) = seen {
+        banners.extend(Banner::of_failure(people.failed.as_ref()));
         add_processes(&mut banners, &people.value);
     }
     let is_empty = rows.is_empty();

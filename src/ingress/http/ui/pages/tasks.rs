@@ -287,7 +287,10 @@ pub(in crate::ingress::http::ui) async fn find(visit: Visit) -> Answer {
     if asked.is_empty() {
         return visit.go_to("tasks");
     }
-    if let Ok(id) = Uuid::parse_str(asked) {
+    // A key may be 32 digits, too, such as those of an MD5.
+    if asked.contains('-')
+        && let Ok(id) = Uuid::parse_str(asked)
+    {
         return visit.go_to(&format!("tasks/{}", TaskId(id)));
     }
     let looks = visit.looks.queues(visit.api()).await?;
