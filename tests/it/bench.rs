@@ -440,6 +440,10 @@ fn it_compares_records_with_inserted_tasks() {
         ["records published", "tasks inserted"],
         ["records published, and XADD", "XADD alone"],
         ["tasks of records claimable", "tasks inserted claimable"],
+        [
+            "tasks of published records claimable",
+            "tasks inserted claimable",
+        ],
         ["tasks of records processed", "inserted tasks processed"],
         ["tasks of ten subscriptions claimable", "one subscription"],
         ["tasks inserted, 100 sequences", "tasks inserted"],
