@@ -9,7 +9,7 @@
 //! - Two feeders at once: both insert the same ids, and the position moves only from the place that
 //!   was read, so its counts count once.
 
-use std::{collections::HashSet, pin::pin, sync::Arc};
+use std::{collections::HashSet, sync::Arc};
 
 use futures::{
     FutureExt as _,
@@ -110,7 +110,7 @@ impl Step {
         });
         let chosen = self.chosen(page);
         let places: Vec<usize> = chosen.iter().map(|one| one.place).collect();
-        let insert = self.insert(context, handle, chosen);
+        let insert = Box::pin(self.insert(context, handle, chosen));
         let inserted = match while_read(next.as_ref(), insert).await {
             Ok(inserted) => inserted,
             Err(outcome) => return outcome,
@@ -368,11 +368,11 @@ impl Step {
 }
 
 /// Waits for `act`, and meanwhile has the page read.
-async fn while_read<T>(page: Option<&Page>, act: impl Future<Output = T>) -> T {
+async fn while_read<T>(page: Option<&Page>, act: impl Future<Output = T> + Unpin) -> T {
     let Some(page) = page else {
         return act.await;
     };
-    match select(pin!(act), page.clone()).await {
+    match select(act, page.clone()).await {
         Either::Left((done, _)) => done,
         Either::Right((_, act)) => act.await,
     }
