@@ -1,10 +1,14 @@
 //! Requests to the HTTP port of a taskd, over a new connection each time.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, anyhow, bail};
 use axum::body::{Body, Bytes, to_bytes};
 use backon::BackoffBuilder as _;
+use futures::FutureExt as _;
 use hyper::{HeaderMap, Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
@@ -190,7 +194,15 @@ impl HttpPort {
                 .body(Body::from(body))?,
             None => request.body(Body::empty())?,
         };
-        let answer = sender.send_request(request).await.with_context(not_http)?;
+        // A server that speaks first, as one of HTTP/2 does, may end the connection in the moment in
+        // which the request is handed to it. Then hyper answers nothing at all.
+        let mut answer = pin!(sender.send_request(request));
+        let answer = tokio::select! {
+            biased;
+            answer = answer.as_mut() => answer,
+            _ = driver.join_next() => answer.now_or_never().ok_or_else(not_http)?,
+        };
+        let answer = answer.with_context(not_http)?;
         let (head, body) = answer.into_parts();
         let body = to_bytes(Body::new(body), MOST_BYTES)
             .await
@@ -212,3 +224,29 @@ fn was_cut_off(error: &anyhow::Error) -> bool {
      speak gRPC; https:// if it has TLS"
 )]
 struct NotHttp(String);
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncWriteExt as _, net::TcpListener};
+
+    use super::*;
+
+    /// The first frame of a server of HTTP/2: its settings, which are empty.
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_server_that_speaks_first_and_hangs_up_is_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let mut server = JoinSet::new();
+        server.spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                socket.write_all(&SETTINGS).await.ok();
+            }
+        });
+        let http = HttpPort::new(&url, Trust::default()).unwrap();
+        for _ in 0..2000 {
+            assert!(http.ports().await.unwrap().is_none());
+        }
+    }
+}
