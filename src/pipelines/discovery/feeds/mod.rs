@@ -422,7 +422,8 @@ impl Feeds {
         self.cursors.retain(|key, _| positions.contains_key(key));
         for (key, position) in positions {
             match self.cursors.get_mut(&key) {
-                Some(cursor) if cursor.up_to == position.up_to => {}
+                // A move whose answer was lost has happened all the same.
+                Some(cursor) if cursor.up_to == position.up_to => cursor.moving = None,
                 Some(cursor) => {
                     cursor.up_to = position.up_to;
                     cursor.moving = None;
@@ -902,6 +903,34 @@ mod tests {
         feeds.hear(&heard);
         feeds.finish(&step, moved(&step), now);
         assert!(feeds.next_step().unwrap().is_look);
+    }
+
+    #[test]
+    fn a_move_whose_answer_was_lost_holds_up_no_later_step() {
+        let mut feeds = idle(1);
+        feeds.look();
+        let step = feeds.next_step().unwrap();
+        let to = ReadUpTo {
+            count: Some(1),
+            ..step.from
+        };
+        let outcome = Outcome::Inserted {
+            to,
+            may_be_repeated: 0,
+            moving: ready(Moved::Failed("reset by peer".to_owned()))
+                .boxed()
+                .shared(),
+            next: None,
+        };
+        feeds.finish(&step, outcome, Instant::now());
+        let mut positions = sought(&feeds, 0);
+        for position in positions.values_mut() {
+            position.up_to = to;
+        }
+        feeds.set_positions(positions);
+        let step = feeds.next_step().unwrap();
+        assert_eq!(step.from, to);
+        assert!(step.before.is_none());
     }
 
     #[test]
