@@ -28,6 +28,7 @@ INSERT INTO meta (name, value) VALUES
     ('tokens_version', '0'),
     ('topics_version', '0'),
     ('feeds_version', '0'),
+    ('topologies_version', '0'),
     -- Each count of tasks raises it: see tasks.era.
     ('era', '0');
 
@@ -351,6 +352,15 @@ CREATE TABLE positions (
     refused      BIGINT NOT NULL DEFAULT 0,
     skipped      BIGINT NOT NULL DEFAULT 0,
     PRIMARY KEY (subscription, topic, part)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Topologies, as files. A process reads them again when meta.topologies_version has another value.
+CREATE TABLE topologies (
+    name       VARCHAR(64)  NOT NULL PRIMARY KEY,
+    version    BIGINT       NOT NULL, -- how often it was applied
+    content    MEDIUMTEXT   NOT NULL, -- the file
+    applied_by VARCHAR(255) NOT NULL,
+    applied_ms BIGINT       NOT NULL
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes by operators --------------------------------------------------------------------------

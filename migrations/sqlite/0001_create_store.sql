@@ -26,6 +26,7 @@ INSERT INTO meta (name, value) VALUES
     ('tokens_version', '0'),
     ('topics_version', '0'),
     ('feeds_version', '0'),
+    ('topologies_version', '0'),
     -- Each count of tasks raises it: see tasks.era.
     ('era', '0');
 
@@ -375,6 +376,15 @@ CREATE TABLE positions (
     refused      INTEGER NOT NULL DEFAULT 0,
     skipped      INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (subscription, topic, part)
+) STRICT, WITHOUT ROWID;
+
+-- Topologies, as files. A process reads them again when meta.topologies_version has another value.
+CREATE TABLE topologies (
+    name       TEXT    NOT NULL PRIMARY KEY,
+    version    INTEGER NOT NULL, -- how often it was applied
+    content    TEXT    NOT NULL, -- the file
+    applied_by TEXT    NOT NULL,
+    applied_ms INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
 
 -- Changes by operators --------------------------------------------------------------------------

@@ -23,9 +23,9 @@ use tokio::{
 use crate::{
     model::{
         Access, AccessToken, Batch, Caller, Completion, ECHO, GetTasks, ItemAnswer, LeaseToken,
-        OpenSession, QueueName, Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
+        NewTask, OpenSession, QueueName, Role, Roles, SecretHash, TaskFilter, WorkerName, shorten,
     },
-    pipelines::admission::Occupancy,
+    pipelines::admission::{Occupancy, Stages},
     runtime::{Clock, Supervisor},
     store,
 };
@@ -524,7 +524,13 @@ pub(super) fn authorize_reports<T>(caller: &Caller, batch: &mut Batch<T>) -> Res
 /// Removes the discovered tasks of queues that the caller does not reach. The answers to their
 /// completions name them. They do not become dead letters, because those would be in other callers'
 /// queues.
-pub(super) fn deny_foreign_discoveries(caller: &Caller, batch: &mut Batch<Completion>) {
+///
+/// Outputs of stages go where their topology says, which somebody has applied who reaches the queues.
+pub(super) fn deny_foreign_discoveries(
+    caller: &Caller,
+    batch: &mut Batch<Completion>,
+    stages: &Stages,
+) {
     if caller.access.reaches_everything() {
         return;
     }
@@ -539,14 +545,19 @@ pub(super) fn deny_foreign_discoveries(caller: &Caller, batch: &mut Batch<Comple
             not_stored,
             ..
         } = completion;
-        let mut may_go = |queue: &str| match reaches(caller, queue) {
+        let of_stage = read
+            .lease_token
+            .parse::<LeaseToken>()
+            .is_ok_and(|lease| stages.of(lease.shard.queue.as_str()).is_some());
+        let mut may_go = |task: &NewTask| match reaches(caller, &task.queue) {
             Ok(()) => true,
+            Err(_) if of_stage && task.queue.is_empty() => true,
             Err(denied) => {
                 not_stored.add(|| format!("a discovered task: {denied}"));
                 false
             }
         };
-        discovered.retain(|task| may_go(&task.queue));
-        unreadable.retain(|unreadable| may_go(&unreadable.task.queue));
+        discovered.retain(|task| may_go(task));
+        unreadable.retain(|unreadable| may_go(&unreadable.task));
     }
 }

@@ -51,6 +51,8 @@ pub enum Error {
         /// Names a subscription that is meant perhaps.
         near: String,
     },
+    #[error("there is no topology {0:?}; `taskd topology list` shows them")]
+    NoSuchTopology(String),
     #[error("there is no tree {0}, or it ended so long ago that it was removed")]
     NoSuchTree(TaskId),
     #[error("tree {id} has ended: {state}")]
@@ -147,6 +149,7 @@ impl Error {
             Self::NoSuchTask(_)
             | Self::NoSuchLetter(_)
             | Self::NoSuchBulkChange(_)
+            | Self::NoSuchTopology(_)
             | Self::NoSuchTree(_)
             | Self::NoSuchQueue(_)
             | Self::NoSuchTopic { .. }

@@ -13,9 +13,21 @@ use super::{
 };
 use crate::{
     model::{Caller, InsertAnswer, NewTask, TaskTree},
-    pipelines::discovery,
+    pipelines::{admission::Stages, discovery},
     telemetry::metrics::{self, Dropped, Source},
 };
+
+/// Gives tasks of stages what their topologies say, and those of start stages a tree.
+fn complete_for_stages(stages: &Stages, tasks: &mut [Result<NewTask, InsertAnswer>]) {
+    if stages.is_empty() {
+        return;
+    }
+    for task in tasks.iter_mut().flatten() {
+        if let Some((topology, stage)) = stages.of(&task.queue) {
+            topology.complete_insert(stage, task);
+        }
+    }
+}
 
 impl Api {
     /// Stores the tasks that are new, and returns an answer for each, in order. An unreadable task
@@ -59,8 +71,9 @@ impl Api {
             }
             Ok(task)
         };
-        let checked: Vec<Result<NewTask, InsertAnswer>> =
+        let mut checked: Vec<Result<NewTask, InsertAnswer>> =
             tasks.into_iter().map(may_be_stored).collect();
+        complete_for_stages(&discovery.stages(), &mut checked);
         // Most inserts have nothing to do with trees, and their calls stay small.
         if AskedTree::is_asked_for(&checked) {
             return Box::pin(self.insert_in_trees(caller, checked)).await;

@@ -34,6 +34,7 @@ mod stream;
 mod subscriptions;
 mod tasks;
 mod topics;
+mod topologies;
 mod tree_watches;
 mod trees;
 mod waiting;

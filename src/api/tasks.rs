@@ -76,7 +76,9 @@ impl Api {
         caller: &Caller,
         mut batch: Batch<Completion>,
     ) -> Result<Vec<ItemAnswer>, Error> {
-        access::deny_foreign_discoveries(caller, &mut batch);
+        if let Some(tasks) = &self.tasks {
+            access::deny_foreign_discoveries(caller, &mut batch, &tasks.stages());
+        }
         let call = async |tasks: &Handle, worker: &str, items| tasks.complete(worker, items).await;
         self.report(Method::Complete, caller, batch, call).await
     }

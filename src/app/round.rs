@@ -496,8 +496,9 @@ fn start(
     let queue = cx.queue.clone();
     let store = Arc::clone(&cx.store);
     let bus = Arc::clone(&cx.bus);
-    let tasks =
-        runs(Pipeline::Tasks).then(|| tasks::start(queue, store, bus, &cx.settings, supervisor));
+    let topologies = cx.occupancy.topologies().clone();
+    let tasks = runs(Pipeline::Tasks)
+        .then(|| tasks::start(queue, store, bus, topologies, &cx.settings, supervisor));
     (discovery, tasks)
 }
 

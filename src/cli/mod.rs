@@ -32,6 +32,7 @@ pub mod tasks;
 mod token;
 mod top;
 mod topic;
+mod topology;
 mod tree;
 mod trust;
 mod values;
@@ -70,6 +71,7 @@ Examples:
   taskd events --from now --follow            print the events of queues with events = true
   taskd topic read orders --follow            print the records of a topic
   taskd subscription list                     show what turns records into tasks, and what is left
+  taskd topology apply crawl.toml             send what workers find to the next queues
   taskd tree list                             show trees of tasks, and how they ended
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
@@ -137,6 +139,7 @@ pub enum Client {
     Task(task::Task),
     Subscription(subscription::Subscription),
     Topic(topic::Topic),
+    Topology(topology::Topology),
     Tree(tree::Tree),
     Watch(watch::Watch),
     Wait(wait::Wait),

@@ -27,7 +27,8 @@ use super::{
     bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, limits,
     load, parse,
     print::{NotThere, Unwritten, print, say},
-    stats, subscription, task, tasks, token, top, topic, tree, wait, watch, work, workers,
+    stats, subscription, task, tasks, token, top, topic, topology, tree, wait, watch, work,
+    workers,
 };
 use crate::{
     app::{self, NeverRan},
@@ -134,6 +135,7 @@ fn run_client(client: Client) -> ExitCode {
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Subscription(args) => exit_as(block_on(subscription::run(args))),
         Client::Topic(args) => exit_as(block_on(topic::run(args))),
+        Client::Topology(args) => exit_as(block_on(topology::run(args))),
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),

@@ -8,6 +8,7 @@ mod others;
 mod stream;
 mod tasks;
 mod topics;
+mod topologies;
 mod trees;
 mod waiting;
 mod watch;
@@ -56,6 +57,7 @@ use crate::{
             operator_server::OperatorServer,
             tasks_server::TasksServer,
             topics_server::TopicsServer,
+            topologies_server::TopologiesServer,
             trees_server::TreesServer,
         },
     },
@@ -90,7 +92,7 @@ pub async fn serve(listener: TcpListener, state: State) -> Result<(), Reflection
         // Load balancers switch to other processes while taskd answers the last calls.
         set_health(
             &health,
-            &[DISCOVERY, TASKS, TOPICS, TREES, OPERATOR, WHOLE],
+            &[DISCOVERY, TASKS, TOPICS, TOPOLOGIES, TREES, OPERATOR, WHOLE],
             ServingStatus::NotServing,
         )
         .await;
@@ -156,6 +158,7 @@ struct Services {
     discovery: DiscoveryServer<Service>,
     tasks: TasksServer<Service>,
     topics: TopicsServer<Service>,
+    topologies: TopologiesServer<Service>,
     trees: TreesServer<Service>,
     operator: OperatorServer<Service>,
     others: Others,
@@ -227,6 +230,7 @@ impl Services {
             Some((DISCOVERY, _)) => self.discovery.clone().call(request),
             Some((TASKS, _)) => self.tasks.clone().call(request),
             Some((TOPICS, _)) => self.topics.clone().call(request),
+            Some((TOPOLOGIES, _)) => self.topologies.clone().call(request),
             Some((TREES, _)) => self.trees.clone().call(request),
             _ => self.operator.clone().call(request),
         };
@@ -266,6 +270,7 @@ fn measured(
 const DISCOVERY: &str = "taskd.v1.Discovery";
 const TASKS: &str = "taskd.v1.Tasks";
 const TOPICS: &str = "taskd.v1.Topics";
+const TOPOLOGIES: &str = "taskd.v1.Topologies";
 const TREES: &str = "taskd.v1.Trees";
 const OPERATOR: &str = "taskd.v1.Operator";
 /// The health of the server as a whole.
@@ -284,6 +289,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
         (DISCOVERY, discovery),
         (TASKS, tasks),
         (TOPICS, operator),
+        (TOPOLOGIES, operator),
         (TREES, operator),
         (OPERATOR, operator),
         (WHOLE, true),
@@ -314,6 +320,7 @@ async fn services(state: &State) -> Result<(Services, HealthReporter), Reflectio
         discovery: DiscoveryServer::new(Service(state.clone())).max_decoding_message_size(max),
         tasks: TasksServer::new(Service(state.clone())).max_decoding_message_size(max),
         topics: TopicsServer::new(Service(state.clone())).max_decoding_message_size(max),
+        topologies: TopologiesServer::new(Service(state.clone())).max_decoding_message_size(max),
         trees: TreesServer::new(Service(state.clone())).max_decoding_message_size(max),
         operator: OperatorServer::new(Service(state.clone())).max_decoding_message_size(max),
         others: Others::new(others),

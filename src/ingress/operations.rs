@@ -7,7 +7,7 @@ use super::{
     http::{
         Readiness, bulk, changes, events, letters, limits, reading, sessions, subscriptions,
         tasks::{complete_tasks, extend_tasks, get_tasks, insert_tasks, reject_tasks},
-        topics, trees,
+        topics, topologies, trees,
     },
     json,
     operation::Operation,
@@ -18,7 +18,7 @@ use crate::model::{
     Published, QueueView, RecordExplanation,
     Role::{Admin, Insert, Read, Work},
     SeenProcess, SeenWorkers, SessionClosed, SessionOpened, SubscriptionView, TaskId, TaskList,
-    TasksReported, TopicView, TreeFile, TreeList, TreeView,
+    TasksReported, TopicView, TopologyView, TreeFile, TreeList, TreeView,
 };
 
 /// The groups of operations, and what they are for.
@@ -31,7 +31,7 @@ pub(super) const GROUPS: [(&str, &str); 6] = [
     ),
     (
         "trees",
-        "Trees of tasks: when all that came out of a task is over",
+        "Trees of tasks: when all that came out of a task is over; topologies: where it goes",
     ),
     ("operators", "Queues, dead letters and acts"),
     ("process", "This process: probes, metrics, this document"),
@@ -44,6 +44,7 @@ const CHANGES_TASKS: &str = "Tasks of ids are changed at once, those of a filter
 const SESSION_IS_OVER: &str = "The session is over";
 const NO_TOPIC: &str = "There is no such topic";
 const NO_SUBSCRIPTION: &str = "There is no such subscription";
+const NO_TOPOLOGY: &str = "There is no such topology";
 const NO_TREE: &str = "There is no such tree, or not any more";
 
 /// The operations, in the order of the index.
@@ -63,6 +64,9 @@ pub fn all() -> Vec<Operation> {
     };
     let of_trees = |name, role, summary| {
         Operation::new("trees", name, Some(role), summary).or_problem(404, NO_TREE)
+    };
+    let of_topologies = |name, role, summary| {
+        Operation::new("trees", name, Some(role), summary).or_problem(404, NO_TOPOLOGY)
     };
     let of_operators = |name, role, summary| Operation::new("operators", name, Some(role), summary);
     let without_token = |name, summary| Operation::new("process", name, None, summary);
@@ -330,6 +334,24 @@ pub fn all() -> Vec<Operation> {
             .grpc("taskd.v1.Trees/RetryTree")
             .says("A tree that had ended is open again, in its next epoch.")
             .answers::<BulkChange>(),
+        Operation::new("trees", "listTopologies", Some(Read), "List the topologies, without their files")
+            .get("/v1/topologies", topologies::list_topologies)
+            .grpc("taskd.v1.Topologies/ListTopologies")
+            .lists::<TopologyView>("topologies"),
+        of_topologies("getTopology", Read, "Get a topology with its file and the settings in force")
+            .get("/v1/topologies/{topology}", topologies::get_topology)
+            .grpc("taskd.v1.Topologies/GetTopology")
+            .answers::<TopologyView>(),
+        of_topologies("applyTopology", Admin, "Apply the file of a topology")
+            .put("/v1/topologies/{topology}", topologies::apply_topology)
+            .grpc("taskd.v1.Topologies/ApplyTopology")
+            .says("A stage NAME is the queue TOPOLOGY.NAME. The answer names all mistakes, and the removed stages that have unfinished tasks; then nothing has changed.")
+            .takes::<json::topologies::Apply>()
+            .answers::<TopologyView>(),
+        of_topologies("deleteTopology", Admin, "Delete a topology whose stages have no unfinished tasks")
+            .delete("/v1/topologies/{topology}", topologies::delete_topology)
+            .grpc("taskd.v1.Topologies/DeleteTopology")
+            .or_nothing(204, "The topology is deleted"),
         of_operators("retryTasks", Admin, "Send dead and cancelled tasks again")
             .post("/v1/tasks:retry", changes::retry_tasks)
             .grpc("taskd.v1.Operator/RetryTasks")

@@ -83,6 +83,9 @@ pub struct NewTask {
     pub on_dead: OnDead,
     /// The tree that it begins or joins; `None`: none.
     pub tree: Option<Box<TaskTree>>,
+    /// Of a discovered task in a topology: the port to which it is sent, in place of a queue.
+    /// Empty: none.
+    pub port: String,
 }
 
 /// Converts a stored task to the form that an insert takes, with all defaults filled in.
@@ -121,6 +124,7 @@ impl From<&TaskRow> for NewTask {
                 .unwrap_or_default(),
             // SQL knows the tree of a stored task.
             tree: None,
+            port: String::new(),
         }
     }
 }
@@ -307,6 +311,10 @@ impl NotStored {
             self.first = why();
         }
         self.count += 1;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// The error message of an answer that is otherwise OK. Empty if all tasks are stored.

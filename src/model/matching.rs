@@ -96,6 +96,11 @@ impl Matching {
         Value::Object(names)
     }
 
+    /// The names that it has tests of.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|one| one.name.as_str())
+    }
+
     /// Whether a record with this key and these attributes matches.
     pub fn matches(&self, key: &[u8], attributes: &[(String, String)]) -> bool {
         self.names.iter().all(|one| one.matches(key, attributes))

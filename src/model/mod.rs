@@ -35,6 +35,7 @@ mod text;
 mod times;
 mod token;
 mod topics;
+mod topology;
 mod trace;
 mod tree_settings;
 mod trees;
@@ -85,7 +86,9 @@ pub use limits::{
     limit_partition,
 };
 pub use matching::{MOST_MATCH_TERMS, Matching};
-pub use names::{InvalidName, QueueName, ShardId, SubscriptionName, TopicName, WorkerName};
+pub use names::{
+    InvalidName, QueueName, ShardId, SubscriptionName, TopicName, TopologyName, WorkerName,
+};
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
 pub use records::{
     Completed, Died, DiscoveredTask, Expiration, Failure, PipelineTask, Report, What,
@@ -114,6 +117,10 @@ pub use topics::{
     MAX_ATTRIBUTES, MAX_ATTRIBUTES_BYTES, MOST_PUBLISHED, MOST_TOPIC_PARTITIONS, MOST_TOPICS,
     NewRecord, PartitionOffsets, PublishStatus, Published, PutTopic, ReadFrom, ReadTopic,
     TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
+};
+pub use topology::{
+    EdgeView, MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, Stage, StageView, Topology,
+    TopologyView,
 };
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use tree_settings::{NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};

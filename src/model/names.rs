@@ -17,6 +17,10 @@ pub struct TopicName(Arc<str>);
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SubscriptionName(Arc<str>);
 
+/// A topology's name, of the same form.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TopologyName(Arc<str>);
+
 /// A worker's name: 1 to 128 bytes without control characters or invisible characters. It is shown
 /// in tables, logs and acts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,7 +61,17 @@ impl SubscriptionName {
     }
 }
 
-/// Checks the name of a queue, of a topic or of a subscription.
+impl TopologyName {
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
+        checked("topology", name).map(Self)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Checks the name of a queue, of a topic, of a subscription or of a topology.
 fn checked(kind: &str, name: &str) -> Result<Arc<str>, InvalidName> {
     if name.is_empty() {
         return Err(InvalidName(format!("{kind} is missing")));
@@ -137,6 +151,7 @@ macro_rules! text {
 text!(QueueName);
 text!(TopicName);
 text!(SubscriptionName);
+text!(TopologyName);
 text!(WorkerName);
 
 /// A part of a queue, whose Redis keys share one cluster slot. Its number is that of the `pipeline`

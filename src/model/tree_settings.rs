@@ -90,7 +90,8 @@ pub struct NewTree {
     pub then: String,
     /// All tasks of the tree must have their completions within this time.
     pub timeout: Option<Duration>,
-    pub on_dead: TreeOnDead,
+    /// `None`: as its topology says, or `count`.
+    pub on_dead: Option<TreeOnDead>,
 }
 
 impl NewTree {

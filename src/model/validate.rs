@@ -169,6 +169,10 @@ impl Checked {
 
 /// Validates a task without consuming it.
 pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
+    // The outputs of a stage have become tasks of queues before.
+    if !task.port.is_empty() {
+        return Err("port is for what a task of a stage discovers; name a queue".into());
+    }
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
     if task.key.len() > MAX_KEY_BYTES {
         return Err(format!(

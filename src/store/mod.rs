@@ -16,6 +16,7 @@ pub mod sqlite;
 mod subscriptions;
 mod tasks;
 mod topics;
+mod topologies;
 mod trees;
 mod types;
 
@@ -42,6 +43,7 @@ pub use self::{
         CompletedPage, DueDeadlines, ListedTask, Overdue, RemovedPage, TaskPage, TaskSearch, Tasks,
     },
     topics::{KeptTopic, Topics},
+    topologies::{KeptTopology, StoredTopology, Topologies},
     trees::{ComparedTrees, TREE_LOOKED_AT, TreeCount, Trees, WrongTree},
     types::{
         Inserted, NewRow, OutboxRow, Place, PublishedTask, QueueCount, Retried, Settled,
@@ -53,7 +55,7 @@ pub use self::{
 /// both.
 #[async_trait]
 pub trait Store:
-    Tasks + Outbox + Operators + Access + Topics + Subscriptions + Sequences + Trees
+    Tasks + Outbox + Operators + Access + Topics + Subscriptions + Sequences + Trees + Topologies
 {
     /// The random name that the database got when it was created. Redis stores it to remember whose
     /// tasks it holds.

@@ -118,6 +118,7 @@ impl Values {
             sequence: task.sequence,
             on_dead: self.on_dead,
             tree: self.tree,
+            port: task.port,
         }
     }
 }
@@ -193,6 +194,7 @@ impl From<NewTask> for pb::NewTask {
             },
             backoff: task.backoff.map(Into::into),
             tree: task.tree.map(|tree| (*tree).into()),
+            port: task.port,
         }
     }
 }
@@ -522,6 +524,7 @@ mod tests {
                 ..Default::default()
             }),
             tree: None,
+            port: "p".into(),
         }
     }
 

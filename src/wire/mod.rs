@@ -19,6 +19,7 @@ mod session;
 mod subscriptions;
 pub mod time;
 pub mod topics;
+mod topologies;
 mod trees;
 
 pub use taskd_proto::pb;

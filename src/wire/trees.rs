@@ -29,11 +29,12 @@ impl From<TreeState> for pb::TreeState {
     }
 }
 
-fn read_on_dead(number: i32) -> Result<TreeOnDead, String> {
+fn read_on_dead(number: i32) -> Result<Option<TreeOnDead>, String> {
     match pb::TreeOnDead::try_from(number) {
-        Ok(pb::TreeOnDead::Unspecified | pb::TreeOnDead::Count) => Ok(TreeOnDead::Count),
-        Ok(pb::TreeOnDead::Ignore) => Ok(TreeOnDead::Ignore),
-        Ok(pb::TreeOnDead::Hold) => Ok(TreeOnDead::Hold),
+        Ok(pb::TreeOnDead::Unspecified) => Ok(None),
+        Ok(pb::TreeOnDead::Count) => Ok(Some(TreeOnDead::Count)),
+        Ok(pb::TreeOnDead::Ignore) => Ok(Some(TreeOnDead::Ignore)),
+        Ok(pb::TreeOnDead::Hold) => Ok(Some(TreeOnDead::Hold)),
         Err(_) => Err(format!(
             "tree.on_dead {number} is unknown; expected COUNT, IGNORE or HOLD"
         )),
@@ -98,7 +99,9 @@ impl From<TaskTree> for pb::TaskTree {
                 id: String::new(),
                 then,
                 timeout: timeout.and_then(duration),
-                on_dead: pb::TreeOnDead::from(on_dead).into(),
+                on_dead: on_dead
+                    .map_or(pb::TreeOnDead::Unspecified, Into::into)
+                    .into(),
             },
             TaskTree::Joins { tree, .. } | TaskTree::Returns(tree) => Self {
                 id: tree.to_string(),
@@ -214,7 +217,7 @@ mod tests {
             TaskTree::Root(NewTree {
                 then: "reports".into(),
                 timeout: Some(Duration::from_secs(60)),
-                on_dead: TreeOnDead::Hold,
+                on_dead: Some(TreeOnDead::Hold),
             }),
             TaskTree::Joins {
                 tree: TaskId::new(),

@@ -86,6 +86,7 @@ mod tasks_service;
 mod tls;
 mod top;
 mod topics;
+mod topologies;
 mod traces;
 mod trees;
 mod ui;

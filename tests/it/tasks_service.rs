@@ -17,7 +17,7 @@ use taskd::{
         ItemStatus, LeaseToken, LeasedTask, NewTask, Offset, Protocol, QueueName, Rejection,
         ShardId, TaskBody, TaskId, validate,
     },
-    pipelines::tasks,
+    pipelines::{admission::KnownTopologies, tasks},
     queue::{Enqueue, EnqueueTask, Queue, Source},
     redis_pool::Redis,
     runtime::Supervisor,
@@ -164,6 +164,7 @@ async fn every_call_is_counted_with_how_it_ended() {
         queue,
         file.open().await,
         bus,
+        KnownTopologies::default(),
         &Arc::new(Settings::default()),
         &supervisor,
     );
@@ -441,6 +442,7 @@ impl Service {
             queue.clone(),
             Arc::clone(&store),
             on(bus.clone()),
+            KnownTopologies::default(),
             &Arc::new(Settings::default()),
             &supervisor,
         );

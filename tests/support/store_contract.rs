@@ -42,6 +42,7 @@ mod search;
 mod sequences;
 mod subscriptions;
 mod topics;
+mod topologies;
 mod trees;
 
 pub(crate) use access::*;
@@ -65,6 +66,7 @@ pub(crate) use search::*;
 pub(crate) use sequences::*;
 pub(crate) use subscriptions::*;
 pub(crate) use topics::*;
+pub(crate) use topologies::*;
 pub(crate) use trees::*;
 
 use Inserted::{Duplicate, New};
@@ -203,6 +205,7 @@ macro_rules! store_contract {
             own_limits_are_set_and_cleared_with_their_acts,
             holds_are_kept_until_they_are_over,
             topics_are_kept_changed_and_deleted_with_their_acts,
+            topologies_are_kept_by_version_with_their_acts,
             subscriptions_are_kept_with_their_positions,
             a_position_moves_only_from_where_it_was_read,
             positions_leave_with_their_topic,

@@ -1134,7 +1134,10 @@ type NewTask struct {
 	// What the death of this task means for the ones after it in its sequence.
 	OnDead OnDead `protobuf:"varint,19,opt,name=on_dead,json=onDead,proto3,enum=taskd.v1.OnDead" json:"on_dead,omitempty"`
 	// The tree of the task. Absent: none. Not for discovered tasks, which are in the tree of their parent.
-	Tree          *TaskTree `protobuf:"bytes,20,opt,name=tree,proto3" json:"tree,omitempty"`
+	Tree *TaskTree `protobuf:"bytes,20,opt,name=tree,proto3" json:"tree,omitempty"`
+	// Only of discovered tasks in a topology: the port of the stage to which it is sent, in place of `queue`.
+	// Without both it is sent to port "out".
+	Port          string `protobuf:"bytes,21,opt,name=port,proto3" json:"port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1307,6 +1310,13 @@ func (x *NewTask) GetTree() *TaskTree {
 		return x.Tree
 	}
 	return nil
+}
+
+func (x *NewTask) GetPort() string {
+	if x != nil {
+		return x.Port
+	}
+	return ""
 }
 
 // What a new task has to do with trees: it joins one, or is the root of a new one.
@@ -12265,11 +12275,547 @@ func (x *RetryTreeRequest) GetId() string {
 	return ""
 }
 
+type Topology struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// How often it was applied.
+	Version uint64 `protobuf:"varint,2,opt,name=version,proto3" json:"version,omitempty"`
+	// Who applied it last, and when.
+	AppliedBy string                 `protobuf:"bytes,3,opt,name=applied_by,json=appliedBy,proto3" json:"applied_by,omitempty"`
+	AppliedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=applied_at,json=appliedAt,proto3" json:"applied_at,omitempty"`
+	// The file. Not in lists.
+	Text   string     `protobuf:"bytes,5,opt,name=text,proto3" json:"text,omitempty"`
+	OnDead TreeOnDead `protobuf:"varint,6,opt,name=on_dead,json=onDead,proto3,enum=taskd.v1.TreeOnDead" json:"on_dead,omitempty"`
+	// The time within which a tree must end. Absent: none.
+	Timeout *durationpb.Duration `protobuf:"bytes,7,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// The queue that gets a task when a tree has ended; empty: none.
+	Then   string           `protobuf:"bytes,8,opt,name=then,proto3" json:"then,omitempty"`
+	Stages []*TopologyStage `protobuf:"bytes,9,rep,name=stages,proto3" json:"stages,omitempty"`
+	// Why this process does not follow it: its file is of another version of taskd.
+	Error         string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Topology) Reset() {
+	*x = Topology{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Topology) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Topology) ProtoMessage() {}
+
+func (x *Topology) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Topology.ProtoReflect.Descriptor instead.
+func (*Topology) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{149}
+}
+
+func (x *Topology) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Topology) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
+func (x *Topology) GetAppliedBy() string {
+	if x != nil {
+		return x.AppliedBy
+	}
+	return ""
+}
+
+func (x *Topology) GetAppliedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AppliedAt
+	}
+	return nil
+}
+
+func (x *Topology) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Topology) GetOnDead() TreeOnDead {
+	if x != nil {
+		return x.OnDead
+	}
+	return TreeOnDead_TREE_ON_DEAD_UNSPECIFIED
+}
+
+func (x *Topology) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *Topology) GetThen() string {
+	if x != nil {
+		return x.Then
+	}
+	return ""
+}
+
+func (x *Topology) GetStages() []*TopologyStage {
+	if x != nil {
+		return x.Stages
+	}
+	return nil
+}
+
+func (x *Topology) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// A stage with the settings in force: its own, or those of its queue.
+type TopologyStage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Queue string                 `protobuf:"bytes,2,opt,name=queue,proto3" json:"queue,omitempty"`
+	// Inserts begin here.
+	Start         bool                 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
+	Lease         *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	MaxAttempts   uint32               `protobuf:"varint,5,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	Priority      Priority             `protobuf:"varint,6,opt,name=priority,proto3,enum=taskd.v1.Priority" json:"priority,omitempty"`
+	Edges         []*TopologyEdge      `protobuf:"bytes,7,rep,name=edges,proto3" json:"edges,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyStage) Reset() {
+	*x = TopologyStage{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyStage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyStage) ProtoMessage() {}
+
+func (x *TopologyStage) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyStage.ProtoReflect.Descriptor instead.
+func (*TopologyStage) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{150}
+}
+
+func (x *TopologyStage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TopologyStage) GetQueue() string {
+	if x != nil {
+		return x.Queue
+	}
+	return ""
+}
+
+func (x *TopologyStage) GetStart() bool {
+	if x != nil {
+		return x.Start
+	}
+	return false
+}
+
+func (x *TopologyStage) GetLease() *durationpb.Duration {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *TopologyStage) GetMaxAttempts() uint32 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *TopologyStage) GetPriority() Priority {
+	if x != nil {
+		return x.Priority
+	}
+	return Priority_PRIORITY_UNSPECIFIED
+}
+
+func (x *TopologyStage) GetEdges() []*TopologyEdge {
+	if x != nil {
+		return x.Edges
+	}
+	return nil
+}
+
+// An edge to another stage.
+type TopologyEdge struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Port  string                 `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
+	To    string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	// The condition in JSON; empty: none.
+	Match         string `protobuf:"bytes,3,opt,name=match,proto3" json:"match,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyEdge) Reset() {
+	*x = TopologyEdge{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyEdge) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyEdge) ProtoMessage() {}
+
+func (x *TopologyEdge) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyEdge.ProtoReflect.Descriptor instead.
+func (*TopologyEdge) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{151}
+}
+
+func (x *TopologyEdge) GetPort() string {
+	if x != nil {
+		return x.Port
+	}
+	return ""
+}
+
+func (x *TopologyEdge) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *TopologyEdge) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+type ListTopologiesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTopologiesRequest) Reset() {
+	*x = ListTopologiesRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTopologiesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTopologiesRequest) ProtoMessage() {}
+
+func (x *ListTopologiesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTopologiesRequest.ProtoReflect.Descriptor instead.
+func (*ListTopologiesRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{152}
+}
+
+type ListTopologiesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topologies    []*Topology            `protobuf:"bytes,1,rep,name=topologies,proto3" json:"topologies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListTopologiesResponse) Reset() {
+	*x = ListTopologiesResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListTopologiesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListTopologiesResponse) ProtoMessage() {}
+
+func (x *ListTopologiesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListTopologiesResponse.ProtoReflect.Descriptor instead.
+func (*ListTopologiesResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{153}
+}
+
+func (x *ListTopologiesResponse) GetTopologies() []*Topology {
+	if x != nil {
+		return x.Topologies
+	}
+	return nil
+}
+
+type GetTopologyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTopologyRequest) Reset() {
+	*x = GetTopologyRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTopologyRequest) ProtoMessage() {}
+
+func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
+func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{154}
+}
+
+func (x *GetTopologyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ApplyTopologyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// That of the file.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The file, in TOML, at most 256 KiB.
+	Text          string `protobuf:"bytes,2,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyTopologyRequest) Reset() {
+	*x = ApplyTopologyRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyTopologyRequest) ProtoMessage() {}
+
+func (x *ApplyTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyTopologyRequest.ProtoReflect.Descriptor instead.
+func (*ApplyTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{155}
+}
+
+func (x *ApplyTopologyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ApplyTopologyRequest) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+type DeleteTopologyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopologyRequest) Reset() {
+	*x = DeleteTopologyRequest{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopologyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopologyRequest) ProtoMessage() {}
+
+func (x *DeleteTopologyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopologyRequest.ProtoReflect.Descriptor instead.
+func (*DeleteTopologyRequest) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{156}
+}
+
+func (x *DeleteTopologyRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type DeleteTopologyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteTopologyResponse) Reset() {
+	*x = DeleteTopologyResponse{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteTopologyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteTopologyResponse) ProtoMessage() {}
+
+func (x *DeleteTopologyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteTopologyResponse.ProtoReflect.Descriptor instead.
+func (*DeleteTopologyResponse) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{157}
+}
+
 var File_taskd_v1_taskd_proto protoreflect.FileDescriptor
 
 const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\n" +
-	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc1\a\n" +
+	"\x14taskd/v1/taskd.proto\x12\btaskd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd5\a\n" +
 	"\aNewTask\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\x12\x18\n" +
@@ -12292,7 +12838,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\tlimit_key\x18\x11 \x01(\tR\blimitKey\x12\x1a\n" +
 	"\bsequence\x18\x12 \x01(\tR\bsequence\x12)\n" +
 	"\aon_dead\x18\x13 \x01(\x0e2\x10.taskd.v1.OnDeadR\x06onDead\x12&\n" +
-	"\x04tree\x18\x14 \x01(\v2\x12.taskd.v1.TaskTreeR\x04tree\x1a:\n" +
+	"\x04tree\x18\x14 \x01(\v2\x12.taskd.v1.TaskTreeR\x04tree\x12\x12\n" +
+	"\x04port\x18\x15 \x01(\tR\x04port\x1a:\n" +
 	"\fHeadersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\v\n" +
@@ -13227,7 +13774,46 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x11CancelTreeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\"\n" +
 	"\x10RetryTreeRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id*^\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xe5\x02\n" +
+	"\bTopology\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1d\n" +
+	"\n" +
+	"applied_by\x18\x03 \x01(\tR\tappliedBy\x129\n" +
+	"\n" +
+	"applied_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tappliedAt\x12\x12\n" +
+	"\x04text\x18\x05 \x01(\tR\x04text\x12-\n" +
+	"\aon_dead\x18\x06 \x01(\x0e2\x14.taskd.v1.TreeOnDeadR\x06onDead\x123\n" +
+	"\atimeout\x18\a \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12\x12\n" +
+	"\x04then\x18\b \x01(\tR\x04then\x12/\n" +
+	"\x06stages\x18\t \x03(\v2\x17.taskd.v1.TopologyStageR\x06stages\x12\x14\n" +
+	"\x05error\x18\n" +
+	" \x01(\tR\x05error\"\x81\x02\n" +
+	"\rTopologyStage\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x14\n" +
+	"\x05start\x18\x03 \x01(\bR\x05start\x12/\n" +
+	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12!\n" +
+	"\fmax_attempts\x18\x05 \x01(\rR\vmaxAttempts\x12.\n" +
+	"\bpriority\x18\x06 \x01(\x0e2\x12.taskd.v1.PriorityR\bpriority\x12,\n" +
+	"\x05edges\x18\a \x03(\v2\x16.taskd.v1.TopologyEdgeR\x05edges\"H\n" +
+	"\fTopologyEdge\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\tR\x04port\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +
+	"\x05match\x18\x03 \x01(\tR\x05match\"\x17\n" +
+	"\x15ListTopologiesRequest\"L\n" +
+	"\x16ListTopologiesResponse\x122\n" +
+	"\n" +
+	"topologies\x18\x01 \x03(\v2\x12.taskd.v1.TopologyR\n" +
+	"topologies\"(\n" +
+	"\x12GetTopologyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\">\n" +
+	"\x14ApplyTopologyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04text\x18\x02 \x01(\tR\x04text\"+\n" +
+	"\x15DeleteTopologyRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
+	"\x16DeleteTopologyResponse*^\n" +
 	"\bPriority\x12\x18\n" +
 	"\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rPRIORITY_HIGH\x10\x01\x12\x13\n" +
@@ -13423,7 +14009,13 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\tWatchTree\x12\x1a.taskd.v1.WatchTreeRequest\x1a\x0e.taskd.v1.Tree0\x01\x12?\n" +
 	"\n" +
 	"CancelTree\x12\x1b.taskd.v1.CancelTreeRequest\x1a\x14.taskd.v1.BulkChange\x12=\n" +
-	"\tRetryTree\x12\x1a.taskd.v1.RetryTreeRequest\x1a\x14.taskd.v1.BulkChangeB5\n" +
+	"\tRetryTree\x12\x1a.taskd.v1.RetryTreeRequest\x1a\x14.taskd.v1.BulkChange2\xbc\x02\n" +
+	"\n" +
+	"Topologies\x12S\n" +
+	"\x0eListTopologies\x12\x1f.taskd.v1.ListTopologiesRequest\x1a .taskd.v1.ListTopologiesResponse\x12?\n" +
+	"\vGetTopology\x12\x1c.taskd.v1.GetTopologyRequest\x1a\x12.taskd.v1.Topology\x12C\n" +
+	"\rApplyTopology\x12\x1e.taskd.v1.ApplyTopologyRequest\x1a\x12.taskd.v1.Topology\x12S\n" +
+	"\x0eDeleteTopology\x12\x1f.taskd.v1.DeleteTopologyRequest\x1a .taskd.v1.DeleteTopologyResponseB5\n" +
 	"\btaskd.v1P\x01Z\x10taskd/v1;taskdv1\xaa\x02\bTaskd.V1\xea\x02\tTaskd::V1b\x06proto3"
 
 var (
@@ -13439,7 +14031,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 157)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 166)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                      // 0: taskd.v1.Priority
 	(Encoding)(0),                      // 1: taskd.v1.Encoding
@@ -13607,93 +14199,102 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*WatchTreeRequest)(nil),           // 163: taskd.v1.WatchTreeRequest
 	(*CancelTreeRequest)(nil),          // 164: taskd.v1.CancelTreeRequest
 	(*RetryTreeRequest)(nil),           // 165: taskd.v1.RetryTreeRequest
-	nil,                                // 166: taskd.v1.NewTask.HeadersEntry
-	nil,                                // 167: taskd.v1.Task.HeadersEntry
-	nil,                                // 168: taskd.v1.TaskFilter.HeadersEntry
-	nil,                                // 169: taskd.v1.GetTasksRequest.WeightsEntry
-	nil,                                // 170: taskd.v1.LeasedTask.HeadersEntry
-	nil,                                // 171: taskd.v1.OpenSession.WeightsEntry
-	nil,                                // 172: taskd.v1.OpenSessionRequest.WeightsEntry
-	nil,                                // 173: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),        // 174: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 175: google.protobuf.Timestamp
+	(*Topology)(nil),                   // 166: taskd.v1.Topology
+	(*TopologyStage)(nil),              // 167: taskd.v1.TopologyStage
+	(*TopologyEdge)(nil),               // 168: taskd.v1.TopologyEdge
+	(*ListTopologiesRequest)(nil),      // 169: taskd.v1.ListTopologiesRequest
+	(*ListTopologiesResponse)(nil),     // 170: taskd.v1.ListTopologiesResponse
+	(*GetTopologyRequest)(nil),         // 171: taskd.v1.GetTopologyRequest
+	(*ApplyTopologyRequest)(nil),       // 172: taskd.v1.ApplyTopologyRequest
+	(*DeleteTopologyRequest)(nil),      // 173: taskd.v1.DeleteTopologyRequest
+	(*DeleteTopologyResponse)(nil),     // 174: taskd.v1.DeleteTopologyResponse
+	nil,                                // 175: taskd.v1.NewTask.HeadersEntry
+	nil,                                // 176: taskd.v1.Task.HeadersEntry
+	nil,                                // 177: taskd.v1.TaskFilter.HeadersEntry
+	nil,                                // 178: taskd.v1.GetTasksRequest.WeightsEntry
+	nil,                                // 179: taskd.v1.LeasedTask.HeadersEntry
+	nil,                                // 180: taskd.v1.OpenSession.WeightsEntry
+	nil,                                // 181: taskd.v1.OpenSessionRequest.WeightsEntry
+	nil,                                // 182: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),        // 183: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 184: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	174, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	175, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	174, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	166, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	183, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	184, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	183, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	175, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	19,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	175, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	174, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	184, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	183, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.NewTask.on_dead:type_name -> taskd.v1.OnDead
 	18,  // 10: taskd.v1.NewTask.tree:type_name -> taskd.v1.TaskTree
-	174, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
+	183, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
 	3,   // 12: taskd.v1.TaskTree.on_dead:type_name -> taskd.v1.TreeOnDead
 	4,   // 13: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	174, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	174, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	174, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	183, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	183, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	183, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	17,  // 17: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	174, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	183, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	5,   // 19: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	6,   // 20: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
 	23,  // 21: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
 	21,  // 22: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 23: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	175, // 24: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	184, // 24: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	6,   // 25: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	175, // 26: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	184, // 26: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	6,   // 27: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 28: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	175, // 29: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	175, // 30: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	175, // 31: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	184, // 29: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	184, // 30: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	184, // 31: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 32: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	167, // 33: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	176, // 33: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	29,  // 34: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	30,  // 35: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	19,  // 36: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	175, // 37: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	184, // 37: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	7,   // 38: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	175, // 39: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	175, // 40: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	175, // 41: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	175, // 42: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	184, // 39: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	184, // 40: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	184, // 41: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	184, // 42: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	6,   // 43: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	168, // 44: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	175, // 45: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	175, // 46: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
-	175, // 47: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
+	177, // 44: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	184, // 45: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	184, // 46: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	184, // 47: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
 	31,  // 48: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	28,  // 49: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	175, // 50: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	175, // 51: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	184, // 50: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	184, // 51: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	9,   // 52: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	175, // 53: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	184, // 53: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	28,  // 54: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	8,   // 55: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	175, // 56: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	175, // 57: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	184, // 56: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	184, // 57: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	35,  // 58: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	36,  // 59: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	37,  // 60: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	175, // 61: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	184, // 61: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
 	49,  // 62: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
-	174, // 63: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
-	175, // 64: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
-	175, // 65: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
+	183, // 63: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
+	184, // 64: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
+	184, // 65: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
 	50,  // 66: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
-	175, // 67: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
-	175, // 68: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
+	184, // 67: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
+	184, // 68: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
 	0,   // 69: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
 	31,  // 70: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	60,  // 71: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
 	90,  // 72: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
 	92,  // 73: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	174, // 74: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	183, // 74: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
 	31,  // 75: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	60,  // 76: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
 	90,  // 77: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
@@ -13702,18 +14303,18 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	60,  // 80: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
 	90,  // 81: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
 	92,  // 82: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	174, // 83: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	174, // 84: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	169, // 85: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
-	170, // 86: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	175, // 87: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	183, // 83: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	183, // 84: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	178, // 85: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
+	179, // 86: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	184, // 87: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
 	0,   // 88: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
 	1,   // 89: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
 	58,  // 90: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	10,  // 91: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	175, // 92: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	174, // 93: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
-	174, // 94: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	184, // 92: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	183, // 93: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	183, // 94: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
 	17,  // 95: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
 	1,   // 96: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
 	61,  // 97: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
@@ -13721,16 +14322,16 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	57,  // 99: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
 	60,  // 100: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
 	58,  // 101: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	174, // 102: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	183, // 102: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
 	61,  // 103: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
 	65,  // 104: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
 	60,  // 105: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	174, // 106: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	183, // 106: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
 	68,  // 107: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
 	60,  // 108: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	174, // 109: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	174, // 110: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	171, // 111: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
+	183, // 109: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	183, // 110: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	180, // 111: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
 	71,  // 112: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
 	62,  // 113: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
 	65,  // 114: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
@@ -13740,18 +14341,18 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	75,  // 118: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
 	60,  // 119: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
 	76,  // 120: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	174, // 121: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	174, // 122: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	183, // 121: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	183, // 122: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
 	60,  // 123: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
 	60,  // 124: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
 	60,  // 125: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	174, // 126: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	174, // 127: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	174, // 128: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	172, // 129: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
-	174, // 130: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	174, // 131: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	174, // 132: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	183, // 126: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	183, // 127: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	183, // 128: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	181, // 129: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
+	183, // 130: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	183, // 131: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	183, // 132: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
 	58,  // 133: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	62,  // 134: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
 	65,  // 135: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
@@ -13760,203 +14361,219 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	60,  // 138: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
 	60,  // 139: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
 	31,  // 140: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	175, // 141: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
+	184, // 141: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
 	60,  // 142: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
 	90,  // 143: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
 	92,  // 144: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
 	11,  // 145: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
 	31,  // 146: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	175, // 147: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	175, // 148: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	184, // 147: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	184, // 148: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
 	92,  // 149: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
 	12,  // 150: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	175, // 151: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	175, // 152: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	184, // 151: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	184, // 152: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
 	97,  // 153: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	102, // 154: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	175, // 155: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	184, // 155: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
 	12,  // 156: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	175, // 157: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	184, // 157: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
 	101, // 158: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
 	17,  // 159: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
 	97,  // 160: taskd.v1.CountDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	105, // 161: taskd.v1.CountDeadLettersResponse.reasons:type_name -> taskd.v1.LetterReason
-	175, // 162: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
-	175, // 163: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
+	184, // 162: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
+	184, // 163: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
 	97,  // 164: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	107, // 165: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	174, // 166: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	183, // 166: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
 	113, // 167: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	175, // 168: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	175, // 169: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	184, // 168: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	184, // 169: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
 	116, // 170: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	175, // 171: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	175, // 172: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	175, // 173: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	184, // 171: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	184, // 172: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	184, // 173: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
 	119, // 174: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
 	13,  // 175: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	173, // 176: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	182, // 176: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
 	121, // 177: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
 	123, // 178: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
 	126, // 179: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	175, // 180: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	184, // 180: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
 	133, // 181: taskd.v1.ListTopicsResponse.topics:type_name -> taskd.v1.Topic
-	174, // 182: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
-	174, // 183: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
-	175, // 184: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
+	183, // 182: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
+	183, // 183: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
+	184, // 184: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
 	134, // 185: taskd.v1.Topic.offsets:type_name -> taskd.v1.PartitionOffsets
 	135, // 186: taskd.v1.NewRecord.attributes:type_name -> taskd.v1.Attribute
 	136, // 187: taskd.v1.PublishRequest.records:type_name -> taskd.v1.NewRecord
 	14,  // 188: taskd.v1.PublishResult.status:type_name -> taskd.v1.PublishStatus
 	138, // 189: taskd.v1.PublishResponse.results:type_name -> taskd.v1.PublishResult
-	174, // 190: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
-	175, // 191: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
+	183, // 190: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
+	184, // 191: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
 	135, // 192: taskd.v1.TopicRecord.attributes:type_name -> taskd.v1.Attribute
 	141, // 193: taskd.v1.ReadTopicResponse.records:type_name -> taskd.v1.TopicRecord
 	141, // 194: taskd.v1.FollowTopicResponse.records:type_name -> taskd.v1.TopicRecord
-	175, // 195: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
+	184, // 195: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
 	147, // 196: taskd.v1.RecordExplanation.subscriptions:type_name -> taskd.v1.RecordOfSubscription
 	15,  // 197: taskd.v1.RecordOfSubscription.fate:type_name -> taskd.v1.RecordFate
 	6,   // 198: taskd.v1.RecordOfSubscription.status:type_name -> taskd.v1.TaskStatus
 	155, // 199: taskd.v1.ListSubscriptionsResponse.subscriptions:type_name -> taskd.v1.Subscription
-	175, // 200: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
+	184, // 200: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
 	156, // 201: taskd.v1.Subscription.counts:type_name -> taskd.v1.ReadCounts
 	157, // 202: taskd.v1.Subscription.positions:type_name -> taskd.v1.SubscriptionPosition
 	156, // 203: taskd.v1.SubscriptionPosition.counts:type_name -> taskd.v1.ReadCounts
 	16,  // 204: taskd.v1.Tree.state:type_name -> taskd.v1.TreeState
 	3,   // 205: taskd.v1.Tree.on_dead:type_name -> taskd.v1.TreeOnDead
-	175, // 206: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
-	175, // 207: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
-	175, // 208: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
+	184, // 206: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
+	184, // 207: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
+	184, // 208: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
 	159, // 209: taskd.v1.Tree.queues:type_name -> taskd.v1.TreeQueue
 	28,  // 210: taskd.v1.Tree.waits_for:type_name -> taskd.v1.Task
 	16,  // 211: taskd.v1.ListTreesRequest.state:type_name -> taskd.v1.TreeState
-	175, // 212: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
+	184, // 212: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
 	158, // 213: taskd.v1.ListTreesResponse.trees:type_name -> taskd.v1.Tree
-	174, // 214: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
-	20,  // 215: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	27,  // 216: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	24,  // 217: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	25,  // 218: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	32,  // 219: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	34,  // 220: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	55,  // 221: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	57,  // 222: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	63,  // 223: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	66,  // 224: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	69,  // 225: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	72,  // 226: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	77,  // 227: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	79,  // 228: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	81,  // 229: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	83,  // 230: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	85,  // 231: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	87,  // 232: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	89,  // 233: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	93,  // 234: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	95,  // 235: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	96,  // 236: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	117, // 237: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	120, // 238: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	98,  // 239: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	100, // 240: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	103, // 241: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
-	106, // 242: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	106, // 243: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	109, // 244: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	111, // 245: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	114, // 246: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	124, // 247: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	51,  // 248: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	53,  // 249: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	39,  // 250: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	41,  // 251: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	43,  // 252: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
-	45,  // 253: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
-	46,  // 254: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
-	47,  // 255: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
-	127, // 256: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
-	130, // 257: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
-	129, // 258: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
-	131, // 259: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
-	137, // 260: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
-	140, // 261: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
-	143, // 262: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
-	145, // 263: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
-	148, // 264: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
-	150, // 265: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
-	151, // 266: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
-	152, // 267: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
-	154, // 268: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
-	160, // 269: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
-	162, // 270: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
-	163, // 271: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
-	164, // 272: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
-	165, // 273: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
-	22,  // 274: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	28,  // 275: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	26,  // 276: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	26,  // 277: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	33,  // 278: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	38,  // 279: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	56,  // 280: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	59,  // 281: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	64,  // 282: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	67,  // 283: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	70,  // 284: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	73,  // 285: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	78,  // 286: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	80,  // 287: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	82,  // 288: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	84,  // 289: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	86,  // 290: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	88,  // 291: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	91,  // 292: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	94,  // 293: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	92,  // 294: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	92,  // 295: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	118, // 296: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	122, // 297: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	99,  // 298: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	102, // 299: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	104, // 300: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
-	108, // 301: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	108, // 302: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	110, // 303: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	112, // 304: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	115, // 305: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	125, // 306: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	52,  // 307: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	54,  // 308: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	40,  // 309: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	42,  // 310: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	44,  // 311: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
-	49,  // 312: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
-	49,  // 313: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
-	48,  // 314: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
-	128, // 315: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
-	133, // 316: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
-	133, // 317: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
-	132, // 318: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
-	139, // 319: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
-	142, // 320: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
-	144, // 321: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
-	146, // 322: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
-	149, // 323: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
-	155, // 324: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
-	155, // 325: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
-	153, // 326: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
-	155, // 327: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
-	161, // 328: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
-	158, // 329: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
-	158, // 330: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
-	92,  // 331: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
-	92,  // 332: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
-	274, // [274:333] is the sub-list for method output_type
-	215, // [215:274] is the sub-list for method input_type
-	215, // [215:215] is the sub-list for extension type_name
-	215, // [215:215] is the sub-list for extension extendee
-	0,   // [0:215] is the sub-list for field type_name
+	183, // 214: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
+	184, // 215: taskd.v1.Topology.applied_at:type_name -> google.protobuf.Timestamp
+	3,   // 216: taskd.v1.Topology.on_dead:type_name -> taskd.v1.TreeOnDead
+	183, // 217: taskd.v1.Topology.timeout:type_name -> google.protobuf.Duration
+	167, // 218: taskd.v1.Topology.stages:type_name -> taskd.v1.TopologyStage
+	183, // 219: taskd.v1.TopologyStage.lease:type_name -> google.protobuf.Duration
+	0,   // 220: taskd.v1.TopologyStage.priority:type_name -> taskd.v1.Priority
+	168, // 221: taskd.v1.TopologyStage.edges:type_name -> taskd.v1.TopologyEdge
+	166, // 222: taskd.v1.ListTopologiesResponse.topologies:type_name -> taskd.v1.Topology
+	20,  // 223: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	27,  // 224: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	24,  // 225: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	25,  // 226: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	32,  // 227: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	34,  // 228: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	55,  // 229: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	57,  // 230: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	63,  // 231: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	66,  // 232: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	69,  // 233: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	72,  // 234: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	77,  // 235: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	79,  // 236: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	81,  // 237: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	83,  // 238: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	85,  // 239: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	87,  // 240: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	89,  // 241: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	93,  // 242: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	95,  // 243: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	96,  // 244: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	117, // 245: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	120, // 246: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	98,  // 247: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	100, // 248: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	103, // 249: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
+	106, // 250: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	106, // 251: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	109, // 252: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	111, // 253: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	114, // 254: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	124, // 255: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	51,  // 256: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	53,  // 257: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	39,  // 258: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	41,  // 259: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	43,  // 260: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
+	45,  // 261: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
+	46,  // 262: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
+	47,  // 263: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
+	127, // 264: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
+	130, // 265: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
+	129, // 266: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
+	131, // 267: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
+	137, // 268: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
+	140, // 269: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
+	143, // 270: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
+	145, // 271: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
+	148, // 272: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
+	150, // 273: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
+	151, // 274: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
+	152, // 275: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
+	154, // 276: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
+	160, // 277: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
+	162, // 278: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
+	163, // 279: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
+	164, // 280: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
+	165, // 281: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
+	169, // 282: taskd.v1.Topologies.ListTopologies:input_type -> taskd.v1.ListTopologiesRequest
+	171, // 283: taskd.v1.Topologies.GetTopology:input_type -> taskd.v1.GetTopologyRequest
+	172, // 284: taskd.v1.Topologies.ApplyTopology:input_type -> taskd.v1.ApplyTopologyRequest
+	173, // 285: taskd.v1.Topologies.DeleteTopology:input_type -> taskd.v1.DeleteTopologyRequest
+	22,  // 286: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	28,  // 287: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	26,  // 288: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	26,  // 289: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	33,  // 290: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	38,  // 291: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	56,  // 292: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	59,  // 293: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	64,  // 294: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	67,  // 295: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	70,  // 296: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	73,  // 297: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	78,  // 298: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	80,  // 299: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	82,  // 300: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	84,  // 301: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	86,  // 302: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	88,  // 303: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	91,  // 304: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	94,  // 305: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	92,  // 306: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	92,  // 307: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	118, // 308: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	122, // 309: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	99,  // 310: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	102, // 311: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	104, // 312: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
+	108, // 313: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	108, // 314: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	110, // 315: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	112, // 316: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	115, // 317: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	125, // 318: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	52,  // 319: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	54,  // 320: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	40,  // 321: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	42,  // 322: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	44,  // 323: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
+	49,  // 324: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
+	49,  // 325: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
+	48,  // 326: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
+	128, // 327: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
+	133, // 328: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
+	133, // 329: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
+	132, // 330: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
+	139, // 331: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
+	142, // 332: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
+	144, // 333: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
+	146, // 334: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
+	149, // 335: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
+	155, // 336: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
+	155, // 337: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
+	153, // 338: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
+	155, // 339: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
+	161, // 340: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
+	158, // 341: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
+	158, // 342: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
+	92,  // 343: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
+	92,  // 344: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
+	170, // 345: taskd.v1.Topologies.ListTopologies:output_type -> taskd.v1.ListTopologiesResponse
+	166, // 346: taskd.v1.Topologies.GetTopology:output_type -> taskd.v1.Topology
+	166, // 347: taskd.v1.Topologies.ApplyTopology:output_type -> taskd.v1.Topology
+	174, // 348: taskd.v1.Topologies.DeleteTopology:output_type -> taskd.v1.DeleteTopologyResponse
+	286, // [286:349] is the sub-list for method output_type
+	223, // [223:286] is the sub-list for method input_type
+	223, // [223:223] is the sub-list for extension type_name
+	223, // [223:223] is the sub-list for extension extendee
+	0,   // [0:223] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -13983,9 +14600,9 @@ func file_taskd_v1_taskd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      17,
-			NumMessages:   157,
+			NumMessages:   166,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   6,
 		},
 		GoTypes:           file_taskd_v1_taskd_proto_goTypes,
 		DependencyIndexes: file_taskd_v1_taskd_proto_depIdxs,

@@ -2796,3 +2796,233 @@ var Trees_ServiceDesc = grpc.ServiceDesc{
 	},
 	Metadata: "taskd/v1/taskd.proto",
 }
+
+const (
+	Topologies_ListTopologies_FullMethodName = "/taskd.v1.Topologies/ListTopologies"
+	Topologies_GetTopology_FullMethodName    = "/taskd.v1.Topologies/GetTopology"
+	Topologies_ApplyTopology_FullMethodName  = "/taskd.v1.Topologies/ApplyTopology"
+	Topologies_DeleteTopology_FullMethodName = "/taskd.v1.Topologies/DeleteTopology"
+)
+
+// TopologiesClient is the client API for Topologies service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Topologies: graphs of stages, whose queues are named TOPOLOGY.STAGE.
+type TopologiesClient interface {
+	// Lists the topologies, by name, without their files.
+	ListTopologies(ctx context.Context, in *ListTopologiesRequest, opts ...grpc.CallOption) (*ListTopologiesResponse, error)
+	// Reads one topology with its file and the settings in force. NOT_FOUND if there is none.
+	GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*Topology, error)
+	// Applies a file. INVALID_ARGUMENT names all mistakes, and the removed stages that have unfinished tasks; then nothing has
+	// changed.
+	ApplyTopology(ctx context.Context, in *ApplyTopologyRequest, opts ...grpc.CallOption) (*Topology, error)
+	// Deletes a topology whose stages have no unfinished tasks.
+	DeleteTopology(ctx context.Context, in *DeleteTopologyRequest, opts ...grpc.CallOption) (*DeleteTopologyResponse, error)
+}
+
+type topologiesClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewTopologiesClient(cc grpc.ClientConnInterface) TopologiesClient {
+	return &topologiesClient{cc}
+}
+
+func (c *topologiesClient) ListTopologies(ctx context.Context, in *ListTopologiesRequest, opts ...grpc.CallOption) (*ListTopologiesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListTopologiesResponse)
+	err := c.cc.Invoke(ctx, Topologies_ListTopologies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topologiesClient) GetTopology(ctx context.Context, in *GetTopologyRequest, opts ...grpc.CallOption) (*Topology, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Topology)
+	err := c.cc.Invoke(ctx, Topologies_GetTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topologiesClient) ApplyTopology(ctx context.Context, in *ApplyTopologyRequest, opts ...grpc.CallOption) (*Topology, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Topology)
+	err := c.cc.Invoke(ctx, Topologies_ApplyTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *topologiesClient) DeleteTopology(ctx context.Context, in *DeleteTopologyRequest, opts ...grpc.CallOption) (*DeleteTopologyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteTopologyResponse)
+	err := c.cc.Invoke(ctx, Topologies_DeleteTopology_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// TopologiesServer is the server API for Topologies service.
+// All implementations must embed UnimplementedTopologiesServer
+// for forward compatibility.
+//
+// Topologies: graphs of stages, whose queues are named TOPOLOGY.STAGE.
+type TopologiesServer interface {
+	// Lists the topologies, by name, without their files.
+	ListTopologies(context.Context, *ListTopologiesRequest) (*ListTopologiesResponse, error)
+	// Reads one topology with its file and the settings in force. NOT_FOUND if there is none.
+	GetTopology(context.Context, *GetTopologyRequest) (*Topology, error)
+	// Applies a file. INVALID_ARGUMENT names all mistakes, and the removed stages that have unfinished tasks; then nothing has
+	// changed.
+	ApplyTopology(context.Context, *ApplyTopologyRequest) (*Topology, error)
+	// Deletes a topology whose stages have no unfinished tasks.
+	DeleteTopology(context.Context, *DeleteTopologyRequest) (*DeleteTopologyResponse, error)
+	mustEmbedUnimplementedTopologiesServer()
+}
+
+// UnimplementedTopologiesServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedTopologiesServer struct{}
+
+func (UnimplementedTopologiesServer) ListTopologies(context.Context, *ListTopologiesRequest) (*ListTopologiesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListTopologies not implemented")
+}
+func (UnimplementedTopologiesServer) GetTopology(context.Context, *GetTopologyRequest) (*Topology, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTopology not implemented")
+}
+func (UnimplementedTopologiesServer) ApplyTopology(context.Context, *ApplyTopologyRequest) (*Topology, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyTopology not implemented")
+}
+func (UnimplementedTopologiesServer) DeleteTopology(context.Context, *DeleteTopologyRequest) (*DeleteTopologyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteTopology not implemented")
+}
+func (UnimplementedTopologiesServer) mustEmbedUnimplementedTopologiesServer() {}
+func (UnimplementedTopologiesServer) testEmbeddedByValue()                    {}
+
+// UnsafeTopologiesServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to TopologiesServer will
+// result in compilation errors.
+type UnsafeTopologiesServer interface {
+	mustEmbedUnimplementedTopologiesServer()
+}
+
+func RegisterTopologiesServer(s grpc.ServiceRegistrar, srv TopologiesServer) {
+	// If the following call panics, it indicates UnimplementedTopologiesServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Topologies_ServiceDesc, srv)
+}
+
+func _Topologies_ListTopologies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListTopologiesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopologiesServer).ListTopologies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topologies_ListTopologies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopologiesServer).ListTopologies(ctx, req.(*ListTopologiesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topologies_GetTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopologiesServer).GetTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topologies_GetTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopologiesServer).GetTopology(ctx, req.(*GetTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topologies_ApplyTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopologiesServer).ApplyTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topologies_ApplyTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopologiesServer).ApplyTopology(ctx, req.(*ApplyTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Topologies_DeleteTopology_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteTopologyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TopologiesServer).DeleteTopology(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Topologies_DeleteTopology_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TopologiesServer).DeleteTopology(ctx, req.(*DeleteTopologyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Topologies_ServiceDesc is the grpc.ServiceDesc for Topologies service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Topologies_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "taskd.v1.Topologies",
+	HandlerType: (*TopologiesServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "ListTopologies",
+			Handler:    _Topologies_ListTopologies_Handler,
+		},
+		{
+			MethodName: "GetTopology",
+			Handler:    _Topologies_GetTopology_Handler,
+		},
+		{
+			MethodName: "ApplyTopology",
+			Handler:    _Topologies_ApplyTopology_Handler,
+		},
+		{
+			MethodName: "DeleteTopology",
+			Handler:    _Topologies_DeleteTopology_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "taskd/v1/taskd.proto",
+}

@@ -10,8 +10,8 @@ use tonic::{Status, body::Body, service::Routes};
 use tonic_health::ServingStatus;
 
 use super::{
-    DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, TOPICS, TREES, WHOLE, may_stay_at,
-    others::Others, set_health,
+    DISCOVERY, MAX_BYTES_WITHOUT_TOKEN, OPERATOR, PACE, TASKS, TOPICS, TOPOLOGIES, TREES, WHOLE,
+    may_stay_at, others::Others, set_health,
 };
 use crate::{
     ingress::{
@@ -56,7 +56,7 @@ pub(in crate::ingress) async fn refuse(
     let (reporter, health) = tonic_health::server::health_reporter();
     set_health(
         &reporter,
-        &[DISCOVERY, TASKS, TOPICS, TREES, OPERATOR, WHOLE],
+        &[DISCOVERY, TASKS, TOPICS, TOPOLOGIES, TREES, OPERATOR, WHOLE],
         ServingStatus::NotServing,
     )
     .await;

@@ -21,6 +21,7 @@ pub(super) mod sessions;
 pub(super) mod subscriptions;
 pub(super) mod tasks;
 pub(super) mod topics;
+pub(super) mod topologies;
 pub(super) mod trees;
 pub(super) mod ui;
 mod waiting;

@@ -81,6 +81,10 @@ pub(in crate::ingress) struct NewTask<'a> {
     /// `new`: the task is the root of a tree. Or the id of an open tree, or the settings of a new one.
     /// Not for discovered tasks, which are in the tree of their parent.
     tree: Option<Box<TaskTree>>,
+    #[serde(default)]
+    /// Only of discovered tasks in a topology: the port of the stage, in place of `queue`.
+    #[schemars(length(max = 64))]
+    port: String,
 }
 
 fn without_default(schema: &mut schemars::Schema) {
@@ -240,6 +244,7 @@ fn task_within(body: &Bytes, text: &str) -> Result<model::NewTask, String> {
         sequence: task.sequence,
         on_dead: task.on_dead,
         tree: task.tree,
+        port: task.port,
     })
 }
 
@@ -264,7 +269,7 @@ mod tests {
         let task = read(
             r#"{"queue":"q","key":"k","payload":{"a": 1},"replicas":3,"priority":"High","delay":"90s",
                 "finish_within":"2h","lease_duration":"1500ms","max_attempts":7,"headers":{"h":"v"},"traceparent":"tp",
-                "idempotency_key":"i","limit_key":"l","sequence":"s","on_dead":"hold","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
+                "idempotency_key":"i","limit_key":"l","sequence":"s","on_dead":"hold","port":"p","backoff":{"kind":"Linear","initial":"2s","jitter":0.1,"give_up_after":"1h"}}"#,
         )
         .unwrap();
         let expected = model::NewTask {
@@ -288,6 +293,7 @@ mod tests {
             sequence: "s".into(),
             on_dead: OnDead::Hold,
             tree: None,
+            port: "p".into(),
             backoff: Some(model::NewBackoff {
                 kind: model::BackoffKind::Linear,
                 initial: Some(Duration::from_secs(2)),

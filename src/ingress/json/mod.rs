@@ -24,6 +24,7 @@ pub(super) mod sessions;
 pub(super) mod subscriptions;
 mod text;
 pub(super) mod topics;
+pub(super) mod topologies;
 pub mod trees;
 mod value;
 pub mod work;

@@ -24,8 +24,8 @@ pub(in crate::ingress) struct Settings {
     then: String,
     /// All tasks of the tree must have their completions within this time. Absent: no deadline.
     timeout: Option<Time>,
-    /// What dead tasks mean for the end; `count` if it is absent.
-    on_dead: TreeOnDead,
+    /// What dead tasks mean for the end; if it is absent, what the topology says, or `count`.
+    on_dead: Option<TreeOnDead>,
 }
 
 /// The tree of a task: `new`, the id of an open tree, or the settings of a new one.
@@ -158,7 +158,7 @@ mod tests {
         let full = TaskTree::Root(NewTree {
             then: "reports".into(),
             timeout: Some(Duration::from_secs(3600)),
-            on_dead: TreeOnDead::Hold,
+            on_dead: Some(TreeOnDead::Hold),
         });
         let text = r#"{"tree":{"then":"reports","timeout":"1h","on_dead":"hold"}}"#;
         assert_eq!(read(text), Ok(Some(full)));

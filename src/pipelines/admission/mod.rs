@@ -9,10 +9,12 @@ mod gates;
 mod occupancy;
 mod own_limits;
 mod sync;
+mod topologies;
 
 pub use self::{
     gates::{Gates, Shortage},
     occupancy::{NoName, Occupancy, OccupancyPermit},
     own_limits::LimitSync,
     sync::QueueSync,
+    topologies::{KnownTopologies, Stages},
 };

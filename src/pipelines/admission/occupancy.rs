@@ -8,6 +8,7 @@ use std::{
 
 use parking_lot::RwLock;
 
+use super::KnownTopologies;
 use crate::{
     config::Queues,
     model::{QueueName, Scope},
@@ -20,7 +21,7 @@ const LET_IN: Duration = Duration::from_secs(10);
 /// The queue names and the numbers of unfinished tasks in the whole installation: as last read from
 /// SQL, plus what this process has admitted since. Clones share it.
 #[derive(Clone, Default)]
-pub struct Occupancy(Arc<RwLock<QueueCounts>>);
+pub struct Occupancy(Arc<RwLock<QueueCounts>>, KnownTopologies);
 
 #[derive(Default)]
 struct QueueCounts {
@@ -152,6 +153,16 @@ impl Occupancy {
         self.0.read().names.contains(queue)
     }
 
+    /// The topologies, whose stages are always let in.
+    pub fn topologies(&self) -> &KnownTopologies {
+        &self.1
+    }
+
+    /// Whether somebody who may do everything wants a queue of this name.
+    fn is_wanted(&self, queue: &QueueName, queues: &Queues) -> bool {
+        queues.named.contains_key(queue) || self.1.stages().of(queue.as_str()).is_some()
+    }
+
     /// Replaces the scopes of restricted tokens.
     pub fn set_scopes(&self, mut scopes: Vec<Scope>) {
         scopes.retain(|scope| !scope.is_everything());
@@ -159,7 +170,7 @@ impl Occupancy {
     }
 
     /// Decides whether tasks may go to a queue of this name. A known name always passes, and so
-    /// does one with settings of its own. A new name passes if there are fewer than `max` names
+    /// does one with settings of its own, or a stage. A new name passes if there are fewer than `max` names
     /// and, for a restricted caller, fewer than half of `max` in its scope.
     pub fn lets_in(
         &self,
@@ -171,8 +182,9 @@ impl Occupancy {
         if self.0.read().names.contains(queue) {
             return Ok(());
         }
+        let is_wanted = self.is_wanted(queue, queues);
         let mut known = self.0.write();
-        if !known.names.contains(queue) && !queues.named.contains_key(queue) {
+        if !known.names.contains(queue) && !is_wanted {
             if known.names.len() >= max {
                 return Err(NoName::All);
             }
@@ -195,9 +207,10 @@ impl Occupancy {
         if self.0.read().names.contains(queue) {
             return Ok(());
         }
+        let is_wanted = self.is_wanted(queue, queues);
         let mut known = self.0.write();
         let scopes = known.scopes.clone();
-        let is_new = !known.names.contains(queue) && !queues.named.contains_key(queue);
+        let is_new = !known.names.contains(queue) && !is_wanted;
         let mut including = scopes.iter().filter(|scope| scope.includes(queue.as_str()));
         if is_new && including.any(|scope| known.has_half(scope, max)) {
             return Err(NoName::OfScope);

@@ -1,5 +1,5 @@
 //! Reads from SQL, for this process, what all processes must know about queues: open shards,
-//! pauses, unfinished tasks, full queues.
+//! pauses, topologies, unfinished tasks, full queues.
 //!
 //! The cost grows with the queues that have something, not with all names that ever existed.
 
@@ -96,6 +96,7 @@ impl QueueSync {
     async fn read(&mut self) -> store::Result<()> {
         self.read_shards().await?;
         self.read_pauses().await?;
+        self.occupancy.topologies().follow(&*self.store).await?;
         let unfinished = self.store.unfinished().await?.into_iter().collect();
         self.occupancy.set_names(
             unfinished,

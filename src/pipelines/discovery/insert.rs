@@ -25,7 +25,10 @@ use crate::{
         NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow, TaskStatus,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
-    pipelines::{admission::OccupancyPermit, context::Context},
+    pipelines::{
+        admission::{OccupancyPermit, Stages},
+        context::Context,
+    },
     runtime::Supervisor,
     store::Inserted,
     telemetry::metrics::{self, Dropped, Source},
@@ -85,6 +88,10 @@ pub(super) fn start(
 }
 
 impl Handle {
+    pub fn stages(&self) -> Arc<Stages> {
+        self.context.occupancy.topologies().stages()
+    }
+
     /// Stores new tasks. Returns one answer per task, in order. Waits at most for the batches
     /// before it.
     ///

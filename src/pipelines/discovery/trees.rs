@@ -48,7 +48,7 @@ pub(super) fn row_tree(
     };
     Ok(Joined {
         tree: RowTree::Root(TreeSettings {
-            on_dead: new.on_dead,
+            on_dead: new.on_dead.unwrap_or_default(),
             deadline_unix_ms,
             then,
         }),

@@ -8,6 +8,7 @@ use super::{error::Error, forward::Reported, sessions::registry::Sessions};
 use crate::{
     config::Settings,
     model::{Shares, WorkerName},
+    pipelines::admission::KnownTopologies,
     queue::WorkerQueue,
     store::Store,
 };
@@ -18,6 +19,7 @@ pub struct Handle {
     pub(super) queue: WorkerQueue,
     pub(super) store: Arc<dyn Store>,
     pub(super) settings: Arc<Settings>,
+    pub(super) topologies: KnownTopologies,
     /// Tells the forwarder which outboxes have something.
     pub(super) reported: Arc<Reported>,
     /// The turn of the next pass, which moves its start, so that no shard is always the last.

@@ -5,6 +5,7 @@ mod error;
 mod forward;
 mod get;
 mod handle;
+mod outputs;
 mod report;
 mod schema;
 mod sessions;
@@ -21,7 +22,8 @@ pub use self::{
 };
 use self::{forward::Reported, sessions::registry::Sessions};
 use crate::{
-    bus::Bus, config::Settings, model::Shares, queue::Queue, runtime::Supervisor, store::Store,
+    bus::Bus, config::Settings, model::Shares, pipelines::admission::KnownTopologies, queue::Queue,
+    runtime::Supervisor, store::Store,
 };
 
 /// Starts the service.
@@ -29,6 +31,7 @@ pub fn start(
     queue: Queue,
     store: Arc<dyn Store>,
     bus: Arc<dyn Bus>,
+    topologies: KnownTopologies,
     settings: &Arc<Settings>,
     supervisor: &Supervisor,
 ) -> Handle {
@@ -60,6 +63,7 @@ pub fn start(
         queue,
         store,
         settings,
+        topologies,
         reported,
         turn,
         sessions,

@@ -46,9 +46,12 @@ impl Handle {
     pub async fn complete(
         &self,
         worker: &str,
-        mut items: Vec<Item<Completion>>,
+        items: Vec<Item<Completion>>,
     ) -> Result<Vec<ItemAnswer>, Error> {
         let worker = handle::worker(worker)?;
+        // A crash after this changes nothing: the worker repeats its report, and another file may
+        // route it then.
+        let mut items = self.route_outputs(items, MAX_DISCOVERED).await;
         let invalid = self.note_invalid_discoveries(&mut items);
         schema::note_misfits(&self.settings, &mut items, &invalid, MAX_DISCOVERED).await;
         let notes: Vec<String> = items

@@ -27,6 +27,7 @@
 //! - `tokens`, `acts`: who may do what, and what operators did.
 //! - `topics`, `subscriptions`, `positions`: the topics of users, and how far each subscription has
 //!   read them.
+//! - `topologies`: the files of topologies.
 //! - `trees`: trees of tasks, each with its counts. `tree_tasks` lists the tasks of each.
 //! - `queue_counts`: the number of tasks by queue and status. Each transaction updates it in its
 //!   last step, so that it locks these few rows only briefly.
@@ -56,6 +57,7 @@ mod statement;
 mod subscriptions;
 mod tasks;
 mod topics;
+mod topologies;
 mod trees;
 
 use std::sync::{Arc, atomic::AtomicI64};

@@ -70,6 +70,10 @@ pub struct NewTask {
     /// The tree of the task. Absent: none. Not for discovered tasks, which are in the tree of their parent.
     #[prost(message, optional, tag = "20")]
     pub tree: ::core::option::Option<TaskTree>,
+    /// Only of discovered tasks in a topology: the port of the stage to which it is sent, in place of `queue`.
+    /// Without both it is sent to port "out".
+    #[prost(string, tag = "21")]
+    pub port: ::prost::alloc::string::String,
 }
 /// What a new task has to do with trees: it joins one, or is the root of a new one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2278,6 +2282,93 @@ pub struct RetryTreeRequest {
     #[prost(string, tag = "1")]
     pub id: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Topology {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// How often it was applied.
+    #[prost(uint64, tag = "2")]
+    pub version: u64,
+    /// Who applied it last, and when.
+    #[prost(string, tag = "3")]
+    pub applied_by: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "4")]
+    pub applied_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The file. Not in lists.
+    #[prost(string, tag = "5")]
+    pub text: ::prost::alloc::string::String,
+    #[prost(enumeration = "TreeOnDead", tag = "6")]
+    pub on_dead: i32,
+    /// The time within which a tree must end. Absent: none.
+    #[prost(message, optional, tag = "7")]
+    pub timeout: ::core::option::Option<::prost_types::Duration>,
+    /// The queue that gets a task when a tree has ended; empty: none.
+    #[prost(string, tag = "8")]
+    pub then: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "9")]
+    pub stages: ::prost::alloc::vec::Vec<TopologyStage>,
+    /// Why this process does not follow it: its file is of another version of taskd.
+    #[prost(string, tag = "10")]
+    pub error: ::prost::alloc::string::String,
+}
+/// A stage with the settings in force: its own, or those of its queue.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TopologyStage {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub queue: ::prost::alloc::string::String,
+    /// Inserts begin here.
+    #[prost(bool, tag = "3")]
+    pub start: bool,
+    #[prost(message, optional, tag = "4")]
+    pub lease: ::core::option::Option<::prost_types::Duration>,
+    #[prost(uint32, tag = "5")]
+    pub max_attempts: u32,
+    #[prost(enumeration = "Priority", tag = "6")]
+    pub priority: i32,
+    #[prost(message, repeated, tag = "7")]
+    pub edges: ::prost::alloc::vec::Vec<TopologyEdge>,
+}
+/// An edge to another stage.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TopologyEdge {
+    #[prost(string, tag = "1")]
+    pub port: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub to: ::prost::alloc::string::String,
+    /// The condition in JSON; empty: none.
+    #[prost(string, tag = "3")]
+    pub r#match: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListTopologiesRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListTopologiesResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub topologies: ::prost::alloc::vec::Vec<Topology>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetTopologyRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ApplyTopologyRequest {
+    /// That of the file.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The file, in TOML, at most 256 KiB.
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTopologyRequest {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeleteTopologyResponse {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Priority {
@@ -8624,6 +8715,533 @@ pub mod trees_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "taskd.v1.Trees";
     impl<T> tonic::server::NamedService for TreesServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+/// Generated client implementations.
+pub mod topologies_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// Topologies: graphs of stages, whose queues are named TOPOLOGY.STAGE.
+    #[derive(Debug, Clone)]
+    pub struct TopologiesClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl TopologiesClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> TopologiesClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TopologiesClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            TopologiesClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Lists the topologies, by name, without their files.
+        pub async fn list_topologies(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListTopologiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTopologiesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topologies/ListTopologies",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topologies", "ListTopologies"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads one topology with its file and the settings in force. NOT_FOUND if there is none.
+        pub async fn get_topology(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetTopologyRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topology>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topologies/GetTopology",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topologies", "GetTopology"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Applies a file. INVALID_ARGUMENT names all mistakes, and the removed stages that have unfinished tasks; then nothing has
+        /// changed.
+        pub async fn apply_topology(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ApplyTopologyRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topology>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topologies/ApplyTopology",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topologies", "ApplyTopology"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Deletes a topology whose stages have no unfinished tasks.
+        pub async fn delete_topology(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DeleteTopologyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTopologyResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::codec::Codec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/taskd.v1.Topologies/DeleteTopology",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("taskd.v1.Topologies", "DeleteTopology"));
+            self.inner.unary(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod topologies_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with TopologiesServer.
+    #[async_trait]
+    pub trait Topologies: std::marker::Send + std::marker::Sync + 'static {
+        /// Lists the topologies, by name, without their files.
+        async fn list_topologies(
+            &self,
+            request: tonic::Request<super::ListTopologiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTopologiesResponse>,
+            tonic::Status,
+        >;
+        /// Reads one topology with its file and the settings in force. NOT_FOUND if there is none.
+        async fn get_topology(
+            &self,
+            request: tonic::Request<super::GetTopologyRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topology>, tonic::Status>;
+        /// Applies a file. INVALID_ARGUMENT names all mistakes, and the removed stages that have unfinished tasks; then nothing has
+        /// changed.
+        async fn apply_topology(
+            &self,
+            request: tonic::Request<super::ApplyTopologyRequest>,
+        ) -> std::result::Result<tonic::Response<super::Topology>, tonic::Status>;
+        /// Deletes a topology whose stages have no unfinished tasks.
+        async fn delete_topology(
+            &self,
+            request: tonic::Request<super::DeleteTopologyRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DeleteTopologyResponse>,
+            tonic::Status,
+        >;
+    }
+    /// Topologies: graphs of stages, whose queues are named TOPOLOGY.STAGE.
+    #[derive(Debug)]
+    pub struct TopologiesServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> TopologiesServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for TopologiesServer<T>
+    where
+        T: Topologies,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/taskd.v1.Topologies/ListTopologies" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListTopologiesSvc<T: Topologies>(pub Arc<T>);
+                    impl<
+                        T: Topologies,
+                    > tonic::server::UnaryService<super::ListTopologiesRequest>
+                    for ListTopologiesSvc<T> {
+                        type Response = super::ListTopologiesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListTopologiesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topologies>::list_topologies(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListTopologiesSvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topologies/GetTopology" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetTopologySvc<T: Topologies>(pub Arc<T>);
+                    impl<
+                        T: Topologies,
+                    > tonic::server::UnaryService<super::GetTopologyRequest>
+                    for GetTopologySvc<T> {
+                        type Response = super::Topology;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetTopologyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topologies>::get_topology(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetTopologySvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topologies/ApplyTopology" => {
+                    #[allow(non_camel_case_types)]
+                    struct ApplyTopologySvc<T: Topologies>(pub Arc<T>);
+                    impl<
+                        T: Topologies,
+                    > tonic::server::UnaryService<super::ApplyTopologyRequest>
+                    for ApplyTopologySvc<T> {
+                        type Response = super::Topology;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ApplyTopologyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topologies>::apply_topology(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ApplyTopologySvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/taskd.v1.Topologies/DeleteTopology" => {
+                    #[allow(non_camel_case_types)]
+                    struct DeleteTopologySvc<T: Topologies>(pub Arc<T>);
+                    impl<
+                        T: Topologies,
+                    > tonic::server::UnaryService<super::DeleteTopologyRequest>
+                    for DeleteTopologySvc<T> {
+                        type Response = super::DeleteTopologyResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DeleteTopologyRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Topologies>::delete_topology(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DeleteTopologySvc(inner);
+                        let codec = crate::codec::Codec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for TopologiesServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "taskd.v1.Topologies";
+    impl<T> tonic::server::NamedService for TopologiesServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

@@ -263,7 +263,7 @@ TREE_STATE_DONE: TreeState
 TREE_STATE_FAILED: TreeState
 
 class NewTask(_message.Message):
-    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within", "limit_key", "sequence", "on_dead", "tree")
+    __slots__ = ("queue", "key", "payload", "replicas", "priority", "delay", "not_before", "lease_duration", "max_attempts", "headers", "traceparent", "payload_encoding", "idempotency_key", "backoff", "deadline", "finish_within", "limit_key", "sequence", "on_dead", "tree", "port")
     class HeadersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class NewTask(_message.Message):
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ON_DEAD_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
     queue: str
     key: bytes
     payload: bytes
@@ -311,7 +312,8 @@ class NewTask(_message.Message):
     sequence: str
     on_dead: OnDead
     tree: TaskTree
-    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., limit_key: _Optional[str] = ..., sequence: _Optional[str] = ..., on_dead: _Optional[_Union[OnDead, str]] = ..., tree: _Optional[_Union[TaskTree, _Mapping]] = ...) -> None: ...
+    port: str
+    def __init__(self, queue: _Optional[str] = ..., key: _Optional[bytes] = ..., payload: _Optional[bytes] = ..., replicas: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., delay: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., not_before: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., lease_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., headers: _Optional[_Mapping[str, str]] = ..., traceparent: _Optional[str] = ..., payload_encoding: _Optional[_Union[Encoding, str]] = ..., idempotency_key: _Optional[str] = ..., backoff: _Optional[_Union[Backoff, _Mapping]] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., finish_within: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., limit_key: _Optional[str] = ..., sequence: _Optional[str] = ..., on_dead: _Optional[_Union[OnDead, str]] = ..., tree: _Optional[_Union[TaskTree, _Mapping]] = ..., port: _Optional[str] = ...) -> None: ...
 
 class TaskTree(_message.Message):
     __slots__ = ("id", "then", "timeout", "on_dead")
@@ -2240,3 +2242,89 @@ class RetryTreeRequest(_message.Message):
     ID_FIELD_NUMBER: _ClassVar[int]
     id: str
     def __init__(self, id: _Optional[str] = ...) -> None: ...
+
+class Topology(_message.Message):
+    __slots__ = ("name", "version", "applied_by", "applied_at", "text", "on_dead", "timeout", "then", "stages", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_BY_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_AT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ON_DEAD_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: int
+    applied_by: str
+    applied_at: _timestamp_pb2.Timestamp
+    text: str
+    on_dead: TreeOnDead
+    timeout: _duration_pb2.Duration
+    then: str
+    stages: _containers.RepeatedCompositeFieldContainer[TopologyStage]
+    error: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., applied_by: _Optional[str] = ..., applied_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., text: _Optional[str] = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., then: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[TopologyStage, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class TopologyStage(_message.Message):
+    __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    EDGES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    queue: str
+    start: bool
+    lease: _duration_pb2.Duration
+    max_attempts: int
+    priority: Priority
+    edges: _containers.RepeatedCompositeFieldContainer[TopologyEdge]
+    def __init__(self, name: _Optional[str] = ..., queue: _Optional[str] = ..., start: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., edges: _Optional[_Iterable[_Union[TopologyEdge, _Mapping]]] = ...) -> None: ...
+
+class TopologyEdge(_message.Message):
+    __slots__ = ("port", "to", "match")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    MATCH_FIELD_NUMBER: _ClassVar[int]
+    port: str
+    to: str
+    match: str
+    def __init__(self, port: _Optional[str] = ..., to: _Optional[str] = ..., match: _Optional[str] = ...) -> None: ...
+
+class ListTopologiesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTopologiesResponse(_message.Message):
+    __slots__ = ("topologies",)
+    TOPOLOGIES_FIELD_NUMBER: _ClassVar[int]
+    topologies: _containers.RepeatedCompositeFieldContainer[Topology]
+    def __init__(self, topologies: _Optional[_Iterable[_Union[Topology, _Mapping]]] = ...) -> None: ...
+
+class GetTopologyRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ApplyTopologyRequest(_message.Message):
+    __slots__ = ("name", "text")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class DeleteTopologyRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteTopologyResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

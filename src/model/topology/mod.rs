@@ -1,0 +1,129 @@
+//! Topologies: graphs of stages, read from a TOML file, without I/O.
+//!
+//! A stage `fetch` of the topology `crawl` is the queue `crawl.fetch`. Its tasks send outputs to
+//! ports, and each edge of a port makes an output a task of another stage.
+
+mod graph;
+mod read;
+mod route;
+#[cfg(test)]
+mod tests;
+mod view;
+
+use std::{fmt, time::Duration};
+
+pub use self::view::{EdgeView, StageView, TopologyView};
+use super::{
+    Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead,
+};
+
+/// The most topologies.
+pub const MOST_TOPOLOGIES: u32 = 1000;
+/// The most stages of a topology.
+const MOST_STAGES: usize = 64;
+/// The most edges of a topology.
+const MOST_EDGES: usize = 256;
+/// The largest file.
+pub const MAX_TOPOLOGY_BYTES: usize = 256 << 10;
+
+/// The port of an output that names none, and of a stage that names none.
+const OUT: &str = "out";
+
+/// A topology without mistakes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Topology {
+    pub name: TopologyName,
+    pub on_dead: TreeOnDead,
+    /// The time within which a tree must end.
+    pub timeout: Option<Duration>,
+    /// The queue that gets a task when a tree has ended. Empty: none.
+    pub then: String,
+    /// In the order of the file.
+    pub stages: Vec<Stage>,
+    /// Remarks on what is no mistake.
+    pub notes: Vec<Mistake>,
+}
+
+/// A stage: what is left out is the setting of its queue.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    pub name: String,
+    pub queue: QueueName,
+    /// Inserts begin here, so each opens a tree.
+    pub is_start: bool,
+    pub lease: Option<Duration>,
+    pub max_attempts: Option<u32>,
+    pub backoff: Option<NewBackoff>,
+    pub priority: Option<Priority>,
+    /// What works on its tasks, in a run of the topology in one process. Empty: any worker.
+    pub command: Vec<String>,
+    pub on_start: Vec<String>,
+    pub on_stop: Vec<String>,
+    pub ports: Vec<String>,
+    /// Where its outputs go.
+    pub edges: Vec<Edge>,
+}
+
+/// An edge from a port to a stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Edge {
+    pub port: String,
+    /// The place of the next stage in [`Topology::stages`].
+    pub to: usize,
+    /// What an output must have. Names that begin with `/` are JSON pointers into the payload,
+    /// others are headers.
+    pub matching: Matching,
+    /// It closes a cycle.
+    pub goes_back: bool,
+}
+
+/// A mistake in a file, or a remark on it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mistake {
+    /// Both count from 1.
+    pub line: usize,
+    pub column: usize,
+    pub says: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.line, self.column, self.says)
+    }
+}
+
+impl Topology {
+    pub fn stage(&self, name: &str) -> Option<&Stage> {
+        self.stages.iter().find(|stage| stage.name == name)
+    }
+
+    /// Completes a task to insert into a stage: with the settings of the stage, and for a start
+    /// stage with a tree. What the task says itself stays.
+    pub fn complete_insert(&self, stage: usize, task: &mut NewTask) {
+        let stage = &self.stages[stage];
+        stage.apply_to(task);
+        if !stage.is_start {
+            return;
+        }
+        let tree = task
+            .tree
+            .get_or_insert_with(|| Box::new(super::TaskTree::Root(NewTree::default())));
+        if let super::TaskTree::Root(tree) = &mut **tree {
+            if tree.then.is_empty() {
+                tree.then.clone_from(&self.then);
+            }
+            tree.timeout = tree.timeout.or(self.timeout);
+            tree.on_dead = tree.on_dead.or(Some(self.on_dead));
+        }
+    }
+}
+
+impl Stage {
+    /// Gives a task of this stage its settings. What the task says itself stays.
+    fn apply_to(&self, task: &mut NewTask) {
+        task.lease_duration = task.lease_duration.or(self.lease);
+        task.max_attempts = task.max_attempts.or(self.max_attempts);
+        task.backoff = task.backoff.or(self.backoff);
+        task.priority = task.priority.or(self.priority);
+    }
+}

@@ -1,0 +1,163 @@
+//! Turns the outputs of a report into discovered tasks.
+
+use serde_json::Value;
+
+use super::{OUT, Stage, Topology};
+use crate::model::{Completion, ECHO, Encoding, NewTask, TaskId, shorten};
+
+/// What an output has that edges can ask for.
+struct Facts {
+    /// The headers, and the values of the JSON pointers that edges name.
+    attributes: Vec<(String, String)>,
+}
+
+impl Topology {
+    /// Replaces the outputs of a report about a task of this stage by tasks of the next stages. Fails
+    /// if an output cannot go anywhere, or if there are more than `most` tasks then.
+    ///
+    /// A result without discovered tasks is one output.
+    pub fn route(
+        &self,
+        stage: usize,
+        parent: TaskId,
+        report: &mut Completion,
+        most: usize,
+    ) -> Result<(), String> {
+        let stage = &self.stages[stage];
+        for unreadable in &report.unreadable {
+            if unreadable.task.queue.is_empty() {
+                return Err(format!("an output cannot be read: {}", unreadable.reason));
+            }
+        }
+        let is_plain = report.discovered.is_empty()
+            && report.unreadable.is_empty()
+            && report.not_stored.is_empty();
+        if is_plain && !report.result.is_empty() && stage.has_port(OUT) {
+            let output = NewTask {
+                payload: report.result.clone(),
+                payload_encoding: report.result_encoding,
+                ..NewTask::default()
+            };
+            self.send(stage, parent, 0, output, &mut report.discovered);
+        } else {
+            let outputs = std::mem::take(&mut report.discovered);
+            for (index, mut output) in outputs.into_iter().enumerate() {
+                if !output.queue.is_empty() {
+                    if !output.port.is_empty() {
+                        return Err(format!(
+                            "discovered[{index}] names a queue and a port; name one of them"
+                        ));
+                    }
+                    report.discovered.push(output);
+                    continue;
+                }
+                if output.port.is_empty() {
+                    OUT.clone_into(&mut output.port);
+                }
+                if !stage.has_port(&output.port) {
+                    return Err(format!(
+                        "discovered[{index}]: {}",
+                        stage.no_port(&output.port)
+                    ));
+                }
+                self.send(stage, parent, index, output, &mut report.discovered);
+                if report.discovered.len() > most {
+                    return Err(format!(
+                        "the outputs become more than {most} tasks: insert some of them first"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a task for each edge of the output's port whose condition it fulfils.
+    fn send(
+        &self,
+        from: &Stage,
+        parent: TaskId,
+        index: usize,
+        output: NewTask,
+        tasks: &mut Vec<NewTask>,
+    ) {
+        let port = match output.port.as_str() {
+            "" => OUT,
+            port => port,
+        };
+        let edges = || from.edges.iter().filter(|edge| edge.port == port);
+        let facts = Facts::of(&output, edges().flat_map(|edge| edge.matching.names()));
+        for edge in edges() {
+            if !edge.matching.matches(&output.key, &facts.attributes) {
+                continue;
+            }
+            let to = &self.stages[edge.to];
+            let mut task = output.clone();
+            task.queue = to.queue.as_str().to_owned();
+            if task.key.is_empty() {
+                // The hash of the payload would drop equal outputs.
+                task.key = format!("{parent}:{index}:{port}").into();
+            }
+            task.port = String::new();
+            to.apply_to(&mut task);
+            tasks.push(task);
+        }
+    }
+}
+
+impl Stage {
+    pub(super) fn has_port(&self, port: &str) -> bool {
+        self.ports.iter().any(|known| known == port)
+    }
+
+    pub(super) fn no_port(&self, port: &str) -> String {
+        let port = shorten(port, ECHO);
+        let ports = self.ports.join(", ");
+        format!("stage {} has no port {port:?}; it has {ports}", self.name)
+    }
+}
+
+impl Facts {
+    /// The facts of an output that conditions with these names need.
+    fn of<'n>(output: &NewTask, names: impl Iterator<Item = &'n str>) -> Self {
+        let mut attributes = Vec::new();
+        let mut payload = None;
+        for name in names {
+            if attributes.iter().any(|(known, _)| known == name) {
+                continue;
+            }
+            if name.starts_with('/') {
+                let payload = payload.get_or_insert_with(|| json_of(output));
+                if let Some(value) = payload.pointer(name) {
+                    add_texts(name, value, &mut attributes);
+                }
+            } else if let Some(value) = output.headers.get(name) {
+                attributes.push((name.to_owned(), value.clone()));
+            }
+        }
+        Self { attributes }
+    }
+}
+
+/// The payload as JSON; null if it is none.
+fn json_of(output: &NewTask) -> Value {
+    if output.payload_encoding == Encoding::Text {
+        return Value::Null;
+    }
+    serde_json::from_slice(&output.payload).unwrap_or_default()
+}
+
+/// Adds a value of a payload as texts: each element of a list, and null as nothing.
+fn add_texts(name: &str, value: &Value, attributes: &mut Vec<(String, String)>) {
+    match value {
+        Value::Null => {}
+        Value::String(text) => attributes.push((name.to_owned(), text.clone())),
+        Value::Array(values) => {
+            for value in values {
+                if !value.is_array() {
+                    add_texts(name, value, attributes);
+                }
+            }
+        }
+        other => attributes.push((name.to_owned(), other.to_string())),
+    }
+}

@@ -1,0 +1,354 @@
+use bytes::Bytes;
+use serde_json::json;
+
+use super::*;
+use crate::model::{Completion, Encoding, TaskId, TaskTree};
+
+const CRAWL: &str = r#"
+name = "crawl"
+on_dead = "hold"
+timeout = "1h"
+then = "reports"
+
+[stage.fetch]
+start = true
+from = "parse.link"
+loop = true
+lease = "2m"
+max_attempts = 4
+backoff = { kind = "exponential", initial = "1s" }
+priority = "low"
+command = ["python3", "fetch.py"]
+on_start = ["true"]
+on_stop = ["true"]
+
+[stage.parse]
+from = "fetch"
+ports = ["page", "link"]
+
+[stage.index]
+from = "parse.page"
+
+[stage.screenshot]
+from = [{ stage = "parse.page", match = { "/lang" = ["en", "de"], "kind" = "html" } }]
+"#;
+
+fn crawl() -> Topology {
+    Topology::read(CRAWL).unwrap()
+}
+
+fn mistakes(text: &str) -> Vec<String> {
+    let mistakes = Topology::read(text).expect_err(text);
+    mistakes.iter().map(ToString::to_string).collect()
+}
+
+/// The topology `t` with these lines.
+fn wrong(lines: &str) -> String {
+    let mistakes = mistakes(&format!("name = \"t\"\n{lines}"));
+    mistakes.join("\n")
+}
+
+#[test]
+fn a_file_becomes_stages_and_edges() {
+    let crawl = crawl();
+    assert_eq!(crawl.name.as_str(), "crawl");
+    assert_eq!(crawl.then, "reports");
+    assert_eq!(crawl.on_dead, TreeOnDead::Hold);
+    assert_eq!(crawl.timeout, Some(Duration::from_secs(3600)));
+    let names: Vec<_> = crawl.stages.iter().map(|stage| &*stage.name).collect();
+    assert_eq!(names, ["fetch", "parse", "index", "screenshot"]);
+    let [fetch, parse, index, _] = &crawl.stages[..] else {
+        panic!("{crawl:?}");
+    };
+    assert!(fetch.is_start && !parse.is_start);
+    assert_eq!(fetch.queue.as_str(), "crawl.fetch");
+    assert_eq!(fetch.lease, Some(Duration::from_secs(120)));
+    assert_eq!(fetch.max_attempts, Some(4));
+    assert_eq!(fetch.priority, Some(Priority::Low));
+    assert_eq!(fetch.command, ["python3", "fetch.py"]);
+    assert_eq!(fetch.ports, ["out"]);
+    assert_eq!(index.edges, []);
+    let edges: Vec<_> = parse
+        .edges
+        .iter()
+        .map(|edge| (&*edge.port, edge.to, edge.goes_back))
+        .collect();
+    assert_eq!(
+        edges,
+        [("link", 0, true), ("page", 2, false), ("page", 3, false)]
+    );
+    assert_eq!(crawl.notes.len(), 1);
+    assert_eq!((crawl.notes[0].line, crawl.notes[0].column), (9, 8));
+}
+
+#[test]
+fn every_mistake_is_named_with_its_place() {
+    for (lines, said) in [
+        ("", "1:1: there is no stage"),
+        ("[stage]", "1:1: there is no stage"),
+        ("[stage.a]\nstart = maybe", "3:9: "),
+        (
+            "[stage.a]\n[stage.b]\n[stage.a]",
+            "4:8: this name is there already",
+        ),
+        ("[stage.a]\nlease = 5", "3:9: lease must be a duration"),
+        (
+            "[stage.a]\nlease = \"1ms\"",
+            "3:9: lease must be at least 100ms",
+        ),
+        (
+            "[stage.a]\nmax_attempts = 0",
+            "3:16: max_attempts must be a number",
+        ),
+        (
+            "[stage.a]\npriority = \"urgent\"",
+            "3:12: priority is \"urgent\"",
+        ),
+        (
+            "[stage.a]\nbackoff = { kind = \"square\" }",
+            "3:20: kind is \"square\"",
+        ),
+        (
+            "[stage.a]\nbackoff = { kind = \"linear\" }",
+            "backoff.initial is missing",
+        ),
+        (
+            "[stage.a]\nbackoff = { initial = \"1s\", jutter = 1 }",
+            "unknown key \"jutter\"",
+        ),
+        (
+            "[stage.a]\ncommand = \"python3\"",
+            "3:11: command must be a list of texts",
+        ),
+        (
+            "[stage.a]\nlaese = \"1s\"",
+            "3:1: unknown key \"laese\"; expected from,",
+        ),
+        (
+            "[stage.a]\njoin = \"b\"",
+            "3:1: this version of taskd has no join",
+        ),
+        (
+            "[stage.a]\ntopic = \"b\"",
+            "3:1: this version of taskd has no topic",
+        ),
+        (
+            "[feed.a]\n[stage.a]",
+            "2:2: this version of taskd has no feed",
+        ),
+        (
+            "[[test]]\n[stage.a]",
+            "2:3: this version of taskd has no test",
+        ),
+        (
+            "max_open = 5\n[stage.a]",
+            "2:1: this version of taskd has no max_open",
+        ),
+        ("retries = 5\n[stage.a]", "2:1: unknown key \"retries\""),
+        ("[stage.\"a.b\"]", "2:8: stage \"a.b\": a name has"),
+        (
+            "[stage.a]\nports = [\"x y\"]",
+            "3:10: port \"x y\": a name has",
+        ),
+        (
+            "[stage.a]\nports = [\"x\", \"x\"]",
+            "3:15: port \"x\" is there already",
+        ),
+        (
+            "[stage.a]\nports = [\"x\"]",
+            "3:10: nobody takes port x of stage a",
+        ),
+        (
+            "[stage.a]\n[stage.b]\nfrom = \"c\"",
+            "4:8: there is no stage \"c\"",
+        ),
+        (
+            "[stage.a]\n[stage.b]\nfrom = \"a.x\"",
+            "4:8: stage a has no port \"x\"; it has out",
+        ),
+        (
+            "[stage.a]\n[stage.b]\nfrom = [\"a\", \"a\"]",
+            "4:14: a.out is there already",
+        ),
+        ("[stage.a]\n[stage.b]\nfrom = []", "4:8: from is empty"),
+        ("[stage.a]\n[stage.b]\nfrom = 5", "4:8: from must be"),
+        (
+            "[stage.a]\n[stage.b]\nfrom = { match = {} }",
+            "4:8: stage is missing",
+        ),
+        (
+            "[stage.a]\n[stage.b]\nfrom = { stage = \"a\", match = { x = [] } }",
+            "4:31: match: \"x\" has no values",
+        ),
+        (
+            "[stage.a]\nstart = true\nfrom = \"b\"\n[stage.b]\nfrom = \"a\"",
+            "4:8: stages a, b are a cycle",
+        ),
+        (
+            "[stage.a]\nloop = true",
+            "3:1: no way leads from stage a back to a",
+        ),
+        (
+            "[stage.a]\nfrom = \"a\"\nloop = true",
+            "2:8: no stage has start = true",
+        ),
+        (
+            "[stage.a]\n[stage.b]\nfrom = \"b\"\nloop = true",
+            "3:8: no way leads from a start to stage b",
+        ),
+        ("on_dead = \"next\"\n[stage.a]", "2:11: on_dead is \"next\""),
+        ("timeout = \"0s\"\n[stage.a]", "2:11: timeout must be 1ms"),
+        (
+            "then = \"a b\"\n[stage.a]",
+            "2:8: then: queue \"a b\" contains",
+        ),
+        (
+            "then = \"t.a\"\n[stage.a]",
+            "2:8: then is \"t.a\", a stage of this topology",
+        ),
+    ] {
+        let wrong = wrong(lines);
+        assert!(wrong.contains(said), "{lines}\n{wrong}\nshould say {said}");
+    }
+    assert!(mistakes("[stage.a]")[0].starts_with("1:1: name is missing"));
+    assert!(mistakes("name = \"a b\"\n[stage.a]")[0].starts_with("1:8: topology \"a b\""));
+    let all = wrong("[stage.a]\nlease = 5\njoin = \"x\"\nfrom = \"c\"");
+    assert_eq!(all.lines().count(), 4, "{all}");
+}
+
+#[test]
+fn a_topology_has_bounds() {
+    let stages: String = (0..65).map(|n| format!("[stage.s{n}]\n")).collect();
+    assert!(wrong(&stages).contains("the topology has 65 stages; at most 64"));
+    let mut edges = String::new();
+    for to in 0..33 {
+        let from: Vec<String> = (0..to).map(|n| format!("\"s{n}\"")).collect();
+        let from = from.join(", ");
+        edges += &format!("[stage.s{to}]\n");
+        if to > 0 {
+            edges += &format!("from = [{from}]\n");
+        }
+    }
+    assert!(wrong(&edges).contains("more than 256 edges"));
+    let large = "#".repeat(MAX_TOPOLOGY_BYTES);
+    assert!(wrong(&large).contains("at most 262144"));
+}
+
+fn output(port: &str, key: &str, payload: &str) -> NewTask {
+    NewTask {
+        port: port.into(),
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        payload: Bytes::copy_from_slice(payload.as_bytes()),
+        payload_encoding: Encoding::Json,
+        ..NewTask::default()
+    }
+}
+
+/// The queues and keys to which a report of a stage goes.
+fn routed(stage: usize, mut report: Completion) -> Result<Vec<(String, String)>, String> {
+    let parent = "01890a5d-ac96-774b-bcce-b302099a8057"
+        .parse::<TaskId>()
+        .unwrap();
+    crawl().route(stage, parent, &mut report, 4)?;
+    let task = |task: NewTask| {
+        assert_eq!(task.port, "");
+        (task.queue, String::from_utf8_lossy(&task.key).into_owned())
+    };
+    Ok(report.discovered.into_iter().map(task).collect())
+}
+
+#[test]
+fn outputs_go_where_ports_and_conditions_say() {
+    let pair = |(queue, key): (&str, &str)| (queue.to_owned(), key.to_owned());
+    let of = |discovered: Vec<NewTask>| {
+        let report = Completion {
+            discovered,
+            ..Completion::default()
+        };
+        routed(1, report)
+    };
+    let mut html = output("page", "", &json!({"lang": "de"}).to_string());
+    html.headers.insert("kind".into(), "html".into());
+    let derived = "01890a5d-ac96-774b-bcce-b302099a8057:1:page";
+    assert_eq!(
+        of(vec![output("link", "http://a/b", "{}"), html]).unwrap(),
+        [
+            ("crawl.fetch", "http://a/b"),
+            ("crawl.index", derived),
+            ("crawl.screenshot", derived),
+        ]
+        .map(pair)
+    );
+    // Without the header only one edge fits, and a task with a queue leaves the topology.
+    let mut other = output("", "k", "{}");
+    other.queue = "elsewhere".into();
+    let page = output("page", "p", &json!({"lang": ["fr", "en"]}).to_string());
+    assert_eq!(
+        of(vec![other.clone(), page]).unwrap(),
+        [("elsewhere", "k"), ("crawl.index", "p")].map(pair)
+    );
+    other.port = "page".into();
+    for (discovered, said) in [
+        (
+            output("lnk", "", "1"),
+            "discovered[0]: stage parse has no port \"lnk\"; it has page, link",
+        ),
+        (output("", "", "1"), "stage parse has no port \"out\""),
+        (other, "discovered[0] names a queue and a port"),
+    ] {
+        let error = of(vec![discovered]).unwrap_err();
+        assert!(error.contains(said), "{error}");
+    }
+    let many = vec![output("link", "", "1"); 5];
+    assert!(of(many).unwrap_err().contains("more than 4 tasks"));
+}
+
+#[test]
+fn a_plain_result_is_one_output() {
+    let report = |result: &'static str| Completion {
+        result: result.into(),
+        ..Completion::default()
+    };
+    let fetched = routed(0, report("body")).unwrap();
+    assert_eq!(fetched[0].0, "crawl.parse");
+    assert_eq!(fetched[0].1, "01890a5d-ac96-774b-bcce-b302099a8057:0:out");
+    assert_eq!(routed(0, report("")).unwrap(), []);
+    // Its ports have names, and a result is none of them.
+    assert_eq!(routed(1, report("body")).unwrap(), []);
+    assert_eq!(routed(2, report("body")).unwrap(), []);
+}
+
+#[test]
+fn tasks_of_a_stage_have_its_settings() {
+    let crawl = crawl();
+    let mut task = NewTask {
+        max_attempts: Some(9),
+        ..NewTask::default()
+    };
+    crawl.complete_insert(0, &mut task);
+    assert_eq!(task.max_attempts, Some(9));
+    assert_eq!(task.priority, Some(Priority::Low));
+    assert!(task.backoff.is_some());
+    let expected = NewTree {
+        then: "reports".into(),
+        timeout: Some(Duration::from_secs(3600)),
+        on_dead: Some(TreeOnDead::Hold),
+    };
+    assert_eq!(task.tree.as_deref(), Some(&TaskTree::Root(expected)));
+    let mut task = NewTask::default();
+    crawl.complete_insert(2, &mut task);
+    assert_eq!(task, NewTask::default());
+}
+
+#[test]
+fn a_topology_is_drawn() {
+    let dot = crawl().to_dot();
+    assert!(dot.contains("\"fetch\" [shape = doubleoctagon];"), "{dot}");
+    assert!(
+        dot.contains("\"parse\" -> \"fetch\" [label = \"link\", style = dashed];"),
+        "{dot}"
+    );
+    let mermaid = crawl().to_mermaid();
+    assert!(mermaid.contains("s0 --> s1\n"), "{mermaid}");
+    assert!(mermaid.contains("s1 -.->|\"link\"| s0\n"), "{mermaid}");
+}

@@ -1,0 +1,306 @@
+//! Topologies on a running taskd: outputs become tasks of the next stages, whatever is killed.
+
+use std::{collections::BTreeSet, fs, path::Path, process::Command};
+
+use serde_json::{Value, json};
+use taskd::{
+    model::{Act, TopologyName},
+    pipelines::admission::KnownTopologies,
+    store::StoredTopology,
+};
+
+use crate::support::{daemon::Daemon, sqlite::SqliteFile, store_contract::Database as _, until};
+
+const CRAWL: &str = r#"
+name = "crawl"
+then = "reports"
+
+[stage.fetch]
+start = true
+from = "parse.link"
+loop = true
+lease = "3s"
+max_attempts = 9
+
+[stage.parse]
+from = "fetch"
+ports = ["page", "link"]
+
+[stage.index]
+from = [{ stage = "parse.page", match = { "/lang" = "en" } }]
+"#;
+
+/// Runs a command of taskd. Returns its exit code and what it printed.
+fn run(daemon: Option<&Daemon>, folder: &Path, args: &[&str]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskd"));
+    command.args(args).current_dir(folder);
+    if let Some(daemon) = daemon {
+        command.args(["--server", &daemon.http()]);
+    }
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    let code = output.status.code().unwrap();
+    (code, text(output.stdout), text(output.stderr))
+}
+
+/// Applies a file, and returns the exit code and stderr.
+fn apply(daemon: &Daemon, text: &str) -> (i32, String) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("t.toml"), text).unwrap();
+    let args = ["topology", "apply", "t.toml"];
+    let (code, _, stderr) = run(Some(daemon), folder.path(), &args);
+    (code, stderr)
+}
+
+/// Completes a task with what it discovers. Returns the answer, or `None` while taskd is away.
+async fn report(daemon: &Daemon, task: &Value, with: Value) -> Option<Value> {
+    let mut completion = with;
+    completion["id"] = task["id"].clone();
+    completion["lease_token"] = task["lease_token"].clone();
+    let body = json!({"worker": "w", "completions": [completion]});
+    let (_, mut answer) = daemon.try_post("/v1/tasks:complete", &body).await?;
+    Some(answer["results"][0].take())
+}
+
+async fn leased(daemon: &Daemon, queue: &str) -> Vec<Value> {
+    let body = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "50ms"});
+    match daemon.try_post("/v1/tasks:get", &body).await {
+        Some((200, mut answer)) => serde_json::from_value(answer["tasks"].take()).unwrap(),
+        _ => Vec::new(),
+    }
+}
+
+/// What a page of a made-up site has: itself, two pages of the next level, and its parent.
+fn outputs(url: &str) -> Value {
+    let lang = if url.ends_with('b') { "de" } else { "en" };
+    let mut outputs = vec![
+        json!({"port": "page", "payload": {"url": url, "lang": lang}}),
+        json!({"port": "link", "key": url.rsplit_once('/').map_or(url, |(up, _)| up)}),
+    ];
+    if url.matches('/').count() < 3 {
+        outputs.push(json!({"port": "link", "key": format!("{url}/a")}));
+        outputs.push(json!({"port": "link", "key": format!("{url}/b")}));
+    }
+    json!({"discovered": outputs})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crawl_with_a_loop_ends_once_whatever_is_killed() {
+    let mut daemon = Daemon::start("", &[]).await;
+    assert_eq!(apply(&daemon, CRAWL), (0, String::new()));
+    let root = json!({"queue": "crawl.fetch", "key": "root"});
+    let (_, answer) = daemon.post("/v1/tasks", &root).await;
+    let tree = answer["results"][0]["tree"].as_str().unwrap().to_owned();
+    assert_eq!(answer["results"][0]["id"], json!(tree), "{answer}");
+
+    let mut indexed = BTreeSet::new();
+    let mut rounds = 0;
+    until("the site is crawled", async || {
+        rounds += 1;
+        for task in leased(&daemon, "crawl.fetch").await {
+            assert_eq!(task["lease_duration"], "3s", "{task}");
+            // A plain result is one output.
+            report(&daemon, &task, json!({"result": {"url": task["key"]}})).await;
+        }
+        for task in leased(&daemon, "crawl.parse").await {
+            let url = task["payload"]["url"].as_str().unwrap();
+            report(&daemon, &task, outputs(url)).await;
+        }
+        if rounds % 4 == 2 {
+            daemon.kill9_and_restart();
+            daemon.ready().await;
+        }
+        for task in leased(&daemon, "crawl.index").await {
+            let answer = report(&daemon, &task, json!({"result": "indexed"})).await;
+            if answer.is_some_and(|answer| answer["status"] == "OK") {
+                let url = task["payload"]["url"].as_str().unwrap().to_owned();
+                assert!(indexed.insert(url), "{task} comes twice");
+            }
+        }
+        let answer = daemon.try_get(&format!("/v1/trees/{tree}")).await;
+        matches!(answer, Some((200, tree)) if tree["state"] == "DONE")
+    })
+    .await;
+    // 15 pages, of which those that end with b are no English ones.
+    let (_, ended) = daemon.get(&format!("/v1/trees/{tree}")).await;
+    assert_eq!(
+        (&ended["tasks"], &ended["completed"], &ended["epoch"]),
+        (&json!(38), &json!(38), &json!(0)),
+        "{ended}"
+    );
+    assert_eq!(indexed.len(), 8, "{indexed:?}");
+    let reports = daemon.lease_all("w", "reports", 1).await;
+    assert_eq!(reports[0]["payload"]["tree"], json!(tree));
+    daemon.complete("w", &reports).await;
+    let none = daemon.lease("w", "reports", 10, "300ms").await;
+    assert!(none.is_empty(), "one task for the end: {none:?}");
+    let (_, checked) = daemon.post("/v1/fsck", &json!({})).await;
+    assert_eq!(checked["finds"], json!([]), "{checked}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_output_that_goes_nowhere_is_invalid_and_its_task_goes_on() {
+    let daemon = Daemon::start("", &[]).await;
+    let root = |key: &str| json!({"queue": "crawl.parse", "key": key, "payload": {}});
+    daemon.insert(&[root("a")]).await;
+    let task = daemon.lease_all("w", "crawl.parse", 1).await.remove(0);
+    let to_port = |port: &str| json!({"discovered": [{"port": port, "payload": {"lang": "en"}}]});
+    let answer = report(&daemon, &task, to_port("page")).await.unwrap();
+    assert_eq!(answer["status"], "INVALID", "{answer}");
+    let error = answer["error"].as_str().unwrap();
+    assert!(error.contains("is no stage of a topology"), "{error}");
+
+    assert_eq!(apply(&daemon, CRAWL), (0, String::new()));
+    let answer = report(&daemon, &task, to_port("lnk")).await.unwrap();
+    assert_eq!(answer["status"], "INVALID", "{answer}");
+    let error = answer["error"].as_str().unwrap();
+    assert!(
+        error.contains("has no port \"lnk\"; it has page, link"),
+        "{error}"
+    );
+    // An insert is no output.
+    let insert = json!({"queue": "crawl.parse", "key": "x", "port": "page"});
+    let (_, answer) = daemon.post("/v1/tasks", &insert).await;
+    assert_eq!(answer["results"][0]["status"], "REJECTED", "{answer}");
+    // A task that names a queue leaves the topology, and equal outputs are two tasks.
+    let page = json!({"port": "page", "payload": {"lang": "en"}});
+    let leaves = json!({"discovered": [page, page, {"queue": "elsewhere", "key": "k"}]});
+    let answer = report(&daemon, &task, leaves).await.unwrap();
+    assert_eq!(answer["status"], "OK", "{answer}");
+    daemon.lease_all("w", "crawl.index", 2).await;
+    daemon.lease_all("w", "elsewhere", 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_is_applied_shown_changed_and_deleted() {
+    let daemon = Daemon::start("[queues.\"crawl.parse\"]\nmax_attempts = 3\n", &[]).await;
+    let folder = tempfile::tempdir().unwrap();
+    let on = |args: &[&str]| run(Some(&daemon), folder.path(), args);
+    assert_eq!(apply(&daemon, CRAWL), (0, String::new()));
+    let (code, shown, _) = on(&["topology", "show", "crawl"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(
+        (code, &shown["version"], &shown["then"]),
+        (0, &json!(1), &json!("reports"))
+    );
+    let stage = |name: &str| {
+        let stages = shown["stages"].as_array().unwrap();
+        stages.iter().find(|stage| stage["name"] == name).unwrap()
+    };
+    // What the file leaves out is the setting of the queue.
+    assert_eq!(stage("fetch")["lease"], "3s");
+    assert_eq!(stage("parse")["max_attempts"], 3);
+    assert_eq!(stage("parse")["lease"], "30s");
+    assert_eq!(stage("parse")["edges"][1]["to"], "index");
+    let (_, text, _) = on(&["topology", "show", "crawl", "--text"]);
+    assert_eq!(text, CRAWL);
+    let (_, listed, _) = on(&["topology", "list"]);
+    assert!(listed.contains("crawl"), "{listed}");
+
+    // Stages leave only without unfinished tasks.
+    daemon
+        .insert(&[json!({"queue": "crawl.index", "key": "k"})])
+        .await;
+    let smaller = CRAWL.replace("ports = [\"page\", \"link\"]", "ports = [\"link\"]");
+    let smaller = smaller.split("[stage.index]").next().unwrap();
+    let (code, error) = apply(&daemon, smaller);
+    assert_eq!(code, 2, "{error}");
+    assert!(error.contains("unfinished tasks: crawl.index"), "{error}");
+    let (code, _, error) = on(&["topology", "delete", "crawl"]);
+    assert!(code == 2 && error.contains("crawl.index"), "{code} {error}");
+    let tasks = daemon.lease_all("w", "crawl.index", 1).await;
+    daemon.complete("w", &tasks).await;
+    until("the stage leaves", async || apply(&daemon, smaller).0 == 0).await;
+    let (_, shown) = daemon.get("/v1/topologies/crawl").await;
+    assert_eq!(shown["version"], 2, "{shown}");
+
+    // All mistakes are named, and nothing has changed.
+    let wrong = format!("{smaller}\n[stage.x]\nfrom = \"y\"\nlaese = \"1s\"\n");
+    let (status, answer) = put(&daemon, "crawl", &wrong).await;
+    let detail = answer["detail"].as_str().unwrap();
+    assert_eq!(status, 400, "{answer}");
+    assert!(
+        detail.contains("no stage \"y\"") && detail.contains("\"laese\""),
+        "{detail}"
+    );
+    let (status, answer) = put(&daemon, "other", CRAWL).await;
+    assert_eq!(status, 400, "{answer}");
+    let (code, stderr) = apply(&daemon, &wrong);
+    assert_eq!((code, stderr.lines().count()), (1, 2), "{stderr}");
+    assert!(
+        stderr.contains("t.toml:18:8: there is no stage \"y\""),
+        "{stderr}"
+    );
+
+    assert_eq!(on(&["topology", "delete", "crawl"]).0, 0);
+    assert_eq!(on(&["topology", "show", "crawl"]).0, 1);
+    let (_, acts) = daemon.get("/v1/acts").await;
+    assert_eq!(acts["acts"][0]["what"], "delete topology", "{acts}");
+    assert_eq!(acts["acts"][1]["what"], "apply topology", "{acts}");
+}
+
+async fn put(daemon: &Daemon, name: &str, text: &str) -> (u16, Value) {
+    let url = format!("{}/v1/topologies/{name}", daemon.http());
+    let client = crate::support::http_client();
+    let response = client.put(url).json(&json!({"text": text})).send().await;
+    let response = response.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap())
+}
+
+#[test]
+fn files_are_made_checked_and_drawn_without_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let on = |args: &[&str]| run(None, folder.path(), args);
+    assert_eq!(on(&["topology", "new", "site"]).0, 0);
+    let (code, _, error) = on(&["topology", "new", "site"]);
+    assert!(
+        code == 2 && error.contains("cannot make site.toml"),
+        "{code} {error}"
+    );
+    let text = fs::read_to_string(folder.path().join("site.toml")).unwrap();
+    assert_eq!(text.lines().count(), 6);
+    let (code, said, _) = on(&["topology", "check", "site.toml"]);
+    assert_eq!(
+        (code, said.as_str()),
+        (0, "topology site: 3 stages, 2 edges, no mistakes\n")
+    );
+    let (_, dot, _) = on(&["topology", "graph", "site.toml"]);
+    assert!(dot.contains("\"fetch\" -> \"parse\""), "{dot}");
+    let (_, mermaid, _) = on(&["topology", "graph", "site.toml", "--format", "mermaid"]);
+    assert!(mermaid.contains("s0 --> s1"), "{mermaid}");
+    fs::write(
+        folder.path().join("bad.toml"),
+        "name = \"bad\"\n[stage.a]\njoin = 1\nx = 1\n",
+    )
+    .unwrap();
+    let (code, _, error) = on(&["topology", "check", "bad.toml"]);
+    assert_eq!((code, error.lines().count()), (1, 2), "{error}");
+    assert!(
+        error.contains("bad.toml:3:1: this version of taskd has no join"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn another_process_learns_a_file_from_the_database() {
+    let file = SqliteFile::create().await;
+    let mine = file.open().await;
+    let other = file.open().await;
+    let known = KnownTopologies::default();
+    known.follow(&*other).await.unwrap();
+    assert!(known.stages().is_empty());
+    let topology = StoredTopology {
+        name: TopologyName::new("crawl").unwrap(),
+        version: 0,
+        text: CRAWL.to_owned(),
+        applied_by: "ops".to_owned(),
+        applied_unix_ms: 0,
+    };
+    let act = Act::new("ops", "apply topology", "crawl");
+    mine.keep_topology(&topology, &[], &act).await.unwrap();
+    known.follow(&*other).await.unwrap();
+    let stages = known.stages();
+    let (topology, place) = stages.of("crawl.parse").unwrap();
+    assert_eq!(topology.stages[place].name, "parse");
+    assert!(stages.of("crawl").is_none());
+}

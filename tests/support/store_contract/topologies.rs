@@ -1,0 +1,78 @@
+//! Tests of topologies.
+
+use taskd::{
+    model::{Act, QueueName, TopologyName},
+    store::{KeptTopology, StoredTopology},
+};
+
+use super::*;
+
+fn topology(name: &str, version: u64, text: &str) -> StoredTopology {
+    StoredTopology {
+        name: TopologyName::new(name).unwrap(),
+        version,
+        text: text.to_owned(),
+        applied_by: "ops".to_owned(),
+        applied_unix_ms: NOW,
+    }
+}
+
+pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(db: &D) {
+    let store = db.open().await;
+    let other = db.open().await;
+    let act = |what: &str| Act::new("ops", what, "crawl");
+    let before = other.topologies_version().await.unwrap();
+    let apply = act("apply topology");
+    let [first, second, third] =
+        [(0, "a"), (0, "b"), (1, "b")].map(|(version, text)| topology("crawl", version, text));
+    for _ in 0..2 {
+        // The second time as if the COMMIT of the first was not answered.
+        let kept = store.keep_topology(&first, &[], &apply);
+        assert_eq!(kept.await.unwrap(), KeptTopology::Yes);
+    }
+    assert!(other.topologies_version().await.unwrap() > before);
+    assert_eq!(
+        other.topologies().await.unwrap(),
+        [topology("crawl", 1, "a")]
+    );
+    // Two processes at once: both have read that there was none.
+    let outrun = act("apply topology");
+    let kept = store.keep_topology(&second, &[], &outrun);
+    assert_eq!(kept.await.unwrap(), KeptTopology::Changed);
+
+    // A stage that leaves with unfinished tasks.
+    insert_new(&*store, &[row("crawl.parse", "k")]).await;
+    let removed = ["crawl.none", "crawl.parse"].map(|name| QueueName::new(name).unwrap());
+    let leave = act("apply topology");
+    let kept = store.keep_topology(&third, &removed, &leave);
+    let unfinished = KeptTopology::Unfinished(vec![removed[1].clone()]);
+    assert_eq!(kept.await.unwrap(), unfinished);
+    let name = TopologyName::new("crawl").unwrap();
+    let delete = act("delete topology");
+    let deleted = store.delete_topology(&name, 1, &removed, &delete);
+    assert_eq!(deleted.await.unwrap(), unfinished);
+    assert_eq!(
+        store.topologies().await.unwrap(),
+        [topology("crawl", 1, "a")]
+    );
+
+    let kept = store.keep_topology(&third, &removed[..1], &leave);
+    assert_eq!(kept.await.unwrap(), KeptTopology::Yes);
+    assert_eq!(
+        store.topologies().await.unwrap(),
+        [topology("crawl", 2, "b")]
+    );
+    let outrun = store.delete_topology(&name, 1, &[], &delete);
+    assert_eq!(outrun.await.unwrap(), KeptTopology::Changed);
+    for _ in 0..2 {
+        let deleted = store.delete_topology(&name, 2, &removed[..1], &delete);
+        assert_eq!(deleted.await.unwrap(), KeptTopology::Yes);
+    }
+    assert_eq!(store.topologies().await.unwrap(), []);
+    let acts = store.acts(None, 10).await.unwrap();
+    let done: Vec<_> = acts.iter().map(|act| act.what.as_str()).collect();
+    assert_eq!(
+        done,
+        ["delete topology", "apply topology", "apply topology"]
+    );
+}
