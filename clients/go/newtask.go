@@ -27,6 +27,8 @@ const (
 type NewTask struct {
 	// Queue may be empty for a discovered task, which then goes to the queue of the task that discovered it.
 	Queue string
+	// Port is only for a discovered task of a stage, in place of Queue: the topology says which queues get it.
+	Port string
 	// Key is the name of the task, unique in the queue for ever. Without one it is the SHA-256 of the payload.
 	Key string
 	// Payload is sent as JSON; a string as text, and a []byte as it is. A [json.RawMessage] is JSON already.
@@ -121,7 +123,7 @@ func (t NewTask) message(queue string) (*taskdpb.NewTask, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the payload of task %q: %w", t.Key, err)
 	}
-	if t.Queue != "" {
+	if t.Queue != "" || t.Port != "" {
 		queue = t.Queue
 	}
 	if t.Replicas < 0 || t.MaxAttempts < 0 {
@@ -129,6 +131,7 @@ func (t NewTask) message(queue string) (*taskdpb.NewTask, error) {
 	}
 	message := &taskdpb.NewTask{
 		Queue:           queue,
+		Port:            t.Port,
 		Key:             []byte(t.Key),
 		Payload:         payload,
 		PayloadEncoding: encoding,

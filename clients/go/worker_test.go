@@ -186,14 +186,17 @@ func TestHandlerTellsOfItsLimitKey(t *testing.T) {
 			return nil, taskd.PutOff(0, "the site is busy")
 		}
 		task.Pace(time.Second)
-		task.Discover(taskd.NewTask{Key: "found", LimitKey: task.LimitKey})
+		task.Discover(taskd.NewTask{Key: "found", LimitKey: task.LimitKey}, taskd.NewTask{Key: "found", Port: "link"})
 		return nil, nil
 	}, taskd.NewTask{LimitKey: "site"})
 	if outcome.Hold != time.Hour || outcome.Pace != time.Second || outcome.Attempts != 0 || outcome.Status != completed {
 		t.Errorf("%+v", outcome)
 	}
-	if len(outcome.Discovered) != 1 || outcome.Discovered[0].LimitKey != "site" {
-		t.Errorf("it discovered %v", outcome.Discovered)
+	if len(outcome.Discovered) != 2 || outcome.Discovered[0].LimitKey != "site" {
+		t.Fatalf("it discovered %v", outcome.Discovered)
+	}
+	if output := outcome.Discovered[1]; output.Queue != "" || output.Port != "link" {
+		t.Errorf("an output goes to its port alone: %v", output)
 	}
 }
 

@@ -98,7 +98,6 @@ async fn a_crawl_with_a_loop_ends_once_whatever_is_killed() {
     until("the site is crawled", async || {
         rounds += 1;
         for task in leased(&daemon, "crawl.fetch").await {
-            assert_eq!(task["lease_duration"], "3s", "{task}");
             // A plain result is one output.
             report(&daemon, &task, json!({"result": {"url": task["key"]}})).await;
         }

@@ -134,11 +134,13 @@ def test_a_handler_is_a_function() -> None:
     @worker.handler(timeout=5)
     def double(task: Task[int]) -> int:
         task.discover("found", payload={"n": 1})
+        task.discover("output", port="link")
         return 2 * task.payload
 
     task = make_task(21, key="k", headers={"a": "b"})
     assert double(task) == 42
-    assert [found.key for found in task.discovered] == [b"found"]
+    outputs = [(found.queue, found.port, found.key) for found in task.discovered]
+    assert outputs == [(task.queue, "", b"found"), ("", "link", b"output")]
 
 
 def test_wrong_handlers_fail_when_they_are_registered() -> None:

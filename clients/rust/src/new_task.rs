@@ -58,6 +58,16 @@ impl NewTask {
         })
     }
 
+    /// An output for a port of the stage whose task discovers it: the topology says which queues it
+    /// goes to.
+    pub fn output(port: impl Into<String>, key: impl Into<Bytes>) -> Self {
+        Self(pb::NewTask {
+            port: port.into(),
+            key: key.into(),
+            ..Default::default()
+        })
+    }
+
     /// Delays the task: no worker gets it earlier.
     #[must_use]
     pub fn delay(self, delay: Duration) -> Self {
@@ -248,6 +258,8 @@ mod tests {
             [backoff.initial, backoff.maximum, backoff.give_up_after].map(seconds),
             [Some(1), Some(60), Some(3600)]
         );
+        let output = NewTask::output("link", "k").0;
+        assert_eq!((&*output.queue, &*output.port), ("", "link"));
         let tree = NewTree::new().then("r").timeout(second).hold_on_dead();
         let tree = NewTask::new("q", "k").new_tree(tree).0.tree.unwrap();
         assert_eq!((&*tree.then, seconds(tree.timeout)), ("r", Some(1)));

@@ -167,6 +167,7 @@ const oneOf = (prefix: string, names: readonly string[]) => (value: unknown) => 
 /** The fields of a new task in JSON, and their values in protobuf. */
 const FIELDS: Readonly<Record<string, (value: unknown) => unknown>> = {
   queue: same,
+  port: same,
   key: (value) => Buffer.from(String(value)),
   replicas: count,
   priority: oneOf("PRIORITY", ["HIGH", "MEDIUM", "LOW"]),

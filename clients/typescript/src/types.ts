@@ -76,7 +76,11 @@ export interface TaskBackoff {
  * A task that a handler discovers. Without a queue it goes to that of its parent. It needs no idempotency key: taskd
  * takes a completion that is repeated once.
  */
-export type DiscoveredTask<P = unknown> = Omit<NewTask<P>, "queue" | "idempotencyKey"> & { queue?: string | undefined };
+export type DiscoveredTask<P = unknown> = Omit<NewTask<P>, "queue" | "idempotencyKey"> & {
+  queue?: string | undefined;
+  /** The port of the stage to which it is sent, in place of a queue: the topology says which queues get it. */
+  port?: string | undefined;
+};
 
 export type InsertStatus = "CREATED" | "DUPLICATE" | "REJECTED" | "TRY_LATER";
 

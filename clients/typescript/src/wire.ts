@@ -82,8 +82,9 @@ const TREE: Readonly<Record<keyof NewTree, (value: unknown) => string>> = {
 };
 
 /** Each field of a new task, and how taskd reads it. */
-const MEMBERS: Readonly<Record<keyof NewTask, (value: unknown) => string>> = {
+const MEMBERS: Readonly<Record<keyof NewTask | "port", (value: unknown) => string>> = {
   queue: plain("queue"),
+  port: plain("port"),
   key: plain("key"),
   payload: (value) => valueMember("payload", value),
   replicas: plain("replicas"),
@@ -135,7 +136,8 @@ function objectText(
 
 /** A new task as JSON. Throws if a part of it has no form in JSON, or is no part of a task. */
 export function taskText(task: NewTask | DiscoveredTask, queue?: string): string {
-  const first = task.queue === undefined && queue !== undefined ? [MEMBERS.queue(queue)] : [];
+  const isOutput = "port" in task && task.port !== undefined;
+  const first = task.queue === undefined && !isOutput && queue !== undefined ? [MEMBERS.queue(queue)] : [];
   return objectText("a task", MEMBERS, task, first);
 }
 

@@ -23,6 +23,7 @@ test("a handler's result and its discovered tasks are what taskd would read", as
   const outcome = await runHandler<{ url: string }>(
     (task) => {
       task.discover({ key: `${task.payload.url}/a`, payload: { depth: 1 } }, { queue: "other", key: "b" });
+      task.discover({ port: "link", key: "c" });
       return { length: task.payload.url.length, at: new Date(0) };
     },
     { queue: "pages", payload: { url: "x" } },
@@ -30,10 +31,11 @@ test("a handler's result and its discovered tasks are what taskd would read", as
   assert.equal(outcome.status, "completed");
   assert.deepEqual(outcome.result, { length: 1, at: "1970-01-01T00:00:00.000Z" });
   assert.deepEqual(
-    outcome.discovered.map(({ queue, key, payload }) => [queue, key, payload]),
+    outcome.discovered.map(({ queue, port, key, payload }) => [queue, port, key, payload]),
     [
-      ["pages", "x/a", { depth: 1 }],
-      ["other", "b", null],
+      ["pages", undefined, "x/a", { depth: 1 }],
+      ["other", undefined, "b", null],
+      [undefined, "link", "c", null],
     ],
   );
 });

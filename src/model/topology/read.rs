@@ -662,8 +662,10 @@ impl File<'_> {
         }
         let reach = reach(drafts, |_| true);
         for (place, draft) in drafts.iter().enumerate() {
+            // Otherwise a mistake in `from` is named already.
+            let has_from = !draft.from.is_empty();
             let is_reached = starts().any(|start| start == place || reach[start][place]);
-            if !is_reached {
+            if has_from && !is_reached {
                 let says = format!("no way leads from a start to stage {}", draft.stage.name);
                 self.wrong(draft.at, says);
             }

@@ -162,6 +162,7 @@ class NewTask:
     """A task to insert. What is absent takes the setting of the queue."""
 
     queue: str
+    """Empty in an output of a stage, which has a port."""
     key: str | bytes = ""
     """Unique in its queue for ever. Empty: taskd takes the SHA-256 of the payload."""
     payload: object = None
@@ -191,6 +192,8 @@ class NewTask:
     tree: str | NewTree = ""
     """`"new"` or a NewTree: the task is the root of a tree. The id of a tree: it joins this one, which must be open.
     Discovered tasks are in the trees of their parents anyway."""
+    port: str = ""
+    """Only of discovered tasks in a topology: the port of the stage to which it is sent, in place of a queue."""
 
     def to_message(self) -> pb.NewTask:
         """The task for the wire. Raises Unserialisable."""
@@ -208,6 +211,7 @@ class NewTask:
             sequence=self.sequence,
             on_dead=_TO_ON_DEAD[self.on_dead],
             tree=_tree_message(self.tree),
+            port=self.port,
         )
         if self.replicas is not None:
             message.replicas = self.replicas
@@ -276,6 +280,7 @@ class Task(Generic[PayloadT]):
         *,
         payload: object = None,
         queue: str | None = None,
+        port: str = "",
         replicas: int | None = None,
         priority: Priority | None = None,
         delay: Seconds | None = None,
@@ -291,14 +296,15 @@ class Task(Generic[PayloadT]):
         sequence: str = "",
         on_dead: Literal["next", "hold"] = "next",
     ) -> None:
-        """Reports a task that was found on the way, of this queue if no other is named.
+        """Reports a task that was found on the way, of this queue if no other is named, or for a port of this stage.
 
         It goes to taskd with the result, and only if the handler succeeds. taskd drops it if it has seen the key. A
         handler may discover any number of tasks. One that is wrong costs only itself: the worker logs it, or taskd
         keeps it as a dead letter.
         """
         task = NewTask(
-            queue=queue or self.queue,
+            queue=queue or ("" if port else self.queue),
+            port=port,
             key=key,
             payload=payload,
             replicas=replicas,
