@@ -345,15 +345,15 @@ impl File<'_> {
                     self.wrong(at(value), says.to_owned());
                 }
                 for value in values {
-                    entries.extend(self.from_one(value));
+                    entries.extend(self.entry(value));
                 }
             }
-            _ => entries.extend(self.from_one(value)),
+            _ => entries.extend(self.entry(value)),
         }
         entries
     }
 
-    fn from_one(&mut self, value: &Located<'_>) -> Option<FromDraft> {
+    fn entry(&mut self, value: &Located<'_>) -> Option<FromDraft> {
         let place = at(value);
         let mut matching = Matching::default();
         let source = match value.get_ref() {
@@ -683,12 +683,11 @@ fn reach(drafts: &[Draft], into: impl Fn(usize) -> bool) -> Vec<Vec<bool>> {
         }
     }
     for by in 0..count {
-        for from in 0..count {
-            if reach[from][by] {
-                for to in 0..count {
-                    reach[from][to] |= reach[by][to];
-                }
-            }
+        let behind = reach[by].clone();
+        for row in reach.iter_mut().filter(|row| row[by]) {
+            row.iter_mut()
+                .zip(&behind)
+                .for_each(|(reached, is_behind)| *reached |= is_behind);
         }
     }
     reach
