@@ -80,9 +80,8 @@ pub trait Trees: Send + Sync {
     /// The number of open trees.
     async fn open_trees(&self) -> Result<u64>;
 
-    /// Removes trees that ended at least `age` ago by the database's clock, and the lists of their
-    /// tasks, earliest first: at most `limit` trees, and of each at most `limit` entries. Returns how
-    /// many trees and entries it removed.
+    /// Removes at most `limit` trees that ended at least `age` ago by the database's clock and have no
+    /// tasks any more, earliest first. Returns how many.
     async fn remove_ended_trees(&self, age: Duration, limit: u32) -> Result<u64>;
 
     /// Compares the next trees after this one with their tasks: at most `limit` trees, and fewer if

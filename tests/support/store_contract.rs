@@ -218,7 +218,7 @@ macro_rules! store_contract {
             the_deadline_of_a_tree_is_that_of_its_tasks,
             nothing_is_added_to_a_cancelled_tree,
             trees_are_listed_and_their_tasks_counted,
-            ended_trees_are_removed_with_their_lists,
+            ended_trees_are_removed_after_their_tasks,
             a_root_without_a_key_comes_again_after_its_removal,
             a_wrong_tree_is_found_and_corrected,
             the_end_of_a_tree_is_an_event_of_its_root,

@@ -38,7 +38,7 @@
 //!   reads the bulk change again.
 //! - `bring_forward`: the rows are already due.
 //! - `cancel_tree`: the tree is already marked. `correct_tree`: the tree is right.
-//!   `remove_ended_trees`: they are gone, or shorter.
+//!   `remove_ended_trees`: they are gone.
 
 use std::{future::Future, time::Duration};
 

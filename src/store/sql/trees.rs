@@ -128,8 +128,8 @@ impl<DB: Backend> Trees for SqlStore<DB> {
             return Ok(0);
         }
         self.sql
-            .run(NAME, (old, age, limit), |session, (old, age, limit)| {
-                Box::pin(remove(session, old, *age, *limit))
+            .run(NAME, (old, age), |session, (old, age)| {
+                Box::pin(remove(session, old, *age))
             })
             .await
     }
@@ -268,7 +268,11 @@ async fn store_end<S: Session>(
     Ok(ended)
 }
 
-/// The trees that ended earliest, at least `age` ago by the database's clock.
+/// The condition that all tasks of a tree were removed. Until then one of them may be sent again.
+const HAS_NO_TASKS: &str =
+    " AND NOT EXISTS (SELECT 1 FROM tree_tasks WHERE tree_tasks.tree = trees.id)";
+
+/// The trees without tasks that ended earliest, at least `age` ago by the database's clock.
 fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
     let of_state = |state: TreeState| {
         Statement::new("SELECT * FROM (SELECT id, ended_ms FROM trees ")
@@ -276,6 +280,7 @@ fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
             .sql(" WHERE state = ? AND ended_ms <= ")
             .bind(state as u32)
             .append(retention::before::<S>(age))
+            .sql(HAS_NO_TASKS)
             .sql(" ORDER BY ended_ms LIMIT ?)")
             .bind(limit)
     };
@@ -287,13 +292,8 @@ fn old<'a, S: Session>(age: Duration, limit: u32) -> Statement<'a> {
         .bind(limit)
 }
 
-/// Removes those of these trees that are still as old. One with many tasks needs several calls.
-async fn remove<S: Session>(
-    session: &mut S,
-    ids: &[TaskId],
-    age: Duration,
-    limit: u32,
-) -> Result<u64> {
+/// Removes those of these trees that are still as old.
+async fn remove<S: Session>(session: &mut S, ids: &[TaskId], age: Duration) -> Result<u64> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
     let mut removed = 0;
@@ -302,30 +302,12 @@ async fn remove<S: Session>(
             .sql(S::BY_PRIMARY_KEY)
             .sql(" WHERE state <> 0 AND ended_ms <= ")
             .append(retention::before::<S>(age))
+            .sql(HAS_NO_TASKS)
             .sql(" AND id IN ")
             .list(ids)
             .sql(" ORDER BY id")
             .sql(S::FOR_UPDATE);
-        let mut gone = Vec::new();
-        for tree in session.ids(still).await? {
-            if removed >= u64::from(limit) {
-                break;
-            }
-            let listed =
-                Statement::new("SELECT task FROM tree_tasks WHERE tree = ? ORDER BY task LIMIT ?")
-                    .bind(&tree)
-                    .bind(limit);
-            let tasks = session.ids(listed).await?;
-            for tasks in lists(&tasks) {
-                let leave = Statement::new("DELETE FROM tree_tasks WHERE tree = ? AND task IN ")
-                    .bind(&tree)
-                    .list(tasks);
-                removed += session.execute(leave).await?;
-            }
-            if tasks.len() < limit as usize {
-                gone.push(tree);
-            }
-        }
+        let gone = session.ids(still).await?;
         for gone in lists(&gone) {
             removed += session
                 .execute(Statement::new("DELETE FROM trees WHERE id IN ").list(gone))

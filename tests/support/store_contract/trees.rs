@@ -717,7 +717,7 @@ pub(crate) async fn trees_are_listed_and_their_tasks_counted<D: Database>(db: &D
     assert_eq!(page.tasks[0].tree, Some(of_q[2].task.id));
 }
 
-pub(crate) async fn ended_trees_are_removed_with_their_lists<D: Database>(db: &D) {
+pub(crate) async fn ended_trees_are_removed_after_their_tasks<D: Database>(db: &D) {
     let store = db.open().await;
     let ended = root("ended", TreeSettings::default());
     let open = root("open", TreeSettings::default());
@@ -726,23 +726,33 @@ pub(crate) async fn ended_trees_are_removed_with_their_lists<D: Database>(db: &D
         .map(|n| joining(&ended, &format!("child {n}")))
         .collect();
     insert_new(&*store, &children).await;
-    let mut reports: Vec<Settlement> = children.iter().map(|row| completed(row, "w")).collect();
-    reports.push(completed(&ended, "w"));
+    let mut reports: Vec<Settlement> = children[..4]
+        .iter()
+        .map(|row| completed(row, "w"))
+        .collect();
+    reports.extend([completed(&ended, "w"), died(&children[4])]);
     settle(&*store, &reports).await;
     // A task that is removed leaves the list of its tree.
     const LISTED: &str = "SELECT COUNT(*) FROM tree_tasks";
     assert_eq!(db.number(LISTED).await, 7);
     assert_eq!(store.remove_finished(Duration::ZERO, 2).await.unwrap(), 2);
     assert_eq!(db.number(LISTED).await, 5);
-    // NOW is long ago by the database's clock.
+    // NOW is long ago by the database's clock, but a task may be sent again as long as it is there.
     let hour = Duration::from_secs(3600);
-    assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 3);
+    assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 0);
+    assert_eq!(store.wrong_trees(None, 10).await.unwrap().wrong, []);
+    assert_eq!(tree_of(&*store, &ended).await.state, TreeState::Failed);
+    send_again(&*store, &children[4], NOW + 100).await;
+    assert_eq!(store.wrong_trees(None, 10).await.unwrap().wrong, []);
+    store.correct_tree(ended.task.id).await.unwrap();
     assert_eq!(
         tree_of(&*store, &ended).await.state,
-        TreeState::Done,
-        "its list was longer"
+        TreeState::Open,
+        "a task of it is unfinished"
     );
-    assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 2);
+    settle(&*store, &[completed(&children[4], "w")]).await;
+    while store.remove_finished(Duration::ZERO, 10).await.unwrap() > 0 {}
+    assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 1);
     assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 0);
     assert_eq!(db.number(LISTED).await, 1);
     assert_eq!(store.trees_by_id(&[ended.task.id]).await.unwrap(), []);
