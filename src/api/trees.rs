@@ -274,8 +274,9 @@ impl Api {
         }
     }
 
-    /// Refuses the tasks of an insert that join trees which are not open, or which the caller does not
-    /// reach. Passes on the deadlines of the others.
+    /// Refuses the tasks of an insert that join trees which the caller does not reach. Passes on the
+    /// deadlines of the others. SQL refuses those of trees that are not open, unless they are
+    /// duplicates: a repeated insert has stored its task before.
     pub(super) async fn refuse_trees(
         &self,
         caller: &Caller,
@@ -306,28 +307,20 @@ impl Api {
             let reached = trees
                 .get(&id)
                 .filter(|tree| caller.access.reaches(tree.queue.as_str()));
-            let refused = match reached {
-                None => Some(Error::NoSuchTree(id).to_string()),
-                Some(tree) if tree.state != TreeState::Open => Some(ended(tree).to_string()),
-                Some(tree) if tree.cancelling => Some(format!(
-                    "tree {id} is being cancelled: nothing is added to it any more"
-                )),
-                Some(tree) => {
-                    if let Ok(NewTask {
-                        tree: joins @ Some(_),
-                        ..
-                    }) = task
-                    {
-                        *joins = Some(Box::new(TaskTree::Joins {
-                            tree: id,
-                            deadline_unix_ms: tree.deadline_unix_ms.unwrap_or(0),
-                        }));
-                    }
-                    None
-                }
-            };
-            if let Some(why) = refused {
+            let Some(tree) = reached else {
+                let why = Error::NoSuchTree(id).to_string();
                 *task = Err(InsertAnswer::rejected(why));
+                continue;
+            };
+            if let Ok(NewTask {
+                tree: joins @ Some(_),
+                ..
+            }) = task
+            {
+                *joins = Some(Box::new(TaskTree::Joins {
+                    tree: id,
+                    deadline_unix_ms: tree.deadline_unix_ms.unwrap_or(0),
+                }));
             }
         }
         Ok(())

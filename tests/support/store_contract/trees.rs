@@ -606,6 +606,13 @@ pub(crate) async fn nothing_is_added_to_a_cancelled_tree<D: Database>(db: &D) {
     // An ended tree takes nothing of inserts, either.
     let stored = store.insert(&[late, row("q", "plain")]).await.unwrap();
     assert_eq!(stored.answers, [TreeClosed, New]);
+    // What was stored before is a duplicate, and the insert itself may come again.
+    let other = joining(&first, "rest");
+    let stored = store.insert(&[rest.clone(), other]).await.unwrap();
+    assert!(
+        matches!(stored.answers[..], [New, Duplicate { id, status: StoredStatus::Cancelled }] if id == rest.task.id),
+        "{stored:?}"
+    );
     assert_eq!(tree_of(&*store, &first).await.epoch, 0);
     // What is sent again lifts the mark.
     send_again(&*store, &rest, NOW + 40).await;

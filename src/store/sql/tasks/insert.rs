@@ -94,10 +94,18 @@ pub(crate) async fn insert<S: Session>(
 ) -> Result<(Vec<Inserted>, HashSet<TaskId>)> {
     let keys = idempotency::take(session, rows).await?;
     let closed = closed_trees(session, rows).await?;
-    let mut unanswered = keys.unanswered(rows);
-    unanswered.retain(|row| !joins_one_of(row, &closed));
+    let (refused, unanswered): (Vec<&NewRow>, Vec<&NewRow>) = keys
+        .unanswered(rows)
+        .into_iter()
+        .partition(|row| joins_one_of(row, &closed));
     let candidates = first_of_each_key(unanswered);
     let mut owners = insert_candidates(session, &candidates, batch, old_keys).await?;
+    // A task that is stored already remains a duplicate.
+    for (hash, owner) in known_owners(session, &refused, batch).await? {
+        owners.entry(hash).or_insert(owner);
+    }
+    let is_known = |row: &NewRow| owners.contains_key(&row.task.key_hash);
+    let known: Vec<&NewRow> = refused.into_iter().filter(|row| is_known(row)).collect();
     let is_fresh = |row: &&&NewRow| {
         owners
             .get(&row.task.key_hash)
@@ -108,7 +116,7 @@ pub(crate) async fn insert<S: Session>(
     pending::keep_deadlines(session, &new).await?;
     let sequenced = in_sequences(rows, &new);
     let mut behind = steps.sequences(session, &sequenced, at_ms).await?;
-    let stored_before = stored_before(&candidates, &owners);
+    let stored_before = stored_before(&[&candidates[..], &known].concat(), &owners);
     behind.extend(entries::not_to_publish(session, &stored_before).await?);
     let (together, alone): (Vec<&NewRow>, Vec<&NewRow>) = new
         .into_iter()
@@ -120,7 +128,7 @@ pub(crate) async fn insert<S: Session>(
     entries::put(session, &entries).await?;
     let mut answers = Vec::with_capacity(rows.len());
     for row in rows {
-        if joins_one_of(row, &closed) {
+        if joins_one_of(row, &closed) && !owners.contains_key(&row.task.key_hash) {
             answers.push(Inserted::TreeClosed);
             continue;
         }
@@ -331,6 +339,47 @@ async fn insert_by_index<S: Session>(
             .map(|(hash, removed)| (hash, removed.into())),
     );
     Ok(owners)
+}
+
+/// The tasks that own the keys of these rows, which are not to be stored.
+async fn known_owners<S: Session>(
+    session: &mut S,
+    rows: &[&NewRow],
+    batch: Turn,
+) -> Result<HashMap<KeyHash, Owner>> {
+    if rows.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let keys = keys_of(rows);
+    let mut known: HashMap<KeyHash, Owner> = HashMap::new();
+    let removed = match session.recent(&keys) {
+        Some(recent) => owners_by_memory(session, recent).await?,
+        None => {
+            known = owners(session, &keys, batch).await?;
+            removed(session, &keys, "").await?
+        }
+    };
+    for (hash, owner) in removed {
+        known.entry(hash).or_insert(owner.into());
+    }
+    let without_key: HashMap<TaskId, KeyHash> = rows
+        .iter()
+        .filter(|row| !row.task.has_key())
+        .map(|row| (row.task.id, row.task.key_hash))
+        .collect();
+    let ids: Vec<TaskId> = without_key.keys().copied().collect();
+    for ids in lists(&ids) {
+        let stored = Statement::new("SELECT id, status FROM tasks WHERE id IN ").list(ids);
+        for (id, number) in session.fetch::<(Vec<u8>, i64)>(stored).await? {
+            let id = task_id(&id)?;
+            if let Some(hash) = without_key.get(&id) {
+                let status = status(number)?;
+                let owner = Removed { id, status };
+                known.insert(*hash, owner.into());
+            }
+        }
+    }
+    Ok(known)
 }
 
 fn key_hashes(rows: &[&NewRow]) -> Vec<KeyHash> {
