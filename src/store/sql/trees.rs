@@ -339,6 +339,32 @@ const COMPARED_AT_ONCE: u64 = 100_000;
 const COUNTED: &str = "CAST(COALESCE(SUM(CASE WHEN tasks.status = 0 THEN 1 ELSE 0 END), 0) AS SIGNED) AS counted_open, \
      CAST(COALESCE(SUM(CASE WHEN tasks.status = 2 THEN 1 ELSE 0 END), 0) AS SIGNED) AS counted_dead";
 
+impl ComparedColumns {
+    fn counted_held(&self) -> i64 {
+        if self.on_dead == TreeOnDead::Hold as i64 {
+            self.counted_dead
+        } else {
+            0
+        }
+    }
+}
+
+/// Reads the rows of trees together with the counts of their tasks, by one statement, so that both are
+/// of the same moment. The condition of the rows and [`BY_TREE`] follow.
+fn counted<'a, D: Dialect>() -> Statement<'a> {
+    Statement::new(format!(
+        "SELECT page.id AS id, page.queue AS queue, page.state AS state, page.on_dead AS on_dead, \
+         page.cancelling AS cancelling, page.open_tasks AS open_tasks, page.held_tasks AS held_tasks, \
+         {COUNTED} FROM (SELECT id, queue, state, on_dead, cancelling, open_tasks, held_tasks FROM trees "
+    ))
+    .sql(D::BY_PRIMARY_KEY)
+}
+
+const BY_TREE: &str = ") AS page \
+     LEFT JOIN tree_tasks ON tree_tasks.tree = page.id LEFT JOIN tasks ON tasks.id = tree_tasks.task \
+     GROUP BY page.id, page.queue, page.state, page.on_dead, page.cancelling, page.open_tasks, page.held_tasks \
+     ORDER BY page.id";
+
 async fn compare<DB: Backend>(
     sql: &Runner<DB>,
     after: TaskId,
@@ -364,31 +390,18 @@ async fn compare<DB: Backend>(
     let Some(last) = last else {
         return Ok(ComparedTrees::default());
     };
-    let page = Statement::new(format!(
-        "SELECT page.id AS id, page.queue AS queue, page.state AS state, page.on_dead AS on_dead, \
-         page.cancelling AS cancelling, page.open_tasks AS open_tasks, page.held_tasks AS held_tasks, \
-         {COUNTED} FROM (SELECT id, queue, state, on_dead, cancelling, open_tasks, held_tasks FROM trees "
-    ))
-    .sql(DB::Connection::BY_PRIMARY_KEY)
-    .sql(
-        " WHERE id > ? AND id <= ?) AS page \
-         LEFT JOIN tree_tasks ON tree_tasks.tree = page.id LEFT JOIN tasks ON tasks.id = tree_tasks.task \
-         GROUP BY page.id, page.queue, page.state, page.on_dead, page.cancelling, page.open_tasks, page.held_tasks \
-         ORDER BY page.id",
-    )
-    .bind(&after)
-    .bind(&last);
+    let page = counted::<DB::Connection>()
+        .sql(" WHERE id > ? AND id <= ?")
+        .bind(&after)
+        .bind(&last)
+        .sql(BY_TREE);
     let rows: Vec<ComparedColumns> = sql.read("wrong_trees", page).await?;
     let mut compared = ComparedTrees {
         wrong: Vec::new(),
         last: (!is_last_page).then_some(last),
     };
     for row in rows {
-        let counted_held = if row.on_dead == TreeOnDead::Hold as i64 {
-            row.counted_dead
-        } else {
-            0
-        };
+        let counted_held = row.counted_held();
         let is_held = counted_held > 0 && row.cancelling == 0;
         let is_over = row.state == TreeState::Open as i64 && row.counted_open == 0 && !is_held;
         let is_right = (row.open_tasks, row.held_tasks) == (row.counted_open, counted_held);
@@ -407,30 +420,34 @@ async fn compare<DB: Backend>(
     Ok(compared)
 }
 
-/// Counts the tasks of a tree under its lock.
+/// Counts the tasks of a tree, and adds what its row is wrong by under the lock of the row.
 ///
-/// A transaction that has changed tasks of the tree waits for the lock, and then adds to the
-/// corrected row.
+/// The tasks are counted without the lock, which all who work on the tree wait for. Each of their
+/// transactions changes tasks and row alike, so the row stays wrong by as much until it is locked.
 async fn correct<S: Session>(
     session: &mut S,
     tree: TaskId,
     events: &Arc<EventQueues>,
 ) -> Result<Vec<EndedTree>> {
+    let count = counted::<S>().sql(" WHERE id = ?").bind(&tree).sql(BY_TREE);
+    let counted: Vec<ComparedColumns> = session.fetch(count).await?;
+    let Some(counted) = counted.first() else {
+        return Ok(Vec::new());
+    };
     let mut rows = trees::lock(session, &[tree]).await?;
     let Some(row) = rows.get_mut(&tree) else {
         return Ok(Vec::new());
     };
-    let count = Statement::new(format!("SELECT {COUNTED} FROM tree_tasks "))
-        .sql(S::BY_PRIMARY_KEY)
-        .sql(" CROSS JOIN tasks ON tasks.id = tree_tasks.task WHERE tree_tasks.tree = ?")
-        .bind(&tree);
-    let counted: Vec<(i64, i64)> = session.fetch(count).await?;
-    let (open, dead) = counted.first().copied().unwrap_or_default();
-    row.view.open = number(open)?;
-    row.view.held = match row.view.on_dead {
-        TreeOnDead::Hold => number(dead)?,
-        TreeOnDead::Count | TreeOnDead::Ignore => 0,
-    };
+    let wrong_by = |counted: i64, kept: i64| counted.saturating_sub(kept);
+    let view = &mut row.view;
+    trees::add(
+        &mut view.open,
+        wrong_by(counted.counted_open, counted.open_tasks),
+    );
+    trees::add(
+        &mut view.held,
+        wrong_by(counted.counted_held(), counted.held_tasks),
+    );
     if row.view.state != TreeState::Open && row.view.waits_for() > 0 {
         row.view.state = TreeState::Open;
         row.view.epoch += 1;

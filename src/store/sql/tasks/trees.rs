@@ -610,7 +610,7 @@ impl TreeRow {
 }
 
 /// Adds to a count, which never becomes negative.
-fn add(count: &mut u64, change: i64) {
+pub(crate) fn add(count: &mut u64, change: i64) {
     *count = count.saturating_add_signed(change);
 }
 
