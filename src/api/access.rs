@@ -71,6 +71,10 @@ pub enum Denied {
     Session(String),
     #[error("the token {0:?} reaches only some queues, and this call is about all")]
     Scoped(String),
+    #[error(
+        "the token {0:?} does not reach all queues in which this tree has unfinished tasks: cancel it with a token that does"
+    )]
+    Tree(String),
     #[error("the token {token:?} is for the worker {own:?}: use its name instead of {other:?}")]
     Worker {
         token: String,
@@ -89,7 +93,7 @@ impl Denied {
             Self::Unknown => "unknown",
             Self::Expired(_) => "expired",
             Self::Role { .. } => "role",
-            Self::Queue { .. } | Self::Session(_) | Self::Scoped(_) => "queue",
+            Self::Queue { .. } | Self::Session(_) | Self::Scoped(_) | Self::Tree(_) => "queue",
             Self::Worker { .. } => "worker",
             Self::TooFast { .. } => "too_fast",
         }
@@ -409,6 +413,17 @@ pub(super) fn reaches_session(caller: &Caller, queues: &[QueueName]) -> Result<(
             .any(|queue| !token.scope.includes(queue.as_str()))
     });
     denied.map_or(Ok(()), |token| Err(Denied::Session(token.name.clone())))
+}
+
+/// Refuses a caller that does not reach all queues of a tree.
+pub(super) fn reaches_tree(caller: &Caller, queues: &[QueueName]) -> Result<(), Denied> {
+    let mut scoped = caller.access.token().into_iter();
+    let denied = scoped.find(|token| {
+        queues
+            .iter()
+            .any(|queue| !token.scope.includes(queue.as_str()))
+    });
+    denied.map_or(Ok(()), |token| Err(Denied::Tree(token.name.clone())))
 }
 
 /// Refuses a caller that does not reach the queue of a filter, or all queues if it names none.

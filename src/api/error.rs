@@ -164,6 +164,7 @@ impl Error {
                 Denied::Role { .. }
                 | Denied::Queue { .. }
                 | Denied::Session(_)
+                | Denied::Tree(_)
                 | Denied::Worker { .. }
                 | Denied::Scoped(_),
             ) => Kind::Forbidden,

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::{
-    access::{Denied, reaches_all_of, who},
+    access::{Denied, is_scoped, reaches_all_of, reaches_tree, who},
     error::Error,
     handle::{Api, span},
     query::{LISTED, bounded},
@@ -191,6 +191,10 @@ impl Api {
                 return Err(ended(&tree));
             }
             let query = self.query()?;
+            // The tasks out of reach would stay, in a tree that drops what they discover.
+            if is_scoped(caller) {
+                reaches_tree(caller, &query.store().queues_of_tree(id).await?)?;
+            }
             let mark = Act::at_time(
                 query.now_unix_ms(),
                 who(caller),

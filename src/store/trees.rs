@@ -64,6 +64,9 @@ pub trait Trees: Send + Sync {
     /// the oldest [`TREE_LOOKED_AT`] tasks.
     async fn tree_waits_for(&self, tree: TaskId, holds: bool, limit: u32) -> Result<Vec<TaskId>>;
 
+    /// The queues in which a tree has unfinished tasks. Looks at all its tasks.
+    async fn queues_of_tree(&self, tree: TaskId) -> Result<Vec<QueueName>>;
+
     /// Adds the bulk change that cancels the tasks of a tree, as
     /// [`add_bulk_change`](super::Operators::add_bulk_change) does. If it is added, marks the tree as
     /// being cancelled, if it is open, and records `mark`. From then on nothing is added to it, and no

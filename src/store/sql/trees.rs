@@ -24,7 +24,8 @@ use super::{
 use crate::{
     config::EventQueues,
     model::{
-        Act, BulkChange, TaskId, ThenTask, TreeEnd, TreeOnDead, TreePages, TreeState, TreeView,
+        Act, BulkChange, QueueName, TaskId, ThenTask, TreeEnd, TreeOnDead, TreePages, TreeState,
+        TreeView,
     },
     store::{AddedBulk, ComparedTrees, Result, TREE_LOOKED_AT, TreeCount, Trees, WrongTree},
 };
@@ -82,6 +83,18 @@ impl<DB: Backend> Trees for SqlStore<DB> {
             .sql(" ORDER BY id LIMIT ?")
             .bind(limit);
         self.sql.ids("tree_waits_for", waits).await
+    }
+
+    async fn queues_of_tree(&self, tree: TaskId) -> Result<Vec<QueueName>> {
+        let queues = Statement::new("SELECT DISTINCT tasks.queue FROM tree_tasks ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(
+                " CROSS JOIN tasks ON tasks.id = tree_tasks.task \
+                 WHERE tree_tasks.tree = ? AND tasks.status = 0",
+            )
+            .bind(&tree);
+        let rows: Vec<(String,)> = self.sql.read("queues_of_tree", queues).await?;
+        rows.iter().map(|(queue,)| queue_name(queue)).collect()
     }
 
     async fn cancel_tree(
