@@ -51,7 +51,7 @@ def graphs(n):
 # ------------------------------------------------------------------ the tree
 # state: (tasks, letters, tree, thens, late, cancel, extra, faults)
 #  tasks    a status for each key, and a last one for the task that an insert brings
-#  letters  the keys that became letters, in order
+#  letters  what became letters, in order: (task that discovered it, key)
 #  tree     (open, held, dead, cancelled, letters, state, epoch)
 #  thens    how many `then` tasks each epoch has
 #  late     what surplus reports brought, outside of the tree
@@ -132,7 +132,7 @@ class Tree:
             return []
         keys = [child for child in self.children[key] if tasks[child] == NONE]
         if drop_letters:
-            keys = [child for child in keys if child not in letters]
+            keys = [child for child in keys if (key, child) not in letters]
         return [(child, UNFINISHED) for child in keys]
 
     def actions(self, state):
@@ -165,7 +165,7 @@ class Tree:
                         counts = 1 if self.rule("letters") else 0
                         add(
                             f"{child} becomes a letter",
-                            self.change(state, letters=counts, fault=1, lettered=letters + (child,)),
+                            self.change(state, letters=counts, fault=1, lettered=letters + ((key, child),)),
                         )
             if status == COMPLETED and of_graph and faults:
                 # The same report again: its discoveries are dropped with it.
@@ -192,18 +192,22 @@ class Tree:
                 add(f"{key} is sent again", self.change(state, [(key, UNFINISHED)], back=back, fault=1))
             if status == DEAD and faults:
                 add(f"{key} is purged", self.change(state, [(key, PURGED)], purged=1, fault=1))
-        for child in sorted(set(letters)):
+        for letter in letters:
             if faults:
-                rest = list(letters)
-                rest.remove(child)
+                child = letter[1]
+                rest = [other for other in letters if other != letter]
                 if tasks[child] == NONE:
                     add(
                         f"letter {child} is sent again",
                         self.change(state, [(child, UNFINISHED)], letters=-1, back=True, fault=1, lettered=tuple(rest)),
                     )
                 else:
-                    # A duplicate: its letter goes, and the tree keeps the count.
-                    add(f"letter {child} is a duplicate", self.change(state, fault=1, lettered=tuple(rest)))
+                    # A duplicate: its letter goes all the same.
+                    gone = {"letters": -1, "back": True} if self.rule("duplicate letters") else {}
+                    add(
+                        f"letter {child} is a duplicate",
+                        self.change(state, fault=1, lettered=tuple(rest), **gone),
+                    )
         if tasks[self.n] == NONE and tree[5] == OPEN and cancel is None and faults:
             add("an insert joins", self.change(state, [(self.n, UNFINISHED)], fault=1))
         if cancel is None and tree[5] == OPEN and faults:
@@ -237,7 +241,7 @@ class Tree:
         if sum(thens) != ended or any(count > 1 for count in thens):
             return f"{ended} ends, and then tasks {thens}"
         # A dead task may have been purged, which the tree remembers.
-        bad = any(task in (DEAD, CANCELLED, PURGED) for task in tasks) or of_letters > 0 or bool(letters)
+        bad = any(task in (DEAD, CANCELLED, PURGED) for task in tasks) or bool(letters)
         if status != OPEN and self.on_dead == "ignore" and status != DONE:
             return "FAILED, and nothing counts"
         if status != OPEN and self.on_dead != "ignore" and (status == FAILED) != bad:
@@ -266,6 +270,8 @@ SCENARIOS = [
     ("a repeated report counts", BREAKS, lambda: all_of((2,), faults=1, without=["repeated"])),
     ("a surplus report counts", BREAKS, lambda: all_of((2,), faults=1, without=["surplus"])),
     ("letters do not count", BREAKS, lambda: all_of((2,), faults=1, without=["letters"])),
+    ("a letter that is a duplicate stays in the count", BREAKS,
+     lambda: all_of((3,), faults=2, without=["duplicate letters"])),
     ("an ended tree does not open again", BREAKS, lambda: all_of((1,), faults=2, without=["back"])),
     ("a dead task does not hold", BREAKS, lambda: all_of((1,), on_dead="hold", faults=1, without=["hold"])),
     ("a cancel does not mark the tree", BREAKS, lambda: all_of((3,), faults=1, without=["mark"])),

@@ -15,7 +15,7 @@ use crate::{
     model::{
         Act, Caller, ChangeLetters, ChosenLetters, ECHO, InsertAnswer, InsertStatus, LetterId,
         LetterKind, LetterPage, LetterPages, LetterReasons, LettersChanged, NewTask, StoredLetter,
-        TaskTree, shorten,
+        TaskId, TaskTree, shorten,
     },
     pipelines::discovery,
 };
@@ -304,6 +304,7 @@ async fn insert_again(
 ) -> Result<(), Error> {
     let mut tasks = Vec::new();
     let mut sent = Vec::new();
+    let mut in_trees = Vec::new();
     for id in ids {
         // Somebody else may have purged the letter.
         let Some(StoredLetter { letter, .. }) = query.store().letter(*id).await? else {
@@ -318,19 +319,35 @@ async fn insert_again(
             }
             (Some(task), None) => {
                 // A task that an operator sends again loses its deadline.
-                // One that was discovered in a tree belongs there.
-                let tree = letter.tree.map(|tree| Box::new(TaskTree::Returns(tree)));
                 tasks.push(NewTask {
                     deadline_unix_ms: None,
                     finish_within: None,
-                    tree: tree.or(task.tree),
                     ..task
                 });
                 sent.push(*id);
+                in_trees.push(letter.tree);
             }
             _ => changed
                 .failed
                 .push((*id, "this version of taskd cannot read the task".into())),
+        }
+    }
+    // What was discovered in a tree belongs there, and has its deadline.
+    let mut trees: Vec<TaskId> = in_trees.iter().copied().flatten().collect();
+    trees.sort_unstable();
+    trees.dedup();
+    let trees = query.store().trees_by_id(&trees).await?;
+    let deadlines: HashMap<TaskId, i64> = trees
+        .into_iter()
+        .filter_map(|tree| Some((tree.id, tree.deadline_unix_ms?)))
+        .collect();
+    for ((task, tree), letter) in tasks.iter_mut().zip(in_trees).zip(&sent) {
+        if let Some(tree) = tree {
+            task.tree = Some(Box::new(TaskTree::Returns {
+                tree,
+                letter: *letter,
+                deadline_unix_ms: deadlines.get(&tree).copied().unwrap_or(0),
+            }));
         }
     }
     let answers = match discovery.insert_again(tasks).await {

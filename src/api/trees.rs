@@ -291,7 +291,7 @@ impl Api {
                 tree: Some(tree), ..
             }) => match **tree {
                 TaskTree::Joins { tree, .. } => Some(tree),
-                TaskTree::Root(_) | TaskTree::Returns(_) => None,
+                TaskTree::Root(_) | TaskTree::Returns { .. } => None,
             },
             _ => None,
         };
@@ -391,7 +391,7 @@ impl AskedTree {
         Some(match tree {
             _ if !task.idempotency_key.is_empty() => Self::Unknown,
             TaskTree::Root(_) => Self::New,
-            TaskTree::Joins { tree, .. } | TaskTree::Returns(tree) => Self::Joins(*tree),
+            TaskTree::Joins { tree, .. } | TaskTree::Returns { tree, .. } => Self::Joins(*tree),
         })
     }
 }

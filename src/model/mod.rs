@@ -330,8 +330,8 @@ pub enum RowTree {
     Joins(TaskId),
     /// A task of this tree discovered it.
     Discovered(TaskId),
-    /// It was discovered in this tree, became a letter, and is sent again.
-    Returns(TaskId),
+    /// It was discovered in this tree, became this letter, and is sent again.
+    Returns { tree: TaskId, letter: LetterId },
 }
 
 impl RowTree {
@@ -339,7 +339,7 @@ impl RowTree {
     pub fn id(&self, task: TaskId) -> TaskId {
         match self {
             Self::Root(_) => task,
-            Self::Joins(tree) | Self::Discovered(tree) | Self::Returns(tree) => *tree,
+            Self::Joins(tree) | Self::Discovered(tree) | Self::Returns { tree, .. } => *tree,
         }
     }
 }

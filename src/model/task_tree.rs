@@ -1,6 +1,6 @@
 //! The tree of a task to insert.
 
-use super::{ECHO, NewTree, TaskId, shorten};
+use super::{ECHO, LetterId, NewTree, TaskId, shorten};
 
 /// What a task to insert has to do with trees, not validated yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,9 +13,14 @@ pub enum TaskTree {
         /// The tree's deadline; 0: it has none. Set inside of the process only.
         deadline_unix_ms: i64,
     },
-    /// A task that was discovered in this tree, and became a letter instead. Set inside of the
+    /// A task that was discovered in this tree, and became this letter instead. Set inside of the
     /// process only.
-    Returns(TaskId),
+    Returns {
+        tree: TaskId,
+        letter: LetterId,
+        /// As in [`Self::Joins`].
+        deadline_unix_ms: i64,
+    },
 }
 
 impl TaskTree {

@@ -103,7 +103,7 @@ impl From<TaskTree> for pb::TaskTree {
                     .map_or(pb::TreeOnDead::Unspecified, Into::into)
                     .into(),
             },
-            TaskTree::Joins { tree, .. } | TaskTree::Returns(tree) => Self {
+            TaskTree::Joins { tree, .. } | TaskTree::Returns { tree, .. } => Self {
                 id: tree.to_string(),
                 ..Self::default()
             },

@@ -31,10 +31,19 @@ pub(super) fn row_tree(
                 deadline_unix_ms,
             });
         }
-        TaskTree::Returns(tree) => {
+        TaskTree::Returns {
+            tree,
+            letter,
+            deadline_unix_ms,
+        } => {
             return Ok(Joined {
-                tree: RowTree::Returns(tree),
-                deadline_unix_ms: 0,
+                tree: RowTree::Returns { tree, letter },
+                // One that has passed does not count any more.
+                deadline_unix_ms: if deadline_unix_ms > now_unix_ms {
+                    deadline_unix_ms
+                } else {
+                    0
+                },
             });
         }
         TaskTree::Root(new) => new,

@@ -510,8 +510,15 @@ pub(crate) async fn letters_count_in_their_tree<D: Database>(db: &D) {
     assert_eq!(kept.letter.tree, None);
 
     // Sent again, the task joins its tree, and the tree is open again.
+    let sent_again = |letter: &DeadLetter| {
+        let returns = RowTree::Returns {
+            tree: first.task.id,
+            letter: letter.id(),
+        };
+        Some(Box::new(returns))
+    };
     let returns = fresh(TaskRow {
-        tree: Some(Box::new(RowTree::Returns(first.task.id))),
+        tree: sent_again(&letters[0]),
         ..task("full", "a")
     });
     insert_new(&*store, std::slice::from_ref(&returns)).await;
@@ -520,9 +527,10 @@ pub(crate) async fn letters_count_in_their_tree<D: Database>(db: &D) {
         (tree.state, tree.epoch, tree.letters, tree.open),
         (TreeState::Open, 1, 1, 1)
     );
-    // Of the same key again, it is a duplicate, and changes nothing.
+    assert_eq!(store.letter(letters[0].id()).await.unwrap(), None);
+    // The same letter again is a duplicate, and changes nothing.
     let twice = fresh(TaskRow {
-        tree: Some(Box::new(RowTree::Returns(first.task.id))),
+        tree: sent_again(&letters[0]),
         ..task("full", "a")
     });
     store.insert(&[twice]).await.unwrap();
@@ -532,6 +540,20 @@ pub(crate) async fn letters_count_in_their_tree<D: Database>(db: &D) {
         numbers(&*store, &first).await,
         (TreeState::Failed, 1, [2, 0, 2, 0, 0]),
         "one letter is left"
+    );
+    // Another task has its key by now. So the letter goes, and nothing of the tree has failed.
+    insert_new(&*store, &[row("full", "b")]).await;
+    let duplicate = fresh(TaskRow {
+        tree: sent_again(&letters[1]),
+        ..task("full", "b")
+    });
+    let stored = store.insert(&[duplicate]).await.unwrap();
+    assert!(matches!(stored.answers[..], [Duplicate { .. }]));
+    assert_eq!(store.letter(letters[1].id()).await.unwrap(), None);
+    assert_eq!(tree_of(&*store, &first).await.letters, 0);
+    assert_eq!(
+        numbers(&*store, &first).await,
+        (TreeState::Done, 2, [2, 0, 2, 0, 0])
     );
 }
 

@@ -7,12 +7,12 @@
 //! A task without a key is known by its id, which is unique. So nothing but its row remembers it.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
-    model::{KeyHash, QueueName, RowTree, StoredStatus, TaskId},
+    model::{KeyHash, LetterId, QueueName, RowTree, StoredStatus, TaskId},
     store::{
         Inserted, NewRow, Result, Turn,
         sql::{
@@ -98,6 +98,7 @@ pub(crate) async fn insert<S: Session>(
         .unanswered(rows)
         .into_iter()
         .partition(|row| joins_one_of(row, &closed));
+    let sent_again = letters_of(&unanswered);
     let candidates = first_of_each_key(unanswered);
     let mut owners = insert_candidates(session, &candidates, batch, old_keys).await?;
     // A task that is stored already remains a duplicate.
@@ -113,6 +114,7 @@ pub(crate) async fn insert<S: Session>(
     };
     let new: Vec<&NewRow> = candidates.iter().filter(is_fresh).copied().collect();
     new.iter().for_each(|row| steps.added(&row.task));
+    remove_letters(session, &sent_again, steps).await?;
     pending::keep_deadlines(session, &new).await?;
     let sequenced = in_sequences(rows, &new);
     let mut behind = steps.sequences(session, &sequenced, at_ms).await?;
@@ -169,7 +171,7 @@ async fn closed_trees<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<H
         match row.task.tree.as_deref() {
             Some(RowTree::Joins(tree)) => drop(joined.insert(*tree)),
             Some(RowTree::Root(_)) => drop(begun.insert(row.task.id)),
-            Some(RowTree::Discovered(_) | RowTree::Returns(_)) | None => {}
+            Some(RowTree::Discovered(_) | RowTree::Returns { .. }) | None => {}
         }
     }
     joined.retain(|tree| !begun.contains(tree));
@@ -180,6 +182,44 @@ async fn closed_trees<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<H
     let facts = trees::facts(session, &ids).await?;
     joined.retain(|tree| facts.get(tree).is_none_or(|facts| facts.is_closed()));
     Ok(joined)
+}
+
+/// The letters whose tasks these rows send again, each with its tree and the time.
+fn letters_of(rows: &[&NewRow]) -> BTreeMap<LetterId, (TaskId, i64)> {
+    let of_row = |row: &&NewRow| match row.task.tree.as_deref() {
+        Some(RowTree::Returns { tree, letter }) => {
+            Some((*letter, (*tree, row.task.created_unix_ms)))
+        }
+        _ => None,
+    };
+    rows.iter().filter_map(of_row).collect()
+}
+
+/// Removes letters whose tasks are stored now, or were before, and tells their trees.
+async fn remove_letters<S: Session>(
+    session: &mut S,
+    letters: &BTreeMap<LetterId, (TaskId, i64)>,
+    steps: &mut Steps,
+) -> Result<()> {
+    let ids: Vec<LetterId> = letters.keys().copied().collect();
+    for ids in lists(&ids) {
+        let there = Statement::new("SELECT id FROM letters ")
+            .sql(S::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids)
+            .sql(" ORDER BY id")
+            .sql(S::FOR_UPDATE);
+        let there = session.ids(there).await?;
+        for (tree, at_ms) in there.iter().filter_map(|id| letters.get(id)) {
+            steps.letter_gone(*tree, *at_ms);
+        }
+        for there in lists(&there) {
+            session
+                .execute(Statement::new("DELETE FROM letters WHERE id IN ").list(there))
+                .await?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether a row joins one of these trees.

@@ -101,6 +101,11 @@ impl Steps {
         self.trees.late(tree, at_ms);
     }
 
+    /// Records that a letter of this tree is gone because its task was sent again.
+    pub(crate) fn letter_gone(&mut self, tree: TaskId, at_ms: i64) {
+        self.trees.letter_gone(tree, at_ms);
+    }
+
     /// Records the ends of trees, with the tasks that are stored for them.
     pub(crate) fn ended(&mut self, ended: &[EndedTree]) {
         for tree in ended {

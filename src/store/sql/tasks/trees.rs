@@ -168,10 +168,7 @@ impl Trees {
         change.open += 1;
         match joins {
             RowTree::Discovered(_) => change.discovers = true,
-            RowTree::Returns(_) => {
-                change.letters -= 1;
-                change.is_back = true;
-            }
+            RowTree::Returns { .. } => change.is_back = true,
             RowTree::Joins(_) => change.joins = true,
             RowTree::Root(_) => {}
         }
@@ -206,6 +203,14 @@ impl Trees {
     /// Records new letters of tasks that were discovered in this tree.
     pub(crate) fn letters(&mut self, tree: TaskId, count: usize, at_ms: i64) {
         self.change(tree, at_ms).letters += i64::try_from(count).unwrap_or(i64::MAX);
+    }
+
+    /// Records that a letter is gone because its task was sent again. The tree is open again, even
+    /// if the task is a duplicate.
+    pub(crate) fn letter_gone(&mut self, tree: TaskId, at_ms: i64) {
+        let change = self.change(tree, at_ms);
+        change.letters -= 1;
+        change.is_back = true;
     }
 
     /// Stores the changes, and the tasks of the trees that end. Returns these trees.
