@@ -25,6 +25,7 @@ mod letters;
 mod limits;
 mod pauses;
 mod query;
+mod queue_views;
 mod reader;
 mod record;
 mod search;
@@ -52,6 +53,7 @@ pub use self::{
     known_keys::KnownKeys,
     known_topics::KnownTopics,
     ledger::Ledger,
+    queue_views::{HeldQueues, StoredQueues, merged as merged_queues},
     reader::Reader,
     settled::SettledReports,
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
@@ -61,5 +63,6 @@ pub use self::{
     trees::{NextOfTree, WatchingTree},
     waits::{Wait, Waits},
     watch::Watching,
+    workers::WorkersLook,
 };
 pub(crate) use crate::model::{ECHO, shorten};

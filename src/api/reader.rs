@@ -1,7 +1,7 @@
 //! Reads what became of tasks, and the state of the queues. SQL knows what is final, Redis what
 //! happens until then.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -13,12 +13,9 @@ use crate::{
     bus::Bus,
     config::Settings,
     coordination::Coordination,
-    model::{
-        Act, Caller, QueueName, QueueView, ShardId, StoredStatus, TaskId, TaskResult, TaskStatus,
-        TaskView,
-    },
+    model::{Act, Caller, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
     pipelines::admission::{Gates, Occupancy},
-    queue::{self, Inspected, RecordStatus, Shards},
+    queue::{Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ListedTask, Store},
 };
@@ -87,109 +84,6 @@ impl Reader {
         }
         Ok(Some(results))
     }
-
-    /// The queues that have unfinished tasks or an open shard.
-    pub(super) async fn queues(&self) -> Result<Vec<QueueView>, Error> {
-        let shards = self.queue.shards();
-        // A closed queue has nothing to show until somebody inserts a task.
-        let mut names: Vec<QueueName> = shards.iter().map(|shard| shard.queue.clone()).collect();
-        names.extend(
-            self.store
-                .unfinished()
-                .await?
-                .into_iter()
-                .map(|(queue, _)| queue),
-        );
-        names.sort_unstable();
-        names.dedup();
-        let mut queues = self.views(&names, &shards).await?;
-        for queue in self.queue.paused() {
-            entry_of(&mut queues, &queue).paused = true;
-        }
-        Ok(queues.into_values().collect())
-    }
-
-    /// One queue, which may be empty.
-    pub(super) async fn queue_view(&self, queue: &QueueName) -> Result<QueueView, Error> {
-        let mut shards = self.queue.shards();
-        shards.retain(|shard| shard.queue == *queue);
-        let mut queues = self.views(std::slice::from_ref(queue), &shards).await?;
-        let mut view = entry_of(&mut queues, queue).clone();
-        view.paused = self.queue.paused().contains(queue);
-        Ok(view)
-    }
-
-    /// The counts of these queues and of their open shards. The caller sets `paused`.
-    pub(super) async fn views(
-        &self,
-        names: &[QueueName],
-        shards: &[ShardId],
-    ) -> Result<BTreeMap<QueueName, QueueView>, Error> {
-        let mut queues: BTreeMap<QueueName, QueueView> = BTreeMap::new();
-        let now = self.clock.now_unix_ms();
-        let age_ms =
-            |created_unix_ms: i64| u64::try_from(now.saturating_sub(created_unix_ms)).unwrap_or(0);
-        for count in self.store.counts(Some(names)).await? {
-            let entry = entry_of(&mut queues, &count.queue);
-            match count.status {
-                // The tasks in Redis are subtracted below.
-                StoredStatus::Unfinished => entry.pending = count.count,
-                StoredStatus::Completed => entry.completed = count.count,
-                StoredStatus::Dead => entry.dead = count.count,
-                StoredStatus::Cancelled => entry.cancelled = count.count,
-            }
-        }
-        for (stats, shard) in self.queue.stats_of(shards).await.into_iter().zip(shards) {
-            let stats = match stats {
-                Err(queue::Error::NoGeneration) => continue,
-                // Its tasks remain in `pending`.
-                Err(error) if error.is_of_shard() => {
-                    entry_of(&mut queues, &shard.queue).unread_shards += 1;
-                    continue;
-                }
-                other => other?,
-            };
-            let entry = entry_of(&mut queues, &shard.queue);
-            entry.waiting += stats.open;
-            entry.leases += stats.leases;
-            let (assigned, delayed) = stats.assigned_and_delayed();
-            entry.assigned += assigned;
-            entry.delayed += delayed;
-            // A task whose end is on its way to SQL counts as pending for that moment.
-            entry.pending = entry.pending.saturating_sub(stats.live);
-            entry.oldest_waiting_ms = entry
-                .oldest_waiting_ms
-                .max(stats.oldest_created_unix_ms.map(age_ms));
-        }
-        for (queue, created_unix_ms) in self.store.oldest_waiting(now).await? {
-            if !names.contains(&queue) {
-                continue;
-            }
-            let entry = entry_of(&mut queues, &queue);
-            entry.oldest_waiting_ms = entry.oldest_waiting_ms.max(Some(age_ms(created_unix_ms)));
-        }
-        Ok(queues)
-    }
-}
-
-fn entry_of<'a>(
-    queues: &'a mut BTreeMap<QueueName, QueueView>,
-    queue: &QueueName,
-) -> &'a mut QueueView {
-    queues.entry(queue.clone()).or_insert_with(|| QueueView {
-        queue: queue.clone(),
-        pending: 0,
-        waiting: 0,
-        assigned: 0,
-        delayed: 0,
-        leases: 0,
-        completed: 0,
-        dead: 0,
-        cancelled: 0,
-        oldest_waiting_ms: None,
-        paused: false,
-        unread_shards: 0,
-    })
 }
 
 /// A task as callers see it, from SQL and its record in Redis.

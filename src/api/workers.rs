@@ -18,44 +18,94 @@ use crate::model::{Caller, Presence, QueueName, SeenProcess, SeenWorker, SeenWor
 const LEASES_OF_SHARD: usize = 1_000;
 const LEASES: usize = 100_000;
 
+/// What all processes and Redis say of workers, of all queues that were asked for.
+pub struct WorkersLook {
+    processes: Vec<Presence>,
+    /// The leases of each worker in each queue.
+    in_hand: HashMap<String, HashMap<String, u64>>,
+    /// The leases in each queue that were not read.
+    unread_leases: HashMap<String, u64>,
+}
+
+impl WorkersLook {
+    /// The workers that the caller may see, the last heard first; with a queue only those of it.
+    pub fn seen_by(&self, caller: &Caller, queue: &str) -> Result<SeenWorkers, Error> {
+        let queue = queue_of(caller, queue)?;
+        let is_asked = |name: &str| is_asked(caller, queue.as_ref(), name);
+        let mut views = merged(&self.processes, is_asked);
+        // A token for one worker sees no other.
+        let own = caller
+            .access
+            .token()
+            .and_then(|token| token.worker.as_ref());
+        if let Some(own) = own {
+            views.workers.retain(|view| view.worker == own.as_str());
+            views.more = 0;
+        }
+        let sees_all = queue.is_none() && caller.access.reaches_everything();
+        if !sees_all {
+            views.workers.retain(|view| !view.queues.is_empty());
+        }
+        let mut in_hand: HashMap<&str, u64> = HashMap::new();
+        for (queue, workers) in &self.in_hand {
+            if is_asked(queue) {
+                for (worker, leases) in workers {
+                    *in_hand.entry(worker).or_default() += leases;
+                }
+            }
+        }
+        for view in &mut views.workers {
+            view.in_hand = in_hand.get(&view.worker[..]).copied().unwrap_or(0);
+        }
+        let unread = self.unread_leases.iter();
+        views.unread_leases = unread
+            .filter(|(queue, _)| is_asked(queue))
+            .map(|(_, leases)| leases)
+            .sum();
+        Ok(views)
+    }
+}
+
+/// The queue whose workers are asked for; `None` for all.
+fn queue_of(caller: &Caller, queue: &str) -> Result<Option<QueueName>, Error> {
+    let queue = Some(queue)
+        .filter(|queue| !queue.is_empty())
+        .map(QueueName::new)
+        .transpose();
+    let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
+    if let Some(queue) = &queue {
+        reaches(caller, queue.as_str())?;
+    }
+    Ok(queue)
+}
+
+fn is_asked(caller: &Caller, queue: Option<&QueueName>, name: &str) -> bool {
+    match queue {
+        Some(queue) => queue.as_str() == name,
+        None => caller.access.reaches(name),
+    }
+}
+
 impl Api {
     /// The workers that the caller may see, the last heard first; with a queue only those of it.
     pub async fn workers(&self, caller: &Caller, queue: &str) -> Result<SeenWorkers, Error> {
-        let queue = Some(queue)
-            .filter(|queue| !queue.is_empty())
-            .map(QueueName::new)
-            .transpose();
-        let queue = queue.map_err(|error| Error::Invalid(error.to_string()))?;
-        if let Some(queue) = &queue {
-            reaches(caller, queue.as_str())?;
-        }
-        let is_asked = |name: &str| match &queue {
-            Some(queue) => queue.as_str() == name,
-            None => caller.access.reaches(name),
-        };
+        let look = self.workers_look(caller, queue).await?;
+        look.seen_by(caller, queue)
+    }
+
+    /// What is known of the workers of the queues that the caller reaches, or of one queue.
+    pub async fn workers_look(&self, caller: &Caller, queue: &str) -> Result<WorkersLook, Error> {
+        let queue = queue_of(caller, queue)?;
         let read = async {
             let query = self.query()?;
             let processes = self.workers.with_own(query.processes().await?);
+            let is_asked = |name: &str| is_asked(caller, queue.as_ref(), name);
             let (in_hand, unread_leases) = query.leases_of_workers(is_asked).await?;
-            let mut views = merged(processes, is_asked);
-            // A token for one worker sees no other.
-            let own = caller
-                .access
-                .token()
-                .and_then(|token| token.worker.as_ref());
-            if let Some(own) = own {
-                views.workers.retain(|view| view.worker == own.as_str());
-                views.more = 0;
-            }
-            let sees_all = queue.is_none() && caller.access.reaches_everything();
-            if !sees_all {
-                views.workers.retain(|view| !view.queues.is_empty());
-            }
-            for view in &mut views.workers {
-                view.in_hand = in_hand.get(&view.worker).copied().unwrap_or(0);
-            }
-            views.unread_leases = unread_leases;
-            Ok(views)
+            Ok(WorkersLook {
+                processes,
+                in_hand,
+                unread_leases,
+            })
         };
         read.instrument(span("workers", caller)).await
     }
@@ -85,12 +135,12 @@ impl Api {
 
 /// What all processes heard of each worker, by the queues that are asked for. The one that heard
 /// it last says where it is.
-fn merged(processes: Vec<Presence>, is_asked: impl Fn(&str) -> bool) -> SeenWorkers {
+fn merged(processes: &[Presence], is_asked: impl Fn(&str) -> bool) -> SeenWorkers {
     let mut views: BTreeMap<String, SeenWorker> = BTreeMap::new();
     let mut more = 0;
     for process in processes {
         more += process.more;
-        for heard in process.workers {
+        for heard in &process.workers {
             let view = views
                 .entry(heard.worker.clone())
                 .or_insert_with(|| SeenWorker {
@@ -108,14 +158,14 @@ fn merged(processes: Vec<Presence>, is_asked: impl Fn(&str) -> bool) -> SeenWork
             if heard.heard_unix_ms > view.heard_unix_ms {
                 view.heard_unix_ms = heard.heard_unix_ms;
                 view.process.clone_from(&process.process);
-                view.address = heard.address;
+                view.address.clone_from(&heard.address);
             }
             let mut queues: BTreeSet<String> = view.queues.drain(..).collect();
-            for counts in heard.queues {
+            for counts in &heard.queues {
                 if is_asked(&counts.queue) {
                     view.done += counts.done;
                     view.failed += counts.failed;
-                    queues.insert(counts.queue);
+                    queues.insert(counts.queue.clone());
                 }
             }
             view.queues = queues.into_iter().take(MOST_QUEUES).collect();
@@ -139,31 +189,37 @@ impl Reader {
     async fn leases_of_workers(
         &self,
         is_asked: impl Fn(&str) -> bool,
-    ) -> Result<(HashMap<String, u64>, u64), Error> {
+    ) -> Result<LeasesOfWorkers, Error> {
         let mut shards: Vec<ShardId> = self.queue.shards();
         shards.retain(|shard| is_asked(shard.queue.as_str()));
         let per_shard = (LEASES / shards.len().max(1)).clamp(1, LEASES_OF_SHARD);
         let holders = self.queue.lease_holders(&shards, per_shard).await?;
-        let mut in_hand: HashMap<String, u64> = HashMap::new();
-        let mut unread = 0;
+        let mut in_hand: HashMap<String, HashMap<String, u64>> = HashMap::new();
+        let mut unread: HashMap<String, u64> = HashMap::new();
         for (shard, holders) in shards.iter().zip(holders) {
-            match holders {
+            let queue = shard.queue.as_str();
+            let of_queue = match holders {
                 Ok(holders) => {
-                    unread += holders.unread;
+                    let of_queue = in_hand.entry(queue.to_owned()).or_default();
                     for (worker, leases) in holders.workers {
-                        *in_hand.entry(worker).or_default() += leases;
+                        *of_queue.entry(worker).or_default() += leases;
                     }
+                    holders.unread
                 }
                 // The workers are shown nevertheless. The unknown leases of the shard count as one.
                 Err(error) => {
-                    unread += 1;
                     tracing::debug!("cannot read the leases of {shard}: {error}");
+                    1
                 }
-            }
+            };
+            *unread.entry(queue.to_owned()).or_default() += of_queue;
         }
         Ok((in_hand, unread))
     }
 }
+
+/// The leases of each worker in each queue, and how many of each queue were not read.
+type LeasesOfWorkers = (HashMap<String, HashMap<String, u64>>, HashMap<String, u64>);
 
 #[cfg(test)]
 mod tests {
@@ -200,7 +256,7 @@ mod tests {
                 vec![heard("v", 3000, &[]), heard("w", 2000, &[("q", 3, 0)])],
             ),
         ];
-        let SeenWorkers { workers, more, .. } = merged(processes, |queue| queue == "q");
+        let SeenWorkers { workers, more, .. } = merged(&processes, |queue| queue == "q");
         let names: Vec<&str> = workers.iter().map(|view| &view.worker[..]).collect();
         assert_eq!((names, more), (vec!["v", "w"], 2));
         let view = &workers[1];
