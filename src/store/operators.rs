@@ -257,6 +257,19 @@ pub trait Operators: Send + Sync {
         now_unix_ms: i64,
         who: &str,
         what: &str,
+    ) -> Result<Vec<Retried>> {
+        self.retry_as_of(ids, now_unix_ms, who, what, None).await
+    }
+
+    /// The same. With a time that a count began with, tasks that have changed since stay as they
+    /// are.
+    async fn retry_as_of(
+        &self,
+        ids: &[TaskId],
+        now_unix_ms: i64,
+        who: &str,
+        what: &str,
+        as_of_unix_ms: Option<i64>,
     ) -> Result<Vec<Retried>>;
 
     /// Stores letters about records and about tasks that are not stored. A letter that already
@@ -291,6 +304,19 @@ pub trait Operators: Send + Sync {
         change: &Change,
         at_unix_ms: i64,
         acts: &[TaskAct],
+    ) -> Result<Vec<Wanted>> {
+        self.want_as_of(ids, change, at_unix_ms, acts, None).await
+    }
+
+    /// The same. With a time that a count began with, tasks that have changed since count as
+    /// unknown.
+    async fn want_as_of(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        at_unix_ms: i64,
+        acts: &[TaskAct],
+        as_of_unix_ms: Option<i64>,
     ) -> Result<Vec<Wanted>>;
 
     /// Reads pending changes of a kind. Removes those of tasks that are final or no longer exist.

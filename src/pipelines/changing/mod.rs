@@ -118,9 +118,22 @@ impl Changing {
         change: &Change,
         acts: &[TaskAct],
     ) -> Result<Vec<Changed>, Error> {
+        self.change_as_of(ids, change, acts, None).await
+    }
+
+    /// The same. With a time that a count began with, a task that has changed since is
+    /// [`Changed::Unknown`].
+    pub async fn change_as_of(
+        &self,
+        ids: &[TaskId],
+        change: &Change,
+        acts: &[TaskAct],
+        as_of_unix_ms: Option<i64>,
+    ) -> Result<Vec<Changed>, Error> {
+        let now = self.clock.now_unix_ms();
         let wanted = self
             .store
-            .want(ids, change, self.clock.now_unix_ms(), acts)
+            .want_as_of(ids, change, now, acts, as_of_unix_ms)
             .await?;
         let kept = wanted.iter().filter_map(|wanted| match wanted {
             Wanted::Kept(kept) => Some((kept.task.id, kept.clone())),

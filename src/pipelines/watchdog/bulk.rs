@@ -249,15 +249,22 @@ impl BulkChanges {
         if ids.is_empty() && !matches!(bulk.change, BulkAction::Requeue(_)) {
             return Ok(Outcome::default());
         }
+        let as_of = bulk.filter.as_of_unix_ms;
         let Some(change) = bulk.change.live() else {
             let retried = self
                 .store
-                .retry_with_acts(ids, self.clock.now_unix_ms(), &bulk.who, &act_of(bulk))
+                .retry_as_of(
+                    ids,
+                    self.clock.now_unix_ms(),
+                    &bulk.who,
+                    &act_of(bulk),
+                    as_of,
+                )
                 .await?;
             let retried: HashSet<TaskId> = retried.into_iter().map(|retried| retried.id).collect();
             let stayed = |id| {
                 (!retried.contains(&id))
-                    .then_some("the task is neither dead nor cancelled any more")
+                    .then_some("the task is neither dead nor cancelled any more, or has changed since it was counted")
             };
             return Ok(Outcome::of(ids.iter().map(|id| (*id, stayed(*id)))));
         };
@@ -266,7 +273,12 @@ impl BulkChanges {
         }
         let changed = self
             .changing
-            .change(ids, &change, &acts(bulk, ids, self.clock.now_unix_ms()))
+            .change_as_of(
+                ids,
+                &change,
+                &acts(bulk, ids, self.clock.now_unix_ms()),
+                as_of,
+            )
             .await?;
         Ok(Outcome::of(
             ids.iter()
@@ -300,7 +312,12 @@ impl BulkChanges {
             true => Vec::new(),
             false => {
                 self.changing
-                    .change(&due, change, &acts(bulk, &due, self.clock.now_unix_ms()))
+                    .change_as_of(
+                        &due,
+                        change,
+                        &acts(bulk, &due, self.clock.now_unix_ms()),
+                        bulk.filter.as_of_unix_ms,
+                    )
                     .await?
             }
         };
@@ -396,7 +413,9 @@ fn reason(changed: Changed) -> Option<&'static str> {
         Changed::NotDue => Some("its time has not come, and no worker holds it"),
         Changed::CompletedByWorker => Some("the worker that it should wait for has completed it"),
         Changed::TooManyReplicas => Some("its queue takes no task with so many replicas"),
-        Changed::Unknown => Some("there is no such task any more"),
+        Changed::Unknown => {
+            Some("there is no such task any more, or it has changed since it was counted")
+        }
     }
 }
 

@@ -332,6 +332,28 @@ pub(crate) async fn what_was_counted_is_found_again_and_nothing_else(db: &impl D
     };
     store.end_changes(&[cancelled], NOW).await.unwrap();
     assert_eq!(found(&ended).await, ids(&[0, 1, 2, 3]));
+    // A job has found some, and they change before it changes them.
+    let of_count = Some(as_of);
+    let retried = store.retry_as_of(&ids(&[4, 10]), NOW, "ops", "retry task", of_count);
+    assert!(
+        retried.await.unwrap().is_empty(),
+        "they died after the count"
+    );
+    let cancel = store.want_as_of(&ids(&[7, 11]), &Change::Cancel, NOW, &[], of_count);
+    let cancel = cancel.await.unwrap();
+    assert!(
+        matches!(&cancel[..], [Wanted::Kept(_), Wanted::Unknown]),
+        "11 came late: {cancel:?}"
+    );
+    let [Wanted::Kept(kept), _] = &cancel[..] else {
+        panic!("{cancel:?}")
+    };
+    let stays = EndedChange {
+        id: kept.task.id,
+        turn: Some(kept.turn),
+        end: Decided::Over,
+    };
+    store.end_changes(&[stays], NOW).await.unwrap();
     // One that was counted is sent again, and dies once more.
     store
         .retry_with_acts(&ids(&[0]), NOW, "ops", "retry task")

@@ -200,11 +200,12 @@ pub(crate) async fn retry<S: Session>(
     session: &mut S,
     acts: &Acts,
     now_ms: i64,
+    as_of_ms: Option<i64>,
     events: &Arc<EventQueues>,
 ) -> Result<(Vec<Retried>, Vec<EndedTree>)> {
     let mut steps = Steps::new(events);
     let ids: Vec<TaskId> = acts.keys().copied().collect();
-    let mut retried = again::retry(session, &ids, now_ms, &mut steps).await?;
+    let mut retried = again::retry(session, &ids, now_ms, as_of_ms, &mut steps).await?;
     let done: HashSet<TaskId> = retried.iter().map(|retried| retried.id).collect();
     let (done, others): (Vec<_>, Vec<_>) = acts.iter().partition(|(id, _)| done.contains(id));
     retried.extend(sent_before(session, &others).await?);

@@ -89,10 +89,11 @@ impl TargetColumns {
     }
 }
 
-/// Those of `ids` that exist, locked.
+/// Those of `ids` that exist, locked; with `as_of_ms`, those that have not changed since.
 async fn targets<S: Session>(
     session: &mut S,
     ids: &BTreeSet<TaskId>,
+    as_of_ms: Option<i64>,
 ) -> Result<HashMap<TaskId, Target>> {
     let (ids, mut targets) = (Vec::from_iter(ids.iter().copied()), HashMap::new());
     for ids in lists(&ids) {
@@ -103,6 +104,7 @@ async fn targets<S: Session>(
         .sql(S::BY_PRIMARY_KEY)
         .sql(" WHERE id IN ")
         .list(ids)
+        .append(again::unchanged_since(as_of_ms))
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
         for columns in session.fetch::<TargetColumns>(found).await? {
@@ -117,11 +119,11 @@ pub(crate) async fn want<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     change: &Change,
-    now_ms: i64,
+    (now_ms, as_of_ms): (i64, Option<i64>),
     acts: &[TaskAct],
     events: &Arc<EventQueues>,
 ) -> Result<(Vec<Wanted>, Vec<EndedTree>)> {
-    let mut targets = targets(session, &ids.iter().copied().collect()).await?;
+    let mut targets = targets(session, &ids.iter().copied().collect(), as_of_ms).await?;
     let mut steps = Steps::new(events);
     let mut reopened = BTreeSet::new();
     if let Change::Update(update) = change {
@@ -312,7 +314,7 @@ pub(crate) async fn end<S: Session>(
     at_unix_ms: i64,
     events: &Arc<EventQueues>,
 ) -> Result<(Vec<ChangeEnd>, Vec<EndedTree>)> {
-    let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect()).await?;
+    let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect(), None).await?;
     let generations = generations(
         session,
         targets

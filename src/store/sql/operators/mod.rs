@@ -82,23 +82,24 @@ impl<DB: Backend> Operators for SqlStore<DB> {
         bulk::stop_bulk_change(&self.sql, id, at_unix_ms, why, act).await
     }
 
-    async fn retry_with_acts(
+    async fn retry_as_of(
         &self,
         ids: &[TaskId],
         now_unix_ms: i64,
         who: &str,
         what: &str,
+        as_of_unix_ms: Option<i64>,
     ) -> Result<Vec<Retried>> {
         // Every attempt uses the same acts, so that it recognises what an earlier attempt has done.
         let acts: bulk::Acts = ids
             .iter()
             .map(|id| (*id, Act::at_time(now_unix_ms, who, what, &id.to_string())))
             .collect();
-        let input = (acts, now_unix_ms, self.event_queues());
+        let input = (acts, now_unix_ms, as_of_unix_ms, self.event_queues());
         let (retried, ended) = self
             .sql
-            .run_in_era("retry", input, |session, (acts, now, events)| {
-                Box::pin(bulk::retry(session, acts, *now, events))
+            .run_in_era("retry", input, |session, (acts, now, as_of, events)| {
+                Box::pin(bulk::retry(session, acts, *now, *as_of, events))
             })
             .await?;
         note_ends(&ended);
@@ -129,17 +130,18 @@ impl<DB: Backend> Operators for SqlStore<DB> {
         letters::remove_old_letters(&self.sql, age, limit, self.event_queues()).await
     }
 
-    async fn want(
+    async fn want_as_of(
         &self,
         ids: &[TaskId],
         change: &Change,
         at_unix_ms: i64,
         acts: &[TaskAct],
+        as_of_unix_ms: Option<i64>,
     ) -> Result<Vec<Wanted>> {
         let input = (
             ids.to_vec(),
             change.clone(),
-            at_unix_ms,
+            (at_unix_ms, as_of_unix_ms),
             acts.to_vec(),
             self.event_queues(),
         );
@@ -148,15 +150,8 @@ impl<DB: Backend> Operators for SqlStore<DB> {
             .run_in_era(
                 "want_change",
                 input,
-                |session, (ids, change, at_unix_ms, acts, events)| {
-                    Box::pin(changes::want(
-                        session,
-                        ids,
-                        change,
-                        *at_unix_ms,
-                        acts,
-                        events,
-                    ))
+                |session, (ids, change, times, acts, events)| {
+                    Box::pin(changes::want(session, ids, change, *times, acts, events))
                 },
             )
             .await?;

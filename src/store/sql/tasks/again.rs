@@ -26,13 +26,16 @@ use crate::{
 ///
 /// Completions that arrived after the end count now, because their workers have done their replicas
 /// and do not get second ones. With NUM of them, the task is completed.
+///
+/// With `as_of_ms`, tasks that have changed since a count stay as they are.
 pub(crate) async fn retry<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     now_ms: i64,
+    as_of_ms: Option<i64>,
     steps: &mut Steps,
 ) -> Result<Vec<Retried>> {
-    let ended = ended_tasks(session, ids, "(2, 3)").await?;
+    let ended = ended_tasks(session, ids, "(2, 3)", as_of_ms).await?;
     let ids: Vec<TaskId> = ended.iter().map(|task| task.id).collect();
     let retried = begin_again(session, ended, now_ms, steps).await?;
     for ids in lists(&ids) {
@@ -120,7 +123,7 @@ pub(crate) async fn reopen<S: Session>(
     now_ms: i64,
     steps: &mut Steps,
 ) -> Result<()> {
-    let ended = ended_tasks(session, ids, "(0, 1)").await?;
+    let ended = ended_tasks(session, ids, "(0, 1)", None).await?;
     begin_again(session, ended, now_ms, steps).await?;
     Ok(())
 }
@@ -161,12 +164,23 @@ impl EndedColumns {
     }
 }
 
+/// The part of a condition that leaves out tasks that have changed since a count began.
+pub(crate) fn unchanged_since<'a>(as_of_ms: Option<i64>) -> Statement<'a> {
+    match as_of_ms {
+        Some(as_of_ms) => Statement::new(" AND era < ? AND updated_ms <= ?")
+            .bind(as_of_ms)
+            .bind(as_of_ms),
+        None => Statement::new(""),
+    }
+}
+
 /// Those of `ids`, which are sorted, that have one of these statuses. All are locked before the rows
 /// of their sequences are.
 async fn ended_tasks<S: Session>(
     session: &mut S,
     ids: &[TaskId],
     statuses: &str,
+    as_of_ms: Option<i64>,
 ) -> Result<Vec<EndedTask>> {
     let mut tasks = Vec::with_capacity(ids.len());
     for ids in lists(ids) {
@@ -176,6 +190,7 @@ async fn ended_tasks<S: Session>(
         .sql(S::BY_PRIMARY_KEY)
         .sql(&format!(" WHERE status IN {statuses} AND id IN "))
         .list(ids)
+        .append(unchanged_since(as_of_ms))
         .sql(" ORDER BY id")
         .sql(S::FOR_UPDATE);
         for columns in session.fetch::<EndedColumns>(ended).await? {
