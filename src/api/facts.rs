@@ -71,7 +71,7 @@ impl Reader {
         worker: Option<&WorkerName>,
     ) -> Result<Option<Facts>, Error> {
         let place_in_sql = self.store.place(self.bus.generation(), id).await?;
-        let Some(detail) = self.store.task(id).await? else {
+        let Some(detail) = self.store.brief_task(id).await? else {
             return Ok(None);
         };
         let credited = self

@@ -40,6 +40,18 @@ impl Api {
         };
         read.instrument(span("task", caller)).await
     }
+
+    /// Returns a task with its history, without its payload and its headers.
+    pub async fn brief_task_file(&self, caller: &Caller, id: &str) -> Result<TaskFile, Error> {
+        let id = task_id(id)?;
+        let query = self.query()?;
+        let read = async {
+            let detail = query.store().brief_task(id).await?;
+            let reached = detail.filter(|detail| caller.access.reaches(detail.task.queue.as_str()));
+            query.file(reached.ok_or(Error::NoSuchTask(id))?).await
+        };
+        read.instrument(span("brief_task", caller)).await
+    }
 }
 
 impl Reader {

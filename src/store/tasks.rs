@@ -177,6 +177,9 @@ pub trait Tasks: Send + Sync {
 
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
 
+    /// The same without its payload and its headers, which may be large.
+    async fn brief_task(&self, id: TaskId) -> Result<Option<TaskDetail>>;
+
     /// Where the task is, or `None` if it is finished or does not exist. `generation` is the
     /// topic's.
     async fn place(&self, generation: &str, id: TaskId) -> Result<Option<Place>>;

@@ -201,6 +201,10 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
         reads::rows(&self.sql, ids).await
     }
 
+    async fn brief_task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
+        reads::brief_task(&self.sql, id).await
+    }
+
     async fn task(&self, id: TaskId) -> Result<Option<TaskDetail>> {
         reads::task(&self.sql, id).await
     }

@@ -188,8 +188,26 @@ pub(crate) async fn rows<DB: Backend>(sql: &Runner<DB>, ids: &[TaskId]) -> Resul
 }
 
 pub(crate) async fn task<DB: Backend>(sql: &Runner<DB>, id: TaskId) -> Result<Option<TaskDetail>> {
+    detail(sql, id, TASK_COLUMNS).await
+}
+
+pub(crate) async fn brief_task<DB: Backend>(
+    sql: &Runner<DB>,
+    id: TaskId,
+) -> Result<Option<TaskDetail>> {
+    let columns = TASK_COLUMNS
+        .replace(" payload, ", " X'' AS payload, ")
+        .replace(" headers, ", " '[]' AS headers, ");
+    detail(sql, id, &columns).await
+}
+
+async fn detail<DB: Backend>(
+    sql: &Runner<DB>,
+    id: TaskId,
+    columns: &str,
+) -> Result<Option<TaskDetail>> {
     let task = Statement::new(format!(
-        "SELECT {TASK_COLUMNS}, status, completed, attempts, reason, epoch, updated_ms, \
+        "SELECT {columns}, status, completed, attempts, reason, epoch, updated_ms, \
              (EXISTS (SELECT 1 FROM outbox WHERE task_id = id) OR (on_bus = 1 AND pub_generation = '' AND EXISTS \
              (SELECT 1 FROM batches WHERE batch = insertion AND generation = ''))) AS unpublished, \
          tree AS in_tree \
