@@ -71,20 +71,25 @@ impl Problem {
             ..Self::new(status, error.to_string())
         }
     }
+
+    /// Makes the problem of an operation that failed.
+    pub(super) fn of_kind(kind: Kind, why: String) -> Self {
+        match kind {
+            Kind::Invalid => Self::bad_request(why),
+            Kind::Final => Self::new(StatusCode::CONFLICT, why),
+            Kind::NotFound => Self::new(StatusCode::NOT_FOUND, why),
+            Kind::Unauthenticated => Self::new(StatusCode::UNAUTHORIZED, why),
+            Kind::Forbidden => Self::new(StatusCode::FORBIDDEN, why),
+            Kind::Busy => Self::later(StatusCode::TOO_MANY_REQUESTS, why),
+            Kind::Unavailable => Self::later(StatusCode::SERVICE_UNAVAILABLE, why),
+            Kind::NotRunHere => Self::new(StatusCode::SERVICE_UNAVAILABLE, why),
+        }
+    }
 }
 
 impl From<api::Error> for Problem {
     fn from(error: api::Error) -> Self {
-        match error.kind() {
-            Kind::Invalid => Self::bad_request(error.to_string()),
-            Kind::Final => Self::new(StatusCode::CONFLICT, error.to_string()),
-            Kind::NotFound => Self::new(StatusCode::NOT_FOUND, error.to_string()),
-            Kind::Unauthenticated => Self::new(StatusCode::UNAUTHORIZED, error.to_string()),
-            Kind::Forbidden => Self::new(StatusCode::FORBIDDEN, error.to_string()),
-            Kind::Busy => Self::later(StatusCode::TOO_MANY_REQUESTS, error),
-            Kind::Unavailable => Self::later(StatusCode::SERVICE_UNAVAILABLE, error),
-            Kind::NotRunHere => Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
-        }
+        Self::of_kind(error.kind(), error.to_string())
     }
 }
 

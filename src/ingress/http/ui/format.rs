@@ -93,6 +93,32 @@ impl Moment {
     }
 }
 
+/// A name and a text, or a time.
+#[derive(Debug)]
+pub(super) struct Fact {
+    pub(super) name: &'static str,
+    pub(super) text: String,
+    pub(super) at: Option<Moment>,
+}
+
+impl Fact {
+    pub(super) fn new(name: &'static str, text: impl Into<String>) -> Self {
+        Self {
+            name,
+            text: text.into(),
+            at: None,
+        }
+    }
+
+    pub(super) fn at(name: &'static str, unix_ms: i64) -> Self {
+        Self {
+            name,
+            text: String::new(),
+            at: Some(Moment::new(unix_ms)),
+        }
+    }
+}
+
 /// A stranger's text on one line. Characters that nobody sees are written out.
 pub(super) fn line(text: &str) -> String {
     printable(text)

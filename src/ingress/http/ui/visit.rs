@@ -1,6 +1,9 @@
 //! A request for a page that was admitted, and how a page is answered.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use askama::Template;
 use axum::{
@@ -16,7 +19,7 @@ use super::{
         problem::Problem,
         request::whole,
     },
-    looks::Looks,
+    looks::{Looks, rest},
     scene::{Head, Scene},
 };
 use crate::{api::Api, model::Caller};
@@ -24,6 +27,11 @@ use crate::{api::Api, model::Caller};
 /// The header of a request for the frame of a page: the version that the browser has. An answer has
 /// the new version in it.
 pub(super) const FRAME: HeaderName = HeaderName::from_static("taskd-frame");
+
+/// The header of an answer that says after how many milliseconds to ask for the frame again.
+const FRAME_AFTER: HeaderName = HeaderName::from_static("taskd-frame-after");
+/// The least of them.
+const FRAME_EVERY: Duration = Duration::from_secs(2);
 
 /// The most bytes of a form.
 const FORM: usize = 64 << 10;
@@ -39,6 +47,8 @@ pub(super) struct Visit {
     pub(super) form: Vec<(String, String)>,
     /// The version of the frame that the browser has, if it asks for the frame only.
     frame: Option<String>,
+    /// Since when the answer costs what viewers do not share.
+    began: Instant,
 }
 
 impl FromRequest<State> for Visit {
@@ -70,6 +80,7 @@ impl FromRequest<State> for Visit {
             query,
             form,
             frame,
+            began: Instant::now(),
         })
     }
 }
@@ -82,7 +93,7 @@ pub(super) fn form(body: &[u8]) -> Result<Vec<(String, String)>, Problem> {
 }
 
 impl Visit {
-    pub(super) fn api(&self) -> &Api {
+    pub(super) fn api(&self) -> &Arc<Api> {
         &self.state.api
     }
 
@@ -111,6 +122,11 @@ impl Visit {
         self.frame.is_some()
     }
 
+    /// The shared looks are there. A frame rests for what the others cost only.
+    pub(super) fn has_looked(&mut self) {
+        self.began = Instant::now();
+    }
+
     pub(super) fn head(&self, here: &'static str, title: impl Into<String>) -> Head {
         Head::new(&self.scene, here, title)
     }
@@ -126,12 +142,16 @@ impl Visit {
         };
         let frame = page.frame();
         let version = frame.as_deref().map(version).unwrap_or_default();
-        if version == *known {
-            return Ok(StatusCode::NO_CONTENT.into_response());
-        }
-        let mut answer = self.html(status, frame)?;
+        let mut answer = if version == *known {
+            StatusCode::NO_CONTENT.into_response()
+        } else {
+            self.html(status, frame)?
+        };
         let version = HeaderValue::try_from(version).expect("hex digits may stand in a header");
         answer.headers_mut().insert(FRAME, version);
+        let after = FRAME_EVERY.max(rest(self.began.elapsed()));
+        let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
+        answer.headers_mut().insert(FRAME_AFTER, after.into());
         Ok(answer)
     }
 

@@ -1,5 +1,5 @@
 // What the pages do with a script: a visible page asks for its frame every two seconds and merges
-// it, times are shown as local ones, `/` focuses the search. Everything else works without.
+// it, and times are shown as local ones, too. Everything else works without.
 "use strict";
 (() => {
   const EVERY = 2000;
@@ -9,26 +9,21 @@
   for (const name of ["error", "unhandledrejection"]) window.addEventListener(name, fault);
   document.addEventListener("securitypolicyviolation", fault);
 
-  // Times are local; the title has them as they came.
+  // Times are local, with UTC beside.
   const local = (root) => {
     for (const time of root.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
-      if (time.title || Number.isNaN(at.getTime())) continue;
-      time.title = time.textContent;
-      const today = at.toDateString() === new Date().toDateString();
-      time.textContent = today ? at.toLocaleTimeString() : at.toLocaleString();
+      if (time.querySelector(".utc") || Number.isNaN(at.getTime())) continue;
+      const now = new Date();
+      const today = at.toDateString() === now.toDateString();
+      const sameInUtc = at.toISOString().slice(0, 10) === now.toISOString().slice(0, 10);
+      const utc = document.createElement("span");
+      utc.className = "utc";
+      utc.textContent = sameInUtc && today ? time.textContent.slice(11) : time.textContent;
+      time.replaceChildren(today ? at.toLocaleTimeString() : at.toLocaleString(), " ", utc);
     }
   };
   local(document);
-
-  document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest("input, textarea, select");
-    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
-    const find = document.getElementById("find");
-    if (!find) return;
-    event.preventDefault();
-    find.focus();
-  });
 
   // A form that asks for a text sends nothing else; the server compares it, too.
   for (const input of document.querySelectorAll("input[data-typed]")) {
@@ -53,13 +48,15 @@
   let paused = false;
   let asking = false;
   let heard = Date.now();
+  // The server says how long a frame rests that costs it much.
+  let after = EVERY;
   let lost = false;
 
   const show = () => {
     const quiet = Math.round((Date.now() - heard) / 1000);
-    const text = paused ? "paused" : lost ? "lost: trying again" : quiet > 6 ? `no news for ${quiet} s` : "live";
+    const text = paused ? "paused" : lost ? "lost: trying again" : quiet > after / 1000 + 4 ? `no news for ${quiet} s` : "live";
     if (says.textContent !== text) says.textContent = text;
-    frame.classList.toggle("old", lost || (!paused && quiet > 30));
+    frame.classList.toggle("old", lost || (!paused && quiet > after / 1000 + 28));
   };
 
   // What is selected in the frame, as a function that selects it again: a row that moves loses it.
@@ -75,6 +72,17 @@
     };
   };
 
+  // What is wrong is announced once, however its numbers change.
+  const alerts = document.getElementById("alerts");
+  let known = null;
+  const announce = () => {
+    const banners = [...frame.querySelectorAll("[data-alert]")];
+    const fresh = banners.filter((banner) => known && !known.has(banner.dataset.alert));
+    known = new Set(banners.map((banner) => banner.dataset.alert));
+    if (alerts && fresh.length) alerts.textContent = fresh.map((banner) => banner.textContent).join(" ");
+  };
+  announce();
+
   const merge = (text) => {
     const again = selected();
     const fresh = new DOMParser().parseFromString(text, "text/html").body;
@@ -88,10 +96,12 @@
       },
     });
     again();
+    announce();
   };
 
+  let next = 0;
   const ask = async () => {
-    if (asking || paused || document.hidden) return;
+    if (asking || paused || document.hidden || Date.now() < next) return;
     asking = true;
     try {
       const answer = await fetch(location.href, {
@@ -106,11 +116,16 @@
         merge(await answer.text());
         version = answer.headers.get("taskd-frame") || "";
       }
-      if (!lost) heard = Date.now();
+      if (!lost) {
+        heard = Date.now();
+        after = Number(answer.headers.get("taskd-frame-after")) || EVERY;
+        if (after > EVERY) next = heard + after - EVERY / 2;
+      }
     } catch {
       lost = true;
     } finally {
       asking = false;
+      if (lost) after = EVERY;
       show();
     }
   };

@@ -2,18 +2,19 @@
 
 use askama::Template;
 
+use super::rows::Banner;
 use crate::{
     api::Kind,
     ingress::http::{
         problem::Problem,
         request::Id,
         ui::{
-            format::{self, Moment},
+            format::{self, Fact, Moment},
             scene::Head,
             visit::{Answer, Visit, page},
         },
     },
-    model::{BooksState, BulkChange, BulkState, Fsck, SeenWorker, TaskId, TaskStatus, to_rfc_3339},
+    model::{BooksState, BulkChange, BulkState, Fsck, SeenWorker, TaskId, TaskStatus},
 };
 
 const ROWS: u32 = 50;
@@ -24,6 +25,8 @@ const SILENT_MS: i64 = 40_000;
 #[template(path = "list.html", blocks = ["frame"])]
 struct List {
     head: Head,
+    banners: Vec<Banner>,
+    as_of: Option<Moment>,
     note: String,
     empty: &'static str,
     command: String,
@@ -97,9 +100,15 @@ fn id(kind: char, name: &str) -> String {
     format!("{kind}-{}", format::encoded(name))
 }
 
-pub(in crate::ingress::http::ui) async fn workers(visit: Visit) -> Answer {
+pub(in crate::ingress::http::ui) async fn workers(mut visit: Visit) -> Answer {
+    let looks = visit.looks.workers(visit.api()).await?;
+    visit.has_looked();
     let queue = visit.get("queue");
-    let seen = visit.api().workers(&visit.caller, queue).await?;
+    let seen = if queue.is_empty() && visit.caller.access.reaches_everything() {
+        looks.value.all.clone()
+    } else {
+        looks.value.look.seen_by(&visit.caller, queue)?
+    };
     let now = visit.api().now_unix_ms();
     let mut rows = Vec::new();
     let mut workers = seen.workers;
@@ -167,6 +176,10 @@ pub(in crate::ingress::http::ui) async fn workers(visit: Visit) -> Answer {
     let address = &visit.scene.address;
     visit.show(&List {
         head: head.call(format!("v1/workers{query}")),
+        banners: Banner::of_failure("The list of workers", looks.failed.as_ref())
+            .into_iter()
+            .collect(),
+        as_of: None,
         note: note.join(" "),
         empty: "No worker has called lately. This one prints each key:",
         command: format!("taskd work --url {address} {name} -- sh -c 'echo \"done: $TASKD_KEY\"'"),
@@ -207,11 +220,15 @@ fn requeue(visit: &Visit, worker: &SeenWorker) -> Cell {
     link("Requeue…", format!("bulk/new{query}"))
 }
 
-pub(in crate::ingress::http::ui) async fn processes(visit: Visit) -> Answer {
-    let processes = visit.api().processes(&visit.caller).await?;
+pub(in crate::ingress::http::ui) async fn processes(mut visit: Visit) -> Answer {
+    // Who reaches only some queues does not see the processes.
+    visit.api().may_read_metrics(&visit.caller)?;
+    let looks = visit.looks.processes(visit.api()).await?;
+    visit.has_looked();
+    let processes = &looks.value;
     let newest = processes.iter().map(|one| &one.version).max().cloned();
     let mut rows = Vec::new();
-    for one in &processes {
+    for one in processes.iter() {
         let is_other = Some(&one.version) != newest.as_ref();
         let version = format::line(&one.version);
         rows.push(Row {
@@ -238,6 +255,10 @@ pub(in crate::ingress::http::ui) async fn processes(visit: Visit) -> Answer {
             .head("processes", "Processes")
             .live()
             .call("v1/processes"),
+        banners: Banner::of_failure("The list of processes", looks.failed.as_ref())
+            .into_iter()
+            .collect(),
+        as_of: None,
         note: String::new(),
         empty: "No process tells of itself.",
         command: String::new(),
@@ -258,10 +279,11 @@ pub(in crate::ingress::http::ui) async fn processes(visit: Visit) -> Answer {
     })
 }
 
-pub(in crate::ingress::http::ui) async fn books(visit: Visit) -> Answer {
+pub(in crate::ingress::http::ui) async fn books(mut visit: Visit) -> Answer {
     let looks = visit.looks.books(visit.api()).await?;
+    visit.has_looked();
     let mut rows = Vec::new();
-    for of in &looks.value.queues {
+    for of in &looks.value.books.queues {
         let name = of.queue.to_string();
         if !visit.caller.access.reaches(&name) {
             continue;
@@ -293,17 +315,21 @@ pub(in crate::ingress::http::ui) async fn books(visit: Visit) -> Answer {
             ],
         });
     }
-    let mut note = format!("As of {}.", Moment::new(looks.at_unix_ms).text);
-    if let (Some(bus), true) = (&looks.value.bus, visit.scene.sees_all) {
-        note.push_str(&format!(
-            " On the bus: {} records of tasks, {} of reports.",
+    let mut note = String::new();
+    if let (Some(bus), true) = (&looks.value.books.bus, visit.scene.sees_all) {
+        note = format!(
+            "On the bus: {} records of tasks, {} of reports.",
             format::count(bus.pipeline),
             format::count(bus.task_results)
-        ));
+        );
     }
     let check = visit.scene.may_act.then(String::new);
     visit.show(&List {
         head: visit.head("books", "Books").live().call("v1/books"),
+        banners: Banner::of_failure("The books", looks.failed.as_ref())
+            .into_iter()
+            .collect(),
+        as_of: Some(Moment::new(looks.at_unix_ms)),
         note,
         empty: "No queue has an unfinished task.",
         command: String::new(),
@@ -404,6 +430,8 @@ pub(in crate::ingress::http::ui) async fn acts(visit: Visit) -> Answer {
     let head = visit.head("acts", "Acts").call(format!("v1/acts{query}"));
     visit.show(&List {
         head: if before.is_empty() { head.live() } else { head },
+        banners: Vec::new(),
+        as_of: None,
         note: "What operators did.".to_owned(),
         empty: "Nobody has done anything yet.",
         command: String::new(),
@@ -454,6 +482,8 @@ pub(in crate::ingress::http::ui) async fn bulk_changes(visit: Visit) -> Answer {
         .call(format!("v1/bulk{query}"));
     visit.show(&List {
         head: if before.is_empty() { head.live() } else { head },
+        banners: Vec::new(),
+        as_of: None,
         note: "Changes of all tasks that match a filter. They begin at a list of tasks.".to_owned(),
         empty: "There was no bulk change yet.",
         command: String::new(),
@@ -495,7 +525,7 @@ struct Bulk {
     changed: String,
     failed: String,
     error: String,
-    filter: Vec<(&'static str, String)>,
+    filter: Vec<Fact>,
     who: String,
     created: Moment,
     updated: Moment,
@@ -544,58 +574,43 @@ fn progress(bulk: &BulkChange) -> String {
     format!("{changed} tasks changed of {matched} that matched, {end}.")
 }
 
-fn filter(bulk: &BulkChange) -> Vec<(&'static str, String)> {
+fn filter(bulk: &BulkChange) -> Vec<Fact> {
     let filter = &bulk.filter;
     let statuses: Vec<&str> = filter
         .statuses
         .iter()
         .map(|one| TaskStatus::as_str(*one))
         .collect();
+    let some = |text: Option<String>| text.unwrap_or_default();
     let mut shown = vec![
-        (
+        Fact::new(
             "Queue",
-            filter
-                .queue
-                .as_ref()
-                .map(ToString::to_string)
-                .unwrap_or_default(),
+            some(filter.queue.as_ref().map(ToString::to_string)),
         ),
-        ("Status", statuses.join(", ")),
-        (
-            "Key",
-            filter.key.as_deref().map(format::bytes).unwrap_or_default(),
-        ),
-        ("Key begins with", format::bytes(&filter.key_prefix)),
-        (
+        Fact::new("Status", statuses.join(", ")),
+        Fact::new("Key", some(filter.key.as_deref().map(format::bytes))),
+        Fact::new("Key begins with", format::bytes(&filter.key_prefix)),
+        Fact::new(
             "Result of",
-            filter
-                .worker
-                .as_ref()
-                .map(ToString::to_string)
-                .unwrap_or_default(),
+            some(filter.worker.as_ref().map(ToString::to_string)),
         ),
-        (
-            "Inserted since",
-            filter.since_unix_ms.map(to_rfc_3339).unwrap_or_default(),
-        ),
-        (
-            "Tree",
-            filter.tree.map(|tree| tree.to_string()).unwrap_or_default(),
-        ),
-        ("Reason begins with", format::line(&filter.reason)),
-        (
-            "As counted at",
-            filter.as_of_unix_ms.map(to_rfc_3339).unwrap_or_default(),
-        ),
-        (
-            "Inserted before",
-            filter.until_unix_ms.map(to_rfc_3339).unwrap_or_default(),
-        ),
+        Fact::new("Tree", some(filter.tree.map(|tree| tree.to_string()))),
+        Fact::new("Reason begins with", format::line(&filter.reason)),
     ];
     for (name, value) in &filter.headers {
-        shown.push(("Header", format::line(&format!("{name}={value}"))));
+        shown.push(Fact::new(
+            "Header",
+            format::line(&format!("{name}={value}")),
+        ));
     }
-    shown.retain(|(_, value)| !value.is_empty());
+    shown.retain(|fact| !fact.text.is_empty());
+    for (name, at) in [
+        ("Inserted since", filter.since_unix_ms),
+        ("Inserted before", filter.until_unix_ms),
+        ("As counted at", filter.as_of_unix_ms),
+    ] {
+        shown.extend(at.map(|at| Fact::at(name, at)));
+    }
     shown
 }
 

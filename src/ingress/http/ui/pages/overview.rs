@@ -7,12 +7,12 @@ use askama::Template;
 use super::rows::{Banner, QueueState, Row};
 use crate::{
     ingress::http::ui::{
-        format,
-        looks::{MOST_DEAD, People},
+        format::{self, Moment},
+        looks::{AllBooks, Look, MOST_DEAD, Queues},
         scene::Head,
         visit::{Answer, Visit, page},
     },
-    model::{Books, BooksState},
+    model::{BooksState, SeenProcess},
 };
 
 /// The columns: the name in the URL, the heading, whether it holds numbers.
@@ -47,7 +47,11 @@ struct Overview {
     all_groups: String,
     columns: Vec<Column>,
     rows: Vec<Row>,
-    as_of: String,
+    /// Of what moment the numbers of SQL and of Redis are, if these do not answer.
+    sql_as_of: Option<Moment>,
+    redis_as_of: Option<Moment>,
+    sql_old: &'static str,
+    redis_old: &'static str,
     host: String,
     curl_token: &'static str,
 }
@@ -61,15 +65,22 @@ struct Column {
     order: &'static str,
 }
 
-pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
-    let api = visit.api();
-    let queues = visit.looks.queues(api).await?;
-    let books = visit.looks.books(api).await;
-    let people = visit.looks.people(api).await;
-    let depths = visit.looks.depths(api).await.ok();
-    let now = api.now_unix_ms();
-    let people = people.ok();
+pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
+    let (looks, api) = (&visit.looks, visit.api());
+    let (queues, books, workers, processes, dead, depths) = tokio::join!(
+        looks.queues(api),
+        looks.books(api),
+        looks.workers(api),
+        looks.processes(api),
+        looks.dead(api),
+        looks.depths(api),
+    );
+    visit.has_looked();
+    let queues = queues?;
+    let Queues { sql, redis, .. } = &*queues.value;
+    let depths = depths.ok();
     let of_books = books.as_ref().ok();
+    let heard = workers.as_ref().ok().map(|workers| &workers.value.heard);
     let reaches = |queue: &str| visit.caller.access.reaches(queue);
     let mut rows = Vec::new();
     for view in &queues.value.queues {
@@ -78,40 +89,55 @@ pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
             continue;
         }
         let rates = queues.value.rates.get(name);
-        let of_queue = of_books.and_then(|books| {
-            let mut all = books.value.queues.iter();
-            all.find(|of| of.queue == view.queue)
-        });
-        let workers = people.as_ref().map(|people| &people.value.workers);
+        let of_queue = of_books.and_then(|books| books.value.of(name));
         let lately = depths.as_ref().and_then(|look| look.value.queues.get(name));
-        let row = Row::new(view, rates, lately, of_queue, workers, queues.at_unix_ms);
-        rows.push(row);
+        rows.push(Row::new(view, rates, lately, of_queue, heard, sql));
     }
-    let mut banners: Vec<Banner> = Banner::of_failure(queues.failed.as_ref())
-        .into_iter()
-        .collect();
+    let mut banners = Banner::of_servers(sql, redis);
+    let servers_answer = banners.is_empty();
     add_banners(&mut banners, &rows);
     match &books {
-        Ok(books) => {
-            banners.extend(Banner::of_failure(books.failed.as_ref()));
-            add_books(&mut banners, &books.value, reaches);
+        Ok(books) if books.failed.is_some() => {
+            let failed = Banner::of_failure("The books", books.failed.as_ref());
+            banners.extend(failed.map(|banner| banner.linked("books", "Books")));
         }
-        Err(error) => {
+        Ok(books) => add_books(&mut banners, &books.value, reaches),
+        Err(failure) => {
             let text = format!(
                 "The books cannot be read now: {}",
-                format::line(&error.to_string())
+                format::line(failure.why())
             );
-            banners.push(Banner::new("warn", text, "books", "Books"));
+            banners.push(Banner::new("The books", "warn", text, "books", "Books"));
         }
     }
-    let seen = people.as_ref().filter(|_| visit.scene.sees_all);
-    if let Some(people) = seen {
-        banners.extend(Banner::of_failure(people.failed.as_ref()));
-        add_processes(&mut banners, &people.value);
+    let sees_all = visit.scene.sees_all;
+    // The numbers of the sentence. An old one is left out.
+    let fresh = |look: Look<_>| (sees_all && look.failed.is_none()).then_some(look.value);
+    let processes = processes.ok().and_then(fresh);
+    if let Some(processes) = &processes {
+        add_processes(&mut banners, processes);
+    } else if sees_all && servers_answer {
+        let text = "The list of processes cannot be read now.".to_owned();
+        banners.push(Banner::new(
+            "Processes",
+            "warn",
+            text,
+            "processes",
+            "Processes",
+        ));
     }
     let is_empty = rows.is_empty();
     let is_well = banners.is_empty();
-    let sentence = sentence(&banners, &rows, seen.map(|people| &*people.value), now);
+    let numbers = Numbers {
+        processes: processes.map(|processes| processes.len()),
+        workers: heard.filter(|_| sees_all).map(|heard| heard.workers),
+        queues: rows.len(),
+        dead: dead
+            .ok()
+            .filter(|look| sees_all && look.failed.is_none())
+            .map(|look| *look.value),
+    };
+    let sentence = sentence(&banners, &numbers);
     let filter = visit.get("q");
     let group = visit.get("group");
     if !filter.is_empty() {
@@ -124,11 +150,6 @@ pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
     }
     let sort = visit.get("sort");
     order(&mut rows, sort);
-    let as_of = if queues.failed.is_some() {
-        format::Moment::new(queues.at_unix_ms).text
-    } else {
-        String::new()
-    };
     let address = &visit.scene.address;
     let host = address.split("://").nth(1).unwrap_or_default();
     visit.show(&Overview {
@@ -143,7 +164,10 @@ pub(in crate::ingress::http::ui) async fn show(visit: Visit) -> Answer {
         all_groups: format::query(&[("sort", sort)]),
         columns: columns(sort, filter, group),
         rows,
-        as_of,
+        sql_as_of: sql.as_of(),
+        redis_as_of: redis.as_of(),
+        sql_old: sql.class(),
+        redis_old: redis.class(),
         host: host.to_owned(),
         curl_token: if visit.scene.has_login {
             "-H \"Authorization: Bearer $TASKD_TOKEN\" "
@@ -187,7 +211,8 @@ fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
             row.oldest()
         );
         let link = format!("workers?queue={}", row.name);
-        banners.push(Banner::new("warn", text, &link, "Workers"));
+        let name = format!("{} is not worked", row.name);
+        banners.push(Banner::new(name, "warn", text, &link, "Workers"));
     } else if !not_worked.is_empty() {
         let some = not_worked.iter().take(MOST);
         let some: Vec<String> = some
@@ -203,7 +228,8 @@ fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
             not_worked.len(),
             some.join(", ")
         );
-        banners.push(Banner::new("warn", text, "workers", "Workers"));
+        let name = "queues are not worked";
+        banners.push(Banner::new(name, "warn", text, "workers", "Workers"));
     }
     for row in rows
         .iter()
@@ -214,7 +240,8 @@ fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
             "Queue {} is full: further tasks wait in SQL until it has room.",
             row.name
         );
-        banners.push(Banner::new("warn", text, &row.link, "Queue"));
+        let name = format!("{} is full", row.name);
+        banners.push(Banner::new(name, "warn", text, &row.link, "Queue"));
     }
     let unread = rows
         .iter()
@@ -222,12 +249,14 @@ fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
         .count();
     if unread > 0 {
         let text = format!("Redis cannot serve shards of {unread} queues.");
-        banners.push(Banner::new("bad", text, "books", "Check"));
+        let name = "unread shards";
+        banners.push(Banner::new(name, "bad", text, "books", "Check"));
     }
 }
 
-fn add_books(banners: &mut Vec<Banner>, books: &Books, reaches: impl Fn(&str) -> bool) {
-    let unbalanced: Vec<&str> = books
+fn add_books(banners: &mut Vec<Banner>, all: &AllBooks, reaches: impl Fn(&str) -> bool) {
+    let unbalanced: Vec<&str> = all
+        .books
         .queues
         .iter()
         .filter(|of| of.state == BooksState::Unbalanced && reaches(of.queue.as_str()))
@@ -238,17 +267,18 @@ fn add_books(banners: &mut Vec<Banner>, books: &Books, reaches: impl Fn(&str) ->
             1 => format!("The books of queue {first} do not balance."),
             more => format!("The books of {more} queues do not balance, among them {first}."),
         };
-        banners.push(Banner::new("bad", text, "books", "Check"));
+        let name = "unbalanced books";
+        banners.push(Banner::new(name, "bad", text, "books", "Check"));
     }
 }
 
-fn add_processes(banners: &mut Vec<Banner>, people: &People) {
-    let processes = &people.processes;
+fn add_processes(banners: &mut Vec<Banner>, processes: &[SeenProcess]) {
     let watches = |pipelines: &[String]| pipelines.iter().any(|name| name == "watchdog");
     if !processes.is_empty() && !processes.iter().any(|process| watches(&process.pipelines)) {
         let text =
             "No process runs the watchdog: expired leases and lost tasks wait for one.".to_owned();
-        banners.push(Banner::new("bad", text, "processes", "Processes"));
+        let name = "no watchdog";
+        banners.push(Banner::new(name, "bad", text, "processes", "Processes"));
     }
     let mut versions: Vec<&str> = processes
         .iter()
@@ -262,43 +292,40 @@ fn add_processes(banners: &mut Vec<Banner>, people: &People) {
             versions.len(),
             format::line(&versions.join(", "))
         );
-        banners.push(Banner::new("warn", text, "processes", "Processes"));
+        let name = "versions";
+        banners.push(Banner::new(name, "warn", text, "processes", "Processes"));
     }
 }
 
+/// What the sentence counts; `None` is unknown, or not for this viewer.
+struct Numbers {
+    processes: Option<usize>,
+    workers: Option<usize>,
+    queues: usize,
+    dead: Option<usize>,
+}
+
 /// How taskd is, in a sentence.
-fn sentence(banners: &[Banner], rows: &[Row], people: Option<&People>, now_unix_ms: i64) -> String {
+fn sentence(banners: &[Banner], numbers: &Numbers) -> String {
+    let some = |count: usize, one: &str| match count {
+        1 => format!("1 {one}"),
+        more => format!("{} {one}s", format::count(more as u64)),
+    };
     let mut parts = Vec::new();
-    if let Some(people) = people {
-        parts.push(match people.processes.len() {
-            1 => "1 process".to_owned(),
-            more => format!("{more} processes"),
-        });
-        let lately = people
-            .workers
-            .workers
-            .iter()
-            .filter(|worker| now_unix_ms - worker.heard_unix_ms < 60_000)
-            .count();
-        parts.push(match lately {
-            1 => "1 worker".to_owned(),
-            more => format!("{} workers", format::count(more as u64)),
-        });
-    }
-    parts.push(match rows.len() {
-        1 => "1 queue".to_owned(),
-        more => format!("{} queues", format::count(more as u64)),
-    });
+    parts.extend(numbers.processes.map(|count| match count {
+        1 => "1 process".to_owned(),
+        more => format!("{more} processes"),
+    }));
+    parts.extend(numbers.workers.map(|count| some(count, "worker")));
+    parts.push(some(numbers.queues, "queue"));
     if !banners.iter().any(|banner| banner.link == "books") {
         parts.push("the books balance".to_owned());
     }
-    if let Some(people) = people {
-        parts.push(match people.dead {
-            0 => "nothing died in 24 h".to_owned(),
-            MOST_DEAD => format!("{MOST_DEAD} or more died in 24 h"),
-            dead => format!("{dead} died in 24 h"),
-        });
-    }
+    parts.extend(numbers.dead.map(|count| match count {
+        0 => "nothing died in 24 h".to_owned(),
+        MOST_DEAD => format!("{MOST_DEAD} or more died in 24 h"),
+        dead => format!("{dead} died in 24 h"),
+    }));
     let beginning = if banners.is_empty() {
         "All is well: "
     } else {

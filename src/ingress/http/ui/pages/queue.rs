@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::http::HeaderMap;
+use futures::future::BoxFuture;
 
 use super::rows::{Banner, Row};
 use crate::{
@@ -11,7 +12,8 @@ use crate::{
         request::Id,
         ui::{
             charts::{self, Chart},
-            format,
+            format::{self, Moment},
+            looks::Queues,
             scene::Head,
             visit::{Answer, Visit, page},
         },
@@ -24,11 +26,12 @@ use crate::{
 
 /// How many of the oldest unfinished tasks are explained.
 const EXPLAINED: usize = 20;
-/// The oldest are searched in growing spans of time: the first one, how much each is longer, and
-/// how many there are.
+/// The oldest are searched in growing spans of time: the first one, and how much each is longer.
 const FIRST_SPAN_MS: i64 = 1000;
 const GROWS: i64 = 16;
-const SPANS: u32 = 8;
+/// How many lists are read for that at most, and how many tasks each has.
+const LISTS: u32 = 30;
+const LISTED: u32 = 1000;
 
 #[derive(Template)]
 #[template(path = "queue.html", blocks = ["frame"])]
@@ -42,7 +45,11 @@ struct Queue {
     charts: Vec<Chart>,
     why: Vec<Reason>,
     explained: usize,
-    as_of: String,
+    sql_as_of: Option<Moment>,
+    redis_as_of: Option<Moment>,
+    sql_old: &'static str,
+    redis_old: &'static str,
+    books_are_old: bool,
 }
 page!(Queue);
 
@@ -67,11 +74,18 @@ struct Reason {
     key: String,
 }
 
-pub(in crate::ingress::http::ui) async fn show(Id(name): Id, visit: Visit) -> Answer {
+pub(in crate::ingress::http::ui) async fn show(Id(name): Id, mut visit: Visit) -> Answer {
+    let (shared, api) = (&visit.looks, visit.api());
+    let (looks, books, workers, depths) = tokio::join!(
+        shared.queues(api),
+        shared.books(api),
+        shared.workers(api),
+        shared.depths(api),
+    );
+    visit.has_looked();
     let api = visit.api();
-    let looks = visit.looks.queues(api).await?;
-    let books = visit.looks.books(api).await.ok();
-    let people = visit.looks.people(api).await.ok();
+    let looks = looks?;
+    let Queues { sql, redis, .. } = &*looks.value;
     let known = looks.value.queues.iter().find(|view| {
         view.queue.as_str() == name && visit.caller.access.reaches(view.queue.as_str())
     });
@@ -81,31 +95,23 @@ pub(in crate::ingress::http::ui) async fn show(Id(name): Id, visit: Visit) -> An
         None => api.queue(&visit.caller, &name, None).await?.view,
     };
     let name = view.queue.to_string();
-    let of_books = match books.as_ref().and_then(|books| {
-        let mut all = books.value.queues.iter();
-        all.find(|of| of.queue == view.queue).cloned()
-    }) {
-        Some(of) => Some(of),
+    let books_failed = books.as_ref().ok().and_then(|look| look.failed.clone());
+    let of_books = match books.as_ref().ok().and_then(|look| look.value.of(&name)) {
+        Some(of) => Some(of.clone()),
+        None if sql.failed.is_some() => None,
         None => {
             let books = api.books(&visit.caller, &name).await;
             books.ok().and_then(|mut books| books.queues.pop())
         }
     };
     let rates = looks.value.rates.get(&name);
-    let workers = people.as_ref().map(|people| &people.value.workers);
+    let heard = workers.as_ref().ok().map(|look| &look.value.heard);
     let now = api.now_unix_ms();
-    let depths = visit.looks.depths(api).await.ok();
+    let depths = depths.ok();
     let lately = depths
         .as_ref()
         .and_then(|look| look.value.queues.get(&name));
-    let row = Row::new(
-        &view,
-        rates,
-        lately,
-        of_books.as_ref(),
-        workers,
-        looks.at_unix_ms,
-    );
+    let row = Row::new(&view, rates, lately, of_books.as_ref(), heard, sql);
     let mut charts = Vec::new();
     if let Some(depths) = &depths {
         for span in DepthSpan::ALL {
@@ -113,12 +119,11 @@ pub(in crate::ingress::http::ui) async fn show(Id(name): Id, visit: Visit) -> An
             charts.extend(charts::of_queue(entries, &name, span, now));
         }
     }
-    let mut banners: Vec<Banner> = Banner::of_failure(looks.failed.as_ref())
-        .into_iter()
-        .collect();
+    let mut banners = Banner::of_servers(sql, redis);
+    banners.extend(Banner::of_failure("The books", books_failed.as_ref()));
     if view.paused {
         let text = "This queue is paused: no worker gets a task from it.".to_owned();
-        banners.push(Banner::new("warn", text, "", ""));
+        banners.push(Banner::new("paused", "warn", text, "", ""));
     }
     let (why, explained) = if visit.is_frame() {
         (Vec::new(), 0)
@@ -126,11 +131,6 @@ pub(in crate::ingress::http::ui) async fn show(Id(name): Id, visit: Visit) -> An
         // While a server is away, the page shows what is known.
         let explained = explain_oldest(&visit, &view.queue, view.oldest_waiting_ms).await;
         explained.unwrap_or_default()
-    };
-    let as_of = if looks.failed.is_some() {
-        format::Moment::new(looks.at_unix_ms).text
-    } else {
-        String::new()
     };
     let did = match visit.get("did") {
         "pause" => "The queue is paused. Workers notice within a second.",
@@ -151,7 +151,11 @@ pub(in crate::ingress::http::ui) async fn show(Id(name): Id, visit: Visit) -> An
         charts,
         why,
         explained,
-        as_of,
+        sql_as_of: sql.as_of(),
+        redis_as_of: redis.as_of(),
+        sql_old: sql.class(),
+        redis_old: redis.class(),
+        books_are_old: books_failed.is_some(),
         queue: name,
     })
 }
@@ -279,8 +283,7 @@ async fn explain_oldest(
     Ok((reasons, explained))
 }
 
-/// The oldest unfinished tasks. Lists begin with the newest task, so this asks for a short time
-/// after the oldest one, and for longer ones until there are enough tasks.
+/// The oldest unfinished tasks.
 async fn oldest(
     visit: &Visit,
     queue: &QueueName,
@@ -288,43 +291,77 @@ async fn oldest(
 ) -> Result<Vec<TaskView>, api::Error> {
     let now = visit.api().now_unix_ms();
     let first = now - i64::try_from(oldest_ms).unwrap_or(now);
-    let mut span = FIRST_SPAN_MS;
-    for _ in 0..SPANS {
+    let list = |until_unix_ms| -> BoxFuture<'_, _> {
         let filter = TaskFilter {
             queue: Some(queue.clone()),
             statuses: TaskStatus::UNFINISHED.to_vec(),
-            until_unix_ms: Some(first + span),
+            until_unix_ms: Some(until_unix_ms),
             ..TaskFilter::default()
         };
         let pages = TaskPages {
             filter,
-            limit: 1000,
+            limit: LISTED,
             after: None,
         };
-        let mut tasks = visit
-            .api()
-            .list_tasks(&visit.caller, Ok(pages))
-            .await?
-            .tasks;
-        if tasks.len() >= EXPLAINED || first + span > now {
-            tasks.reverse();
-            tasks.truncate(EXPLAINED);
-            return Ok(tasks);
+        Box::pin(async move {
+            let list = visit.api().list_tasks(&visit.caller, Ok(pages)).await?;
+            Ok((list.tasks, list.next.is_some()))
+        })
+    };
+    last_of_list(first, now, list).await
+}
+
+/// The last [`EXPLAINED`] of a list that begins with the newest task, the oldest first. `list`
+/// returns those before a time, and whether there are older ones than it has.
+///
+/// This asks for a short time after `first`, and for longer ones until there are enough tasks. A
+/// list that is cut has not the oldest ones, so then it asks for times in between.
+async fn last_of_list<'a, T, E>(
+    first: i64,
+    now: i64,
+    list: impl Fn(i64) -> BoxFuture<'a, Result<(Vec<T>, bool), E>>,
+) -> Result<Vec<T>, E> {
+    let (mut few, mut many) = (0, None);
+    let mut oldest: Vec<T> = Vec::new();
+    let mut cut: Vec<T> = Vec::new();
+    for _ in 0..LISTS {
+        let span: i64 = match many {
+            None if few == 0 => FIRST_SPAN_MS,
+            None => few * GROWS,
+            Some(many) if many - few > 1 => few + (many - few) / 2,
+            Some(_) => break,
+        };
+        let (tasks, is_cut) = list(first + span).await?;
+        if is_cut {
+            many = Some(span);
+            cut = tasks;
+            continue;
         }
-        span = span.saturating_mul(GROWS);
+        few = span;
+        oldest = tasks;
+        if oldest.len() >= EXPLAINED || first + span > now {
+            break;
+        }
     }
-    Ok(Vec::new())
+    oldest.reverse();
+    // So many were inserted at the same moment that the list does not show all.
+    let missing = EXPLAINED.saturating_sub(oldest.len());
+    if many.is_some() {
+        oldest.extend(cut.into_iter().rev().take(missing));
+    }
+    oldest.truncate(EXPLAINED);
+    Ok(oldest)
 }
 
 pub(in crate::ingress::http::ui) async fn pause(Id(name): Id, visit: Visit) -> Answer {
     visit.api().pause_queue(&visit.caller, &name).await?;
-    visit.looks.forget_queues().await;
+    visit.looks.forget_queues();
     visit.go_to(&format!("queues/{}?did=pause", format::encoded(&name)))
 }
 
 pub(in crate::ingress::http::ui) async fn resume(Id(name): Id, visit: Visit) -> Answer {
     visit.api().resume_queue(&visit.caller, &name).await?;
-    visit.looks.forget_queues().await;
+    visit.looks.forget_queues();
     visit.go_to(&format!("queues/{}?did=resume", format::encoded(&name)))
 }
 
@@ -360,4 +397,44 @@ pub(in crate::ingress::http::ui) async fn events(
         .watch_queue(&visit.caller, &name, last.as_deref())
         .await?;
     Ok(streams::events(watching))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    /// The oldest of tasks that were inserted at these times, of lists of 1,000.
+    async fn oldest_of(inserted: &[i64], now: i64) -> Vec<i64> {
+        let first = inserted[0];
+        let list = |until| -> BoxFuture<'_, _> {
+            let before: Vec<i64> = inserted
+                .iter()
+                .copied()
+                .filter(|at| *at < until)
+                .rev()
+                .collect();
+            let is_cut = before.len() > LISTED as usize;
+            let list = before.into_iter().take(LISTED as usize).collect();
+            Box::pin(async move { Ok::<_, Infallible>((list, is_cut)) })
+        };
+        let Ok(oldest) = last_of_list(first, now, list).await;
+        oldest
+    }
+
+    #[tokio::test]
+    async fn a_few_old_tasks_are_found_before_many_new_ones() {
+        let now = 10_000_000;
+        let mut inserted: Vec<i64> = (0..5).collect();
+        // A hundred a second, since half an hour.
+        inserted.extend((0..180_000).map(|n| now - 1_800_000 + n * 10));
+        assert_eq!(oldest_of(&inserted, now).await, inserted[..EXPLAINED]);
+        // Of a single moment, any are the oldest.
+        let mut inserted: Vec<i64> = (0..5).collect();
+        inserted.extend(std::iter::repeat_n(5_000, 3_000));
+        assert_eq!(oldest_of(&inserted, now).await, inserted[..EXPLAINED]);
+        let few: Vec<i64> = vec![0, 9_000_000];
+        assert_eq!(oldest_of(&few, now).await, few);
+    }
 }

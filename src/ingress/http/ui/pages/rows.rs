@@ -3,13 +3,12 @@
 use crate::{
     ingress::http::ui::{
         charts::{self, Lately, Rates},
-        format,
+        format::{self, Moment},
+        looks::{Heard, State},
     },
-    model::{QueueBooks, QueueView, SeenWorkers},
+    model::{QueueBooks, QueueView},
 };
 
-/// A worker that was heard this lately works on its queues.
-const HEARD_WITHIN_MS: i64 = 60_000;
 /// A queue whose oldest task waits for less is not called unworked yet.
 const UNWORKED_MS: u64 = 60_000;
 /// A queue whose oldest task waits longer is slow.
@@ -92,17 +91,19 @@ impl Row {
         rates: Option<&Rates>,
         lately: Option<&Lately>,
         books: Option<&QueueBooks>,
-        workers: Option<&SeenWorkers>,
-        now_unix_ms: i64,
+        heard: Option<&Heard>,
+        sql: &State,
     ) -> Self {
         let name = view.queue.to_string();
-        let of_history = lately.and_then(|lately| lately.rates(view, now_unix_ms));
+        let of_history = lately.and_then(|lately| lately.rates(view, sql.at_unix_ms));
+        // Old totals do not say whether a task has ended.
+        let is_fresh = sql.failed.is_none();
         let rates = of_history.as_ref().or(rates);
         Self {
             id: format!("q-{name}"),
             link: format!("queues/{name}"),
             queues: 0,
-            state: state(view, lately, books, workers, now_unix_ms),
+            state: state(view, lately.filter(|_| is_fresh), books, heard),
             waiting: view.waiting,
             leased: view.leases,
             later: view.pending + view.delayed,
@@ -179,25 +180,16 @@ fn state(
     view: &QueueView,
     lately: Option<&Lately>,
     books: Option<&QueueBooks>,
-    workers: Option<&SeenWorkers>,
-    now_unix_ms: i64,
+    heard: Option<&Heard>,
 ) -> QueueState {
-    let is_heard = workers.is_some_and(|workers| {
-        workers.workers.iter().any(|worker| {
-            now_unix_ms - worker.heard_unix_ms < HEARD_WITHIN_MS
-                && worker
-                    .queues
-                    .iter()
-                    .any(|queue| *queue == *view.queue.as_str())
-        })
-    });
+    let is_heard = heard.is_some_and(|heard| heard.queues.contains(view.queue.as_str()));
     let unfinished = view.pending + view.waiting + view.assigned + view.delayed;
     // A worker that is heard may fail at each task, so that none ends.
     let is_quiet = !is_heard
         && match lately.and_then(|lately| lately.is_quiet(view)) {
             Some(is_quiet) => is_quiet,
             // Workers that are not in the list may be of this queue.
-            None => workers.is_some_and(|workers| workers.more == 0),
+            None => heard.is_some_and(|heard| !heard.has_more),
         };
     let waits = view.waiting > 0 && view.oldest_waiting_ms.is_some_and(|ms| ms > UNWORKED_MS);
     if view.paused {
@@ -219,8 +211,11 @@ fn state(
 
 /// A line above a page about something that is wrong, with the first thing to do.
 pub(super) struct Banner {
+    /// What it is about. Its numbers may change; a new name is announced.
+    pub(super) name: String,
     /// `bad` or `warn`.
     pub(super) kind: &'static str,
+    pub(super) since: Option<Moment>,
     pub(super) text: String,
     /// From `/ui/` on; empty if there is none.
     pub(super) link: String,
@@ -228,24 +223,49 @@ pub(super) struct Banner {
 }
 
 impl Banner {
-    pub(super) fn new(kind: &'static str, text: String, link: &str, act: &'static str) -> Self {
+    pub(super) fn new(
+        name: impl Into<String>,
+        kind: &'static str,
+        text: String,
+        link: &str,
+        act: &'static str,
+    ) -> Self {
         Self {
+            name: name.into(),
             kind,
+            since: None,
             text,
             link: link.to_owned(),
             act,
         }
     }
 
-    /// For numbers that are old because servers do not answer.
-    pub(super) fn of_failure(failed: Option<&(i64, String)>) -> Option<Self> {
+    pub(super) fn linked(self, link: &str, act: &'static str) -> Self {
+        Self {
+            link: link.to_owned(),
+            act,
+            ..self
+        }
+    }
+
+    /// For what is old because a server does not answer.
+    pub(super) fn of_failure(what: &'static str, failed: Option<&(i64, String)>) -> Option<Self> {
         let (since, why) = failed?;
-        let since = format::Moment::new(*since).text;
         let text = format!(
-            "Since {since} the numbers cannot be read; these are older. taskd tries again. {}",
+            "{what} cannot be read; what is grey is older. taskd tries again. {}",
             format::line(why)
         );
-        Some(Self::new("bad", text, "", ""))
+        Some(Self {
+            since: Some(Moment::new(*since)),
+            ..Self::new(what, "bad", text, "", "")
+        })
+    }
+
+    /// For the servers that the numbers of queues come from.
+    pub(super) fn of_servers(sql: &State, redis: &State) -> Vec<Self> {
+        let of_sql = Self::of_failure("The database", sql.failed.as_ref());
+        let of_redis = Self::of_failure("Redis", redis.failed.as_ref());
+        of_sql.into_iter().chain(of_redis).collect()
     }
 }
 
@@ -254,7 +274,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::model::{DepthEntry, QueueDepths, QueueName, SeenWorker};
+    use crate::model::{DepthEntry, QueueDepths, QueueName, SeenWorker, SeenWorkers};
 
     fn queue(waiting: u64, oldest_waiting_ms: Option<u64>) -> QueueView {
         QueueView {
@@ -276,29 +296,31 @@ mod tests {
     #[test]
     fn the_worst_state_of_a_queue_is_its_word() {
         let now = 1_000_000;
-        let heard = |queue: &str, ago| SeenWorkers {
-            workers: vec![SeenWorker {
-                worker: "w".to_owned(),
-                process: String::new(),
-                address: String::new(),
-                queues: vec![queue.to_owned()],
-                since_unix_ms: 0,
-                heard_unix_ms: now - ago,
-                in_hand: 0,
-                done: 0,
-                failed: 0,
-            }],
-            more: 0,
-            unread_leases: 0,
+        let heard = |queue: &str, ago| {
+            let seen = SeenWorkers {
+                workers: vec![SeenWorker {
+                    worker: "w".to_owned(),
+                    process: String::new(),
+                    address: String::new(),
+                    queues: vec![queue.to_owned()],
+                    since_unix_ms: 0,
+                    heard_unix_ms: now - ago,
+                    in_hand: 0,
+                    done: 0,
+                    failed: 0,
+                }],
+                more: 0,
+                unread_leases: 0,
+            };
+            Heard::new(&seen, now)
         };
-        let of =
-            |view: &QueueView, workers: &SeenWorkers| state(view, None, None, Some(workers), now);
+        let of = |view: &QueueView, heard: &Heard| state(view, None, None, Some(heard));
         let old = queue(3, Some(61_000));
         assert_eq!(of(&old, &heard("q", 1000)), QueueState::Ok);
         assert_eq!(of(&old, &heard("q", 61_000)), QueueState::NotWorked);
         assert_eq!(of(&old, &heard("other", 0)), QueueState::NotWorked);
-        let more = SeenWorkers {
-            more: 1,
+        let more = Heard {
+            has_more: true,
             ..heard("other", 0)
         };
         assert_eq!(
@@ -306,11 +328,7 @@ mod tests {
             QueueState::Ok,
             "one of them may work there"
         );
-        assert_eq!(
-            state(&old, None, None, None, now),
-            QueueState::Ok,
-            "unknown"
-        );
+        assert_eq!(state(&old, None, None, None), QueueState::Ok, "unknown");
         // No task has ended, but a worker that fails at each of them works.
         let depths = QueueDepths {
             waiting: 3,
@@ -321,8 +339,7 @@ mod tests {
             queues: vec![("q".to_owned(), depths)],
         };
         let all = Lately::of_all(&[Arc::new(entry)], now);
-        let with_history =
-            |workers: Option<&SeenWorkers>| state(&old, Some(&all["q"]), None, workers, now);
+        let with_history = |heard: Option<&Heard>| state(&old, Some(&all["q"]), None, heard);
         assert_eq!(with_history(Some(&heard("q", 1000))), QueueState::Ok);
         assert_eq!(with_history(Some(&more)), QueueState::NotWorked);
         assert_eq!(with_history(None), QueueState::NotWorked);

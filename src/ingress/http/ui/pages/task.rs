@@ -1,5 +1,7 @@
 //! One task: what happens to it, its attempts, its results side by side, its payload.
 
+use std::collections::BTreeSet;
+
 use askama::Template;
 use axum::{
     http::{HeaderValue, StatusCode, header},
@@ -14,7 +16,7 @@ use crate::{
             problem::Problem,
             request::Id,
             ui::{
-                format::{self, Moment},
+                format::{self, Fact, Moment},
                 scene::Head,
                 visit::{Answer, Visit, page},
             },
@@ -55,7 +57,7 @@ struct Task {
     attempts: Vec<Row>,
     results: Results,
     payload: Content,
-    facts: Vec<(&'static str, String)>,
+    facts: Vec<Fact>,
     headers: Vec<(String, String)>,
     done: Vec<(Moment, String, String)>,
 }
@@ -81,11 +83,15 @@ struct Line {
     from: String,
     until: String,
     lanes: Vec<Lane>,
+    /// How many workers have no lane.
+    left_out: usize,
 }
 
 struct Lane {
     y: u32,
+    /// The whole name, and what there is room for.
     worker: String,
+    shown: String,
     bars: Vec<Bar>,
 }
 
@@ -143,7 +149,9 @@ fn hex(bytes: &[u8]) -> String {
 #[derive(Default)]
 struct Results {
     count: u32,
+    /// They are small, so each frame has them.
     is_live: bool,
+    size: String,
     is_cut: bool,
     verdict: String,
     groups: Vec<Group>,
@@ -173,7 +181,13 @@ pub(in crate::ingress::http::ui) async fn show(Id(id): Id, visit: Visit) -> Answ
         let room = visit.state.budget.answer(&visit.caller.access, bytes);
         room.map_err(|no_room| Problem::from(Excess::from(no_room)))
     };
-    let (file, _room) = visit.api().task_file(&visit.caller, &id, room).await?;
+    let (file, _room) = if visit.is_frame() {
+        let file = visit.api().brief_task_file(&visit.caller, &id).await?;
+        (file, None)
+    } else {
+        let (file, room) = visit.api().task_file(&visit.caller, &id, room).await?;
+        (file, Some(room))
+    };
     let explanation = explain(&visit, &id).await?;
     let results = read_results(&visit, &id, &file).await?;
     let task = &file.task;
@@ -278,24 +292,20 @@ fn acts_on(status: TaskStatus) -> Vec<(&'static str, &'static str)> {
     }
 }
 
-fn facts(file: &TaskFile) -> Vec<(&'static str, String)> {
+fn facts(file: &TaskFile) -> Vec<Fact> {
     let task = &file.task;
     let mut facts = vec![
-        ("Changed", Moment::new(task.updated_unix_ms).text),
-        ("Failed attempts", task.attempts.to_string()),
-        ("Leases now", task.leased.to_string()),
+        Fact::at("Changed", task.updated_unix_ms),
+        Fact::new("Failed attempts", task.attempts.to_string()),
+        Fact::new("Leases now", task.leased.to_string()),
     ];
-    if let Some(at) = task.not_before_unix_ms {
-        facts.push(("Not before", Moment::new(at).text));
-    }
-    if let Some(at) = task.deadline_unix_ms {
-        facts.push(("Deadline", Moment::new(at).text));
-    }
+    facts.extend(task.not_before_unix_ms.map(|at| Fact::at("Not before", at)));
+    facts.extend(task.deadline_unix_ms.map(|at| Fact::at("Deadline", at)));
     if !task.sequence.is_empty() {
-        facts.push(("Sequence", format::line(&task.sequence)));
+        facts.push(Fact::new("Sequence", format::line(&task.sequence)));
     }
     if !file.traceparent.is_empty() {
-        facts.push(("Trace", format::line(&file.traceparent)));
+        facts.push(Fact::new("Trace", format::line(&file.traceparent)));
     }
     facts
 }
@@ -344,6 +354,7 @@ fn line(history: &[Attempt], created_unix_ms: i64, now_unix_ms: i64) -> Option<L
     let span = (end - begin).max(1);
     let at = |unix_ms: i64| (unix_ms.clamp(begin, end) - begin).saturating_mul(WIDTH) / span;
     let mut lanes: Vec<Lane> = Vec::new();
+    let mut without_lane: BTreeSet<&str> = BTreeSet::new();
     for attempt in history {
         let from = at(attempt.from_unix_ms.unwrap_or_else(|| until(attempt)));
         let to = at(until(attempt));
@@ -353,16 +364,19 @@ fn line(history: &[Attempt], created_unix_ms: i64, now_unix_ms: i64) -> Option<L
             x: u32::try_from(LEFT + from.min(WIDTH - 4)).unwrap_or_default(),
             width: u32::try_from((to - from).clamp(4, WIDTH)).unwrap_or_default(),
         };
-        let worker: String = format::line(&attempt.worker).chars().take(22).collect();
+        let worker = format::line(&attempt.worker);
         let count = lanes.len();
         match lanes.iter_mut().find(|lane| lane.worker == worker) {
             Some(lane) => lane.bars.push(bar),
             None if count < MOST_LANES => lanes.push(Lane {
                 y: u32::try_from(count).unwrap_or_default() * LANE,
+                shown: shortened(&worker),
                 worker,
                 bars: vec![bar],
             }),
-            None => {}
+            None => {
+                without_lane.insert(&attempt.worker);
+            }
         }
     }
     let height = u32::try_from(lanes.len()).unwrap_or_default() * LANE + 22;
@@ -371,13 +385,27 @@ fn line(history: &[Attempt], created_unix_ms: i64, now_unix_ms: i64) -> Option<L
         says: format!(
             "{} attempts by {} workers within {}",
             history.len(),
-            lanes.len(),
+            lanes.len() + without_lane.len(),
             format::age(span.unsigned_abs())
         ),
         from: "inserted".to_owned(),
         until: format!("{} later", format::age(span.unsigned_abs())),
         lanes,
+        left_out: without_lane.len(),
     })
+}
+
+/// The beginning and the end of a long name: those of a deployment differ at the end.
+fn shortened(name: &str) -> String {
+    const BEGIN: usize = 9;
+    const END: usize = 12;
+    let count = name.chars().count();
+    if count <= BEGIN + 1 + END {
+        return name.to_owned();
+    }
+    let begin: String = name.chars().take(BEGIN).collect();
+    let end: String = name.chars().skip(count - END).collect();
+    format!("{begin}…{end}")
 }
 
 /// Reads the results and groups the equal ones.
@@ -392,8 +420,13 @@ async fn read_results(visit: &Visit, id: &str, file: &TaskFile) -> Result<Result
     }
     let mut pages = visit.api().results(&visit.caller, id).await?;
     let is_live = pages.bytes() <= LIVE_BYTES;
+    let size = format::size(pages.bytes());
     if visit.is_frame() && !is_live {
-        return Ok(Results::default());
+        return Ok(Results {
+            count,
+            size,
+            ..Results::default()
+        });
     }
     let room = visit
         .state
@@ -459,6 +492,7 @@ async fn read_results(visit: &Visit, id: &str, file: &TaskFile) -> Result<Result
     Ok(Results {
         count,
         is_live,
+        size,
         is_cut: !pages.is_over(),
         verdict,
         groups: groups.into_iter().enumerate().map(group).collect(),
@@ -544,9 +578,8 @@ mod tests {
         assert!(long.is_cut && long.text.len() == SHOWN);
     }
 
-    #[test]
-    fn a_line_has_a_lane_for_each_worker() {
-        let attempt = |worker: &str, from, until| Attempt {
+    fn attempt(worker: &str, from: Option<i64>, until: Option<i64>) -> Attempt {
+        Attempt {
             worker: worker.to_owned(),
             state: AttemptState::Rejected,
             from_unix_ms: from,
@@ -555,7 +588,26 @@ mod tests {
             attempt: 1,
             reason: String::new(),
             surplus: false,
-        };
+        }
+    }
+
+    #[test]
+    fn workers_whose_names_end_differently_have_different_lanes() {
+        let workers: Vec<String> = (0..40)
+            .map(|n| format!("crawler-deployment-7d9f8-abc{n:02}"))
+            .collect();
+        let history: Vec<Attempt> = workers
+            .iter()
+            .map(|worker| attempt(worker, Some(0), Some(10)))
+            .collect();
+        let line = line(&history, 0, 20).unwrap();
+        assert_eq!((line.lanes.len(), line.left_out), (30, 10));
+        assert!(line.says.starts_with("40 attempts by 40 workers"));
+        assert_eq!(line.lanes[1].shown, "crawler-d…9f8-abc01");
+    }
+
+    #[test]
+    fn a_line_has_a_lane_for_each_worker() {
         assert!(line(&[], 0, 10).is_none());
         let history = [
             attempt("a", Some(0), Some(500)),
@@ -570,6 +622,7 @@ mod tests {
             .map(|bar| (bar.x, bar.width))
             .collect();
         assert_eq!(bars, [(160, 210), (538, 462)]);
+        assert_eq!((line.left_out, &line.says[..14]), (0, "3 attempts by "));
         let names: HashMap<&str, usize> = HashMap::from([("a", 2), ("b", 1)]);
         assert!(
             line.lanes
