@@ -47,6 +47,14 @@ impl Api {
         self.query.as_ref().map_or(0, Reader::now_unix_ms)
     }
 
+    /// Says that Redis has little memory left, if it has.
+    pub fn memory_shortage(&self) -> Option<String> {
+        let gates = &self.query.as_ref()?.gates;
+        let shortage = gates.shortage().map(|shortage| shortage.why);
+        let is_much = || "redis has used 70 % of its memory limit or more".to_owned();
+        shortage.or_else(|| gates.logs_are_large().then(is_much))
+    }
+
     /// Counts a call that waits, until the returned value is dropped.
     pub fn wait(&self, caller: &Caller) -> Result<Wait, Error> {
         self.waits.call(&caller.access)

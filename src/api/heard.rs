@@ -16,12 +16,12 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    coordination::{self, Coordination},
+    coordination::{self, Coordination, Standing},
     model::{
         Caller, HeardWorker, Item, ItemAnswer, ItemStatus, Presence, QueueName, WorkerCounts,
         WorkerName,
     },
-    runtime::{Clock, Loop, Supervisor},
+    runtime::{Clock, Loop, Progress, Supervisor},
 };
 
 /// How often a process writes its value. `Coordination::announce` lets it live three times as long.
@@ -40,8 +40,15 @@ pub(super) const MOST_QUEUES: usize = 16;
 pub struct HeardWorkers {
     known: Arc<Mutex<HashMap<String, Arc<Heard>>>>,
     clock: Clock,
-    /// What this process tells the others of itself, without its workers.
-    own: Arc<OnceLock<Presence>>,
+    own: Arc<OnceLock<Own>>,
+}
+
+/// What this process tells the others of itself, without its workers.
+struct Own {
+    presence: Presence,
+    standing: Arc<Standing>,
+    progress: Progress,
+    stall_after: Duration,
 }
 
 /// A worker that this process has heard.
@@ -192,8 +199,19 @@ impl HeardWorkers {
     }
 
     /// Writes the value of this process to Redis every few seconds, until the stop.
-    pub fn announce(&self, process: Presence, coordination: Coordination, supervisor: &Supervisor) {
-        self.own.get_or_init(|| process);
+    pub fn announce(
+        &self,
+        presence: Presence,
+        stall_after: Duration,
+        coordination: Coordination,
+        supervisor: &Supervisor,
+    ) {
+        self.own.get_or_init(|| Own {
+            presence,
+            standing: Arc::clone(coordination.standing()),
+            progress: supervisor.progress().clone(),
+            stall_after,
+        });
         let shared = (self.clone(), coordination);
         supervisor.spawn_loop(
             "presence",
@@ -207,13 +225,17 @@ impl HeardWorkers {
 
     /// What this process tells the others of itself now.
     fn presence(&self) -> Option<Presence> {
-        let own = self.own.get()?.clone();
+        let own = self.own.get()?;
         let (workers, more) = self.reported();
+        let stalled = own.progress.stalled(own.stall_after);
         Some(Presence {
             heard_unix_ms: self.clock.now_unix_ms(),
             workers,
             more,
-            ..own
+            leads: own.standing.leads(),
+            stalled: stalled.into_iter().map(|(name, _)| name).collect(),
+            differences: own.standing.differences(),
+            ..own.presence.clone()
         })
     }
 
@@ -239,7 +261,7 @@ impl HeardWorkers {
             }
         }
         let Some(own) = self.own.get() else { return };
-        if let Err(error) = coordination.leave(&own.process).await {
+        if let Err(error) = coordination.leave(&own.presence.process).await {
             tracing::debug!("cannot take this process off the list: {error}");
         }
     }

@@ -128,6 +128,9 @@ impl Api {
             version: one.version,
             since_unix_ms: one.since_unix_ms,
             heard_unix_ms: one.heard_unix_ms,
+            leads: one.leads,
+            stalled: one.stalled,
+            differences: one.differences,
         };
         Ok(processes.into_iter().map(view).collect())
     }

@@ -136,10 +136,12 @@ pub(super) async fn run(
         &doors,
     );
     let presence = presence(backends, http_addr, grpc_addr);
-    state
-        .api
-        .workers
-        .announce(presence, cx.coordination.clone(), &supervisor);
+    state.api.workers.announce(
+        presence,
+        backends.settings.stall_after,
+        cx.coordination.clone(),
+        &supervisor,
+    );
     let stop = wait.stop;
     wait.door.end().await;
     let served = doors.spawn_once(async move {

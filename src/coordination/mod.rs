@@ -9,7 +9,13 @@ mod depth_history;
 mod presence;
 mod watch;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use redis::RedisError;
 use uuid::Uuid;
@@ -55,6 +61,37 @@ pub struct Coordination {
     /// The name of this process, which no other living process has.
     process: Arc<str>,
     clock: Clock,
+    standing: Arc<Standing>,
+}
+
+/// What this process does for all.
+#[derive(Debug, Default)]
+pub struct Standing {
+    leads: AtomicBool,
+    differences: AtomicU64,
+}
+
+impl Standing {
+    /// Notes whether this process leads. Another leader has its own findings.
+    pub fn set_leads(&self, leads: bool) {
+        self.leads.store(leads, Relaxed);
+        if !leads {
+            self.set_differences(0);
+        }
+    }
+
+    pub fn leads(&self) -> bool {
+        self.leads.load(Relaxed)
+    }
+
+    /// Notes how many differences the last check of all shards found.
+    pub fn set_differences(&self, differences: u64) {
+        self.differences.store(differences, Relaxed);
+    }
+
+    pub fn differences(&self) -> u64 {
+        self.differences.load(Relaxed)
+    }
 }
 
 impl Coordination {
@@ -63,7 +100,12 @@ impl Coordination {
             redis,
             process: process.into(),
             clock,
+            standing: Arc::default(),
         }
+    }
+
+    pub fn standing(&self) -> &Arc<Standing> {
+        &self.standing
     }
 
     /// Claims Redis for the database `store_id` if no database has it. Fails if it holds the tasks

@@ -22,6 +22,9 @@ pub struct Presence {
     pub workers: Vec<HeardWorker>,
     /// How many more it has heard.
     pub more: u64,
+    pub leads: bool,
+    pub stalled: Vec<String>,
+    pub differences: u64,
 }
 
 /// A worker, as one process heard it.
@@ -101,4 +104,10 @@ pub struct SeenProcess {
     pub heard_unix_ms: i64,
     /// The workers that it has heard lately.
     pub workers: u64,
+    /// It does the work of the watchdog that one process does.
+    pub leads: bool,
+    /// Its loops that do not come round.
+    pub stalled: Vec<String>,
+    /// If it leads: the differences that the last check of the watchdog found.
+    pub differences: u64,
 }

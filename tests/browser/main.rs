@@ -392,23 +392,19 @@ async fn a_page_says_that_redis_is_away_and_goes_on() {
     browser.open("").await;
     browser.shows("#q-q", "ok").await;
     redis.kill9();
-    browser
-        .shows("[role=alert]", "the numbers cannot be read")
-        .await;
+    browser.shows(".banner", "cannot be read").await;
     browser.is_accessible().await;
     assert!(
         browser.text("#q-q").await.contains('q'),
         "the old numbers stay"
     );
     browser.open("queues/q").await;
-    browser
-        .shows("[role=alert]", "the numbers cannot be read")
-        .await;
+    browser.shows(".banner", "cannot be read").await;
     browser.shows("h1", "q").await;
     browser.open("").await;
     redis.restart();
     until("the numbers are read again", async || {
-        !browser.has("[role=alert].bad").await && browser.has("#q-q").await
+        !browser.has(".banner.bad").await && browser.has("#q-q").await
     })
     .await;
     browser.shows("#fresh", "live").await;
@@ -430,10 +426,17 @@ async fn a_page_says_that_the_database_is_away_and_goes_on() {
     browser.open("").await;
     browser.shows("#q-q", "ok").await;
     database.kill9();
-    browser
-        .shows("[role=alert]", "the numbers cannot be read")
-        .await;
+    browser.shows(".banner", "cannot be read").await;
     browser.is_accessible().await;
+    assert!(
+        browser.has("#q-q td.old").await,
+        "the numbers of SQL are grey"
+    );
+    assert!(
+        !browser.has("#q-q td:nth-child(4).old").await,
+        "the leases are Redis's, which answers"
+    );
+    assert!(!browser.has("#alerts:empty").await, "it is announced");
     assert!(
         browser.text("#q-q").await.contains('q'),
         "the old numbers stay"
@@ -460,7 +463,7 @@ async fn a_page_says_that_the_database_is_away_and_goes_on() {
     browser.shows("#q-q", "q").await;
     database.start_again();
     until("the numbers are read again", async || {
-        !browser.has("[role=alert].bad").await && browser.has("#q-q").await
+        !browser.has(".banner.bad").await && browser.has("#q-q").await
     })
     .await;
     browser.shows("#fresh", "live").await;

@@ -816,6 +816,163 @@ async fn letters_of_an_old_reason_and_keys_like_ids_are_found() {
     assert!(page.location().ends_with(&ids[0]), "{}", page.location());
 }
 
+impl Browser<'_> {
+    async fn frame(&self, path: &str) -> Page {
+        let headers = [("taskd-frame", "none")];
+        self.ask(Method::GET, path, &headers, String::new()).await
+    }
+}
+
+/// A frame has no large results. It says so, and does not lose the heading.
+#[tokio::test]
+async fn results_that_become_large_keep_their_heading() {
+    let daemon = Daemon::start("", &[]).await;
+    let browser = Browser::new(&daemon);
+    let tasks =
+        [json!({"queue": "q", "key": "k", "payload": "p", "headers": {"h": "v"}, "replicas": 3})];
+    let ids = daemon.insert(&tasks).await;
+    let task = format!("/ui/tasks/{}", ids[0]);
+    let report = async |worker: &str, result: &str| {
+        let leased = daemon.lease_all(worker, "q", 1).await;
+        let item = json!({"id": ids[0], "lease_token": leased[0]["lease_token"], "result": result});
+        let body = json!({"worker": worker, "completions": [item]});
+        let (status, answer) = daemon.post("/v1/tasks:complete", &body).await;
+        assert_eq!(status, 200, "{answer}");
+    };
+    report("w1", "small").await;
+    until("the frame has the result", async || {
+        browser.frame(&task).await.text.contains("One result.")
+    })
+    .await;
+    let frame = browser.frame(&task).await;
+    let after = frame.headers["taskd-frame-after"].to_str().unwrap();
+    assert!(after.parse::<u64>().unwrap() >= 2000, "{after}");
+    report("w2", &"x".repeat(300 << 10)).await;
+    until("the frame says that there are two", async || {
+        browser.frame(&task).await.text.contains("2 results of 300")
+    })
+    .await;
+    let frame = browser.frame(&task).await.text;
+    assert!(
+        frame.contains("<h2>Results</h2>") && frame.contains("load this page again"),
+        "{frame}"
+    );
+    let page = browser.get(&task).await;
+    assert!(
+        page.of("#content").contains("None of 2 agree"),
+        "{}",
+        page.text
+    );
+    assert_eq!(page.of("pre[aria-label=Payload]"), "p");
+}
+
+/// What is done to a reason is done to all that begin alike, so the page says how many these are.
+#[tokio::test]
+async fn a_question_names_the_reasons_that_begin_alike() {
+    let daemon = Daemon::start("", &[]).await;
+    let browser = Browser::new(&daemon);
+    let tasks: Vec<Value> = (0..4)
+        .map(|n| json!({"queue": "q", "key": n.to_string()}))
+        .collect();
+    daemon.insert(&tasks).await;
+    let leased = daemon.lease_all("w", "q", 4).await;
+    let reasons = [
+        "error 1 in parse",
+        "error 2 in fetch",
+        "error 3 in fetch",
+        "gone",
+    ];
+    let rejections: Vec<Value> = leased
+        .iter()
+        .zip(reasons)
+        .map(|(task, reason)| json!({"id": task["id"], "lease_token": task["lease_token"], "reason": reason, "retry": false}))
+        .collect();
+    let body = json!({"worker": "w", "rejections": rejections});
+    assert_eq!(daemon.post("/v1/tasks:reject", &body).await.0, 200);
+    until("they are dead", async || {
+        daemon.queue("q").await["dead"] == 4
+    })
+    .await;
+    let page = browser.get("/ui/dead?queue=q").await;
+    let text = page.of("main");
+    assert!(
+        text.contains("with 2 of other reasons") && text.contains("with 1 of other reasons"),
+        "{text}"
+    );
+    assert_eq!(text.matches("all that begin so").count(), 4, "{text}");
+    for path in [
+        "dead/purge?queue=q&reason=error%20",
+        "bulk/new?what=retry&status=DEAD&queue=q&reason=error%20",
+    ] {
+        let page = browser.get(&format!("/ui/{path}")).await;
+        let named = page.of("#reasons");
+        assert_eq!(named, "2 error # in fetch 1 error # in parse", "{path}");
+    }
+}
+
+/// While Redis is away, what SQL knows goes on. What Redis said last is marked as old.
+#[tokio::test]
+async fn a_server_that_is_away_greys_its_own_numbers_only() {
+    let daemon = Daemon::start("", &[]).await;
+    let browser = Browser::new(&daemon);
+    daemon.insert(&[json!({"queue": "q", "key": "1"})]).await;
+    until("the overview has the queue", async || {
+        browser.get("/ui/").await.has("#q-q")
+    })
+    .await;
+    assert!(daemon.signal_redis(nix::sys::signal::Signal::SIGSTOP));
+    until("the page says that Redis is away", async || {
+        browser.get("/ui/").await.has("[data-alert=Redis] time")
+    })
+    .await;
+    let page = browser.get("/ui/").await;
+    assert_eq!(page.count("#q-q td.old"), 3, "{}", page.text);
+    assert!(page.has("#q-q td:nth-child(3).old"), "the waiting ones");
+    assert!(!page.text.contains("All is well"), "{}", page.text);
+    assert!(daemon.signal_redis(nix::sys::signal::Signal::SIGCONT));
+    until("the numbers are new again", async || {
+        let page = browser.get("/ui/").await;
+        page.has("#q-q") && !page.has(".old")
+    })
+    .await;
+}
+
+/// All viewers share what is known of workers, and each sees those of its queues.
+#[tokio::test]
+async fn workers_and_processes_are_shown_to_whom_they_concern() {
+    let daemon = Daemon::start(TOKENS, &[]).await;
+    let admin = token(&daemon, "ops", &["--roles", "admin,insert,work"]).await;
+    let mine = token(&daemon, "mine", &["--roles", "read", "--queues", "mine.*"]).await;
+    let post = crate::columns::access::post;
+    let tasks = json!([{"queue": "q", "key": "1"}, {"queue": "mine.a", "key": "1"}]);
+    assert_eq!(post(&daemon, "/v1/tasks", &admin, tasks).await.0, 200);
+    for (worker, queue) in [("theirs", "q"), ("ours", "mine.a")] {
+        let got = json!({"worker": worker, "queues": [queue], "max_tasks": 1, "wait": "10s"});
+        let (status, leased) = post(&daemon, "/v1/tasks:get", &admin, got).await;
+        assert_eq!(
+            (status, leased["tasks"].as_array().unwrap().len()),
+            (200, 1)
+        );
+    }
+    let mut browser = Browser::new(&daemon);
+    browser.cookie = Some(admin);
+    until("both are heard", async || {
+        browser.get("/ui/workers").await.count("tbody tr") == 2
+    })
+    .await;
+    until("the process leads", async || {
+        let page = browser.get("/ui/processes").await;
+        page.of("tbody .state.ok") == "leads"
+    })
+    .await;
+    browser.cookie = Some(mine);
+    let page = browser.get("/ui/workers").await;
+    assert_eq!(page.values("tbody tr", "id"), ["w-ours"], "{}", page.text);
+    assert!(page.of("tbody tr").contains("working"), "{}", page.text);
+    assert_eq!(browser.get("/ui/workers?queue=q").await.status, 403);
+    assert_eq!(browser.get("/ui/processes").await.status, 403);
+}
+
 /// The stream of a queue's live tab comes with the cookie, and needs the queue's scope.
 #[tokio::test]
 async fn the_live_tab_hears_the_events_of_its_queue() {

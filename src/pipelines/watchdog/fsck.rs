@@ -2,11 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{error::Error, lead::Lead};
 use crate::{
+    coordination::Standing,
     model::{Find, FindKind, ShardId},
     pipelines::{
         checking::{Checker, Found, Pace},
@@ -34,6 +36,7 @@ pub(super) struct Fsck {
     queue: Upkeep,
     mends: bool,
     lead: Lead,
+    standing: Arc<Standing>,
 }
 
 impl Fsck {
@@ -51,6 +54,7 @@ impl Fsck {
             queue: queue.upkeep,
             mends: settings.watchdog.repair,
             lead: lead.clone(),
+            standing: Arc::clone(context.coordination.standing()),
         }
     }
 
@@ -116,7 +120,7 @@ impl Fsck {
                 counted = Found::default();
             }
             if self.lead.is_held(&cx) {
-                known = report(all, failed.len(), &known);
+                known = report(all, failed.len(), &known, &self.standing);
             } else {
                 // Another process leads, and shows its own findings.
                 known = BTreeSet::new();
@@ -153,7 +157,12 @@ fn is_in(find: &Find, shard: &ShardId) -> bool {
 
 /// Shows the findings of a round, and logs those that the previous round did not have. Returns
 /// them.
-fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find> {
+fn report(
+    found: Found,
+    failed: usize,
+    known: &BTreeSet<Find>,
+    standing: &Standing,
+) -> BTreeSet<Find> {
     let Found {
         finds,
         more,
@@ -163,6 +172,7 @@ fn report(found: Found, failed: usize, known: &BTreeSet<Find>) -> BTreeSet<Find>
         FindKind::ALL.iter().map(|kind| (*kind, 0)).collect();
     let counts = finds.iter().map(|find| (find.kind, 1)).chain(more);
     counts.for_each(|(kind, count)| *by_kind.entry(kind).or_default() += count);
+    standing.set_differences(by_kind.values().sum());
     for (kind, count) in by_kind {
         metrics::invariant_violations(kind.as_str(), count);
     }

@@ -129,7 +129,7 @@ impl Candidate {
             let asked = cx.clock().now();
             let leads = match self.coordination.lease(WORK, LEASE).await {
                 Err(error) if !self.lead.is_held(&cx) => {
-                    metrics::watchdog_leads(false);
+                    self.tell(false);
                     forget_finds();
                     return Err(error);
                 }
@@ -143,7 +143,7 @@ impl Candidate {
                 );
                 since = asked;
             }
-            metrics::watchdog_leads(leads);
+            self.tell(leads);
             if until.send_replace(leads.then(|| asked + LEASE)).is_some() && !leads {
                 forget_finds();
             }
@@ -158,7 +158,6 @@ impl Candidate {
                     "{stalled} does not come round: another process may do the watchdog's work"
                 );
                 self.give_back().await?;
-                metrics::watchdog_leads(false);
                 pause = STAND_BACK;
             }
             if !cx.pause(pause).await {
@@ -167,8 +166,14 @@ impl Candidate {
         }
     }
 
+    fn tell(&self, leads: bool) {
+        metrics::watchdog_leads(leads);
+        self.coordination.standing().set_leads(leads);
+    }
+
     async fn give_back(&self) -> coordination::Result<()> {
         self.lead.until.send_replace(None);
+        self.tell(false);
         forget_finds();
         self.coordination.release(WORK).await
     }

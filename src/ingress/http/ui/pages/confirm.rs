@@ -10,6 +10,8 @@ pub(super) struct Confirm {
     pub(super) head: Head,
     pub(super) asks: String,
     pub(super) filter: Vec<(String, String)>,
+    /// The reasons of the letters among them, and how many have each.
+    pub(super) reasons: Vec<(String, String)>,
     /// Some of what is changed: the text, and a link from `/ui/` on or nothing.
     pub(super) samples: Vec<(String, String)>,
     /// Where the form goes, from `/ui/` on.

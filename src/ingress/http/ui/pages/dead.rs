@@ -17,7 +17,10 @@ use crate::{
         },
         json,
     },
-    model::{ChangeLetters, ChosenLetters, LetterKind, LetterPage, LetterPages, StoredLetter},
+    model::{
+        ChangeLetters, ChosenLetters, LetterKind, LetterPage, LetterPages, LetterReasons,
+        StoredLetter,
+    },
 };
 
 const ROWS: u32 = 50;
@@ -68,6 +71,8 @@ struct Reason {
     show: String,
     retry: String,
     purge: String,
+    /// How many letters of other reasons begin alike, so that they are retried and purged, too.
+    others: String,
 }
 
 struct Row {
@@ -228,7 +233,11 @@ async fn reasons(visit: &Visit) -> Result<(Vec<Reason>, String), Problem> {
     let found = visit.api().letter_reasons(&visit.caller, found).await?;
     let has_queue = !visit.get("queue").is_empty();
     let mut list = Vec::new();
-    for reason in found.reasons {
+    for reason in &found.reasons {
+        let alike = found.reasons.iter().filter(|other| {
+            other.reason != reason.reason && other.reason.starts_with(&reason.prefix)
+        });
+        let others: u64 = alike.map(|other| other.count).sum();
         let of_reason = [
             ("queue", visit.get("queue")),
             ("kind", visit.get("kind")),
@@ -261,6 +270,11 @@ async fn reasons(visit: &Visit) -> Result<(Vec<Reason>, String), Problem> {
             show: link(format!("dead{}", format::query(&of_reason))),
             retry,
             purge: link(format!("dead/purge{}", format::query(&of_reason))),
+            others: if may_link && others > 0 {
+                format::count(others)
+            } else {
+                String::new()
+            },
         });
     }
     let looked_at = if found.at_least {
@@ -359,6 +373,7 @@ pub(in crate::ingress::http::ui) async fn ask(TwoIds(id, act): TwoIds, visit: Vi
             ("Letter".to_owned(), text),
             ("Reason".to_owned(), row.reason),
         ],
+        reasons: Vec::new(),
         samples: Vec::new(),
         action: format!("dead/{}/{act}", row.id),
         hidden: Vec::new(),
@@ -403,6 +418,31 @@ pub(in crate::ingress::http::ui) async fn act(TwoIds(id, act): TwoIds, visit: Vi
     visit.go_to(&format!("dead?did={act}"))
 }
 
+/// The most frequent reasons, and how many letters have each. The last one stands for the others.
+pub(super) fn named(reasons: &LetterReasons) -> Vec<(String, String)> {
+    const NAMED: usize = 10;
+    let mut named: Vec<(String, String)> = Vec::new();
+    for reason in reasons.reasons.iter().take(NAMED) {
+        let text = if reason.reason.is_empty() {
+            "without a reason".to_owned()
+        } else {
+            format::line(&reason.reason)
+        };
+        named.push((format::count(reason.count), text));
+    }
+    let shown: u64 = reasons
+        .reasons
+        .iter()
+        .take(NAMED)
+        .map(|one| one.count)
+        .sum();
+    if reasons.looked_at > shown {
+        let rest = format::count(reasons.looked_at - shown);
+        named.push((rest, "of other reasons".to_owned()));
+    }
+    named
+}
+
 /// Asks before the letters of a filter are purged, which goes page by page.
 pub(in crate::ingress::http::ui) async fn ask_purge(visit: Visit) -> Answer {
     purge_page(&visit, &visit.query, String::new()).await
@@ -439,6 +479,9 @@ async fn purge_page(visit: &Visit, parameters: &[(String, String)], before: Stri
             format!("dead/{}", row.id),
         )
     });
+    let mut reasons = LetterReasons::default();
+    reasons.count(&page.letters);
+    reasons.finish();
     let number = format::count(count);
     let more = if page.next.is_some() {
         "; there may be more after these"
@@ -463,6 +506,7 @@ async fn purge_page(visit: &Visit, parameters: &[(String, String)], before: Stri
         head: visit.head("dead", "Purge dead letters"),
         asks: format!("{before}{number} dead letters match, and are removed for good{more}."),
         filter: shown.collect(),
+        reasons: named(&reasons),
         samples: samples.collect(),
         action: "dead/purge".to_owned(),
         hidden,
@@ -506,6 +550,7 @@ pub(in crate::ingress::http::ui) async fn purge(visit: Visit) -> Answer {
             head: visit.head("dead", "Purge dead letters"),
             asks: format!("{before}{none}"),
             filter: Vec::new(),
+            reasons: Vec::new(),
             samples: Vec::new(),
             action: "dead/purge".to_owned(),
             hidden: Vec::new(),

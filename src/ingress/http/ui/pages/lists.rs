@@ -14,7 +14,7 @@ use crate::{
             visit::{Answer, Visit, page},
         },
     },
-    model::{BooksState, BulkChange, BulkState, Fsck, SeenWorker, TaskId, TaskStatus},
+    model::{BooksState, BulkChange, BulkState, Fsck, SeenProcess, SeenWorker, TaskId, TaskStatus},
 };
 
 const ROWS: u32 = 50;
@@ -220,6 +220,18 @@ fn requeue(visit: &Visit, worker: &SeenWorker) -> Cell {
     link("Requeue…", format!("bulk/new{query}"))
 }
 
+/// Whether a process leads, and which of its loops stall.
+fn standing(one: &SeenProcess) -> Cell {
+    match (one.leads, one.stalled.is_empty()) {
+        (true, true) => state("leads", "ok"),
+        (false, true) => state("runs", "idle"),
+        (_, false) => state(
+            format!("stalls: {}", format::line(&one.stalled.join(", "))),
+            "bad",
+        ),
+    }
+}
+
 pub(in crate::ingress::http::ui) async fn processes(mut visit: Visit) -> Answer {
     // Who reaches only some queues does not see the processes.
     visit.api().may_read_metrics(&visit.caller)?;
@@ -241,6 +253,7 @@ pub(in crate::ingress::http::ui) async fn processes(mut visit: Visit) -> Answer 
                 } else {
                     text(version)
                 },
+                standing(one),
                 wide(format::line(&one.pipelines.join(", "))),
                 text(format::line(&one.http)),
                 text(format::line(&one.grpc)),
@@ -266,6 +279,7 @@ pub(in crate::ingress::http::ui) async fn processes(mut visit: Visit) -> Answer 
             ("Process", ""),
             ("Host", ""),
             ("Version", ""),
+            ("State", ""),
             ("Pipelines", ""),
             ("HTTP", ""),
             ("gRPC", ""),

@@ -1,7 +1,7 @@
 //! A bulk change: first a dry run, whose page shows the number and some of the tasks, then the
 //! change of what was counted.
 
-use super::{confirm::Confirm, tasks::filter_of};
+use super::{confirm::Confirm, dead::named, tasks::filter_of};
 use crate::{
     api,
     ingress::{
@@ -15,8 +15,9 @@ use crate::{
         json,
     },
     model::{
-        BulkAction, ChangeTasks, ChosenTasks, Priority, Requeue, RequeueTasks, TaskCount,
-        TaskFilter, TaskPages, TasksChanged, Update, WorkerName,
+        BulkAction, ChangeTasks, ChosenTasks, LetterFilter, LetterKind, LetterPages, Priority,
+        QueueName, Requeue, RequeueTasks, TaskCount, TaskFilter, TaskPages, TasksChanged, Update,
+        WorkerName,
     },
 };
 
@@ -190,6 +191,7 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
     let samples = samples
         .iter()
         .map(|task| (format::bytes(&task.key), format!("tasks/{}", task.id)));
+    let reasons = reasons(&visit).await?;
     let number = format::count(matched);
     let least = if at_least { "At least " } else { "" };
     let mut hidden: Vec<(String, String)> = visit
@@ -220,6 +222,7 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
         head: visit.head("bulk", format!("{verb} many tasks")),
         asks: format!("{least}{number} {tasks} match, and {does}. Tasks that are inserted or changed from now on stay as they are."),
         filter: shown,
+        reasons,
         samples: samples.collect(),
         action: "bulk/new".to_owned(),
         hidden,
@@ -234,6 +237,26 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
         kind,
         back,
     })
+}
+
+/// The reasons of the letters that a filter by reason chooses: it goes by their beginning, which
+/// others may share.
+async fn reasons(visit: &Visit) -> Result<Vec<(String, String)>, api::Error> {
+    if visit.get("reason").is_empty() || visit.get("queue").is_empty() {
+        return Ok(Vec::new());
+    }
+    let filter = LetterFilter {
+        queue: QueueName::new(visit.get("queue")).ok(),
+        kind: Some(LetterKind::Task),
+        reason: visit.get("reason").to_owned(),
+        ..LetterFilter::default()
+    };
+    let pages = LetterPages {
+        filter,
+        ..LetterPages::default()
+    };
+    let found = visit.api().letter_reasons(&visit.caller, Ok(pages)).await?;
+    Ok(named(&found))
 }
 
 /// Whether somebody has to type the number. Nobody knows how many tasks match if the count ended

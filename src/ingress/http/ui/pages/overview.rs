@@ -126,6 +126,16 @@ pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
             "Processes",
         ));
     }
+    if let Some(why) = visit.api().memory_shortage().filter(|_| sees_all) {
+        let text = format::sentence(&why);
+        banners.push(Banner::new(
+            "memory",
+            "warn",
+            text,
+            "processes",
+            "Processes",
+        ));
+    }
     let is_empty = rows.is_empty();
     let is_well = banners.is_empty();
     let numbers = Numbers {
@@ -286,6 +296,23 @@ fn add_processes(banners: &mut Vec<Banner>, processes: &[SeenProcess]) {
         .collect();
     versions.sort_unstable();
     versions.dedup();
+    let differences: u64 = processes.iter().map(|process| process.differences).sum();
+    if differences > 0 {
+        let text = format!(
+            "The last check of the watchdog found {} differences between the servers; its log names them.",
+            format::count(differences)
+        );
+        banners.push(Banner::new("differences", "bad", text, "books", "Check"));
+    }
+    for process in processes.iter().filter(|one| !one.stalled.is_empty()) {
+        let text = format!(
+            "Loops of process {} do not come round: {}.",
+            format::line(&process.process),
+            format::line(&process.stalled.join(", "))
+        );
+        let name = format!("stalled {}", process.process);
+        banners.push(Banner::new(name, "bad", text, "processes", "Processes"));
+    }
     if versions.len() > 1 {
         let text = format!(
             "The processes have {} versions: {}.",
