@@ -6,35 +6,43 @@
 //! up no other. A record is read once for all subscriptions at its place ([`pages`]).
 //!
 //! Nothing polls a topic that is idle: publishers tell which partitions have records. For a message
-//! that was lost, each second a few partitions are looked at, and each of them twice a minute.
+//! that was lost, each second a few partitions are looked at, and each of them twice a minute. To an
+//! attached topic others publish, too, who tell nobody, so its ends are asked for each second.
 
 mod measure;
 mod pages;
 mod record_task;
 mod step;
+mod turns;
 
 pub use record_task::record_task;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::BoxFuture,
+    stream::{self, FuturesUnordered},
+};
 
 use self::{
     measure::{Measured, Unread, measure},
     pages::{PAGE, Pages},
     step::{Moved, Moving, Outcome, Step},
+    turns::Turns,
 };
 use super::{error::Failure, insert::Handle};
 use crate::{
     bus::{Log, Logs},
     model::{
-        Position, PositionKey, QueueName, ReadUpTo, Subscription, SubscriptionName, TopicName,
+        Offset, Position, PositionKey, QueueName, ReadUpTo, Subscription, SubscriptionName,
+        TopicName,
     },
     pipelines::context::Context,
     queue::Heard,
@@ -50,12 +58,12 @@ const LEASE: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_secs(1);
 /// How many steps run at once.
 const STEPS: usize = 32;
-/// How many of them one subscription may have, so that one whose inserts take long holds up no other.
-const STEPS_OF_ONE: usize = 8;
 /// In how many ticks every partition is looked at.
 const LOOK_ROUND: usize = 30;
 /// How often what is left to read is measured, in ticks.
 const MEASURE_EVERY: u64 = 5;
+/// How many attached topics are asked for their ends at once.
+const ASKED_AT_ONCE: usize = 4;
 /// How many records behind a position may have been inserted: a page whose move has not ended, and the
 /// next one.
 const AHEAD: usize = 2 * PAGE;
@@ -81,6 +89,9 @@ struct Feeder {
 }
 
 type Running = FuturesUnordered<BoxFuture<'static, Ended>>;
+
+/// The ends of the partitions of attached topics.
+type SeenEnds = Vec<(TopicName, Vec<Option<Offset>>)>;
 
 /// What has ended.
 enum Ended {
@@ -110,6 +121,7 @@ impl Feeder {
         let mut running = Running::new();
         // At most one, because it may take longer than its interval.
         let mut measuring: FuturesUnordered<BoxFuture<'static, Measured>> = FuturesUnordered::new();
+        let mut looking: FuturesUnordered<BoxFuture<'static, SeenEnds>> = FuturesUnordered::new();
         let mut tick_at = cx.clock().now();
         while !cx.stop.is_cancelled() {
             if cx.clock().now() >= tick_at {
@@ -118,6 +130,9 @@ impl Feeder {
                 feeds.forget_gauges();
                 if feeds.is_measured_now() && measuring.is_empty() {
                     measuring.push(Box::pin(self.measure(&feeds)));
+                }
+                if feeds.has_attached() && looking.is_empty() {
+                    looking.push(feeds.ends_of_attached().boxed());
                 }
                 tick_at = cx.clock().now() + TICK;
                 for ended in done {
@@ -152,6 +167,7 @@ impl Feeder {
                 }
                 heard = heard => feeds.hear(&heard),
                 Some(measured) = measuring.next() => feeds.set_gauges(measured),
+                Some(seen) = looking.next() => feeds.see(&seen),
                 () = cx.clock().sleep(pause) => {}
                 () = cx.stop.cancelled() => {}
             }
@@ -305,11 +321,10 @@ struct Feeds {
     is_loaded: bool,
     logs: BTreeMap<TopicName, Arc<Log>>,
     cursors: BTreeMap<PositionKey, Cursor>,
-    /// The cursors that may have records to read.
-    due: VecDeque<PositionKey>,
+    /// Those of each partition.
+    readers: HashMap<TopicName, BTreeMap<u32, Vec<PositionKey>>>,
+    turns: Turns,
     held: BTreeSet<(Instant, PositionKey)>,
-    /// How many steps of each subscription run.
-    running: BTreeMap<SubscriptionName, usize>,
     pages: Pages,
     /// The partition that was looked at last.
     looked_at: Option<PositionKey>,
@@ -342,6 +357,9 @@ struct Cursor {
     held_for: Duration,
     /// The last move of the position, which may not have ended.
     moving: Option<Moving>,
+    /// The end of an attached partition that it was made due for. The last offsets may be no records,
+    /// and then it never gets there.
+    seen: Option<Offset>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -388,9 +406,9 @@ impl Feeds {
             is_loaded: false,
             logs: BTreeMap::new(),
             cursors: BTreeMap::new(),
-            due: VecDeque::new(),
+            readers: HashMap::new(),
+            turns: Turns::default(),
             held: BTreeSet::new(),
-            running: BTreeMap::new(),
             pages: Pages::default(),
             looked_at: None,
             said: LastSaid::nothing(),
@@ -412,7 +430,8 @@ impl Feeds {
     fn forget(&mut self) {
         self.is_loaded = false;
         self.cursors.clear();
-        self.due.clear();
+        self.readers.clear();
+        self.turns.clear();
         self.held.clear();
         self.pages.forget_all();
     }
@@ -420,7 +439,10 @@ impl Feeds {
     fn set_positions(&mut self, positions: BTreeMap<PositionKey, Position>) {
         self.pages.forget_all();
         self.cursors.retain(|key, _| positions.contains_key(key));
+        self.readers.clear();
         for (key, position) in positions {
+            let of_topic = self.readers.entry(key.topic.clone()).or_default();
+            of_topic.entry(key.partition).or_default().push(key.clone());
             match self.cursors.get_mut(&key) {
                 // A move whose answer was lost has happened all the same.
                 Some(cursor) if cursor.up_to == position.up_to => cursor.moving = None,
@@ -438,6 +460,7 @@ impl Feeds {
                         may_be_repeated: AHEAD,
                         held_for: Duration::ZERO,
                         moving: None,
+                        seen: None,
                     };
                     self.cursors.insert(key.clone(), cursor);
                     self.make_due(&key, Cause::Look);
@@ -457,7 +480,7 @@ impl Feeds {
                 // been made anew.
                 let is_look = cause != Cause::Next;
                 cursor.state = CursorState::Due { is_look };
-                self.due.push_back(key.clone());
+                self.turns.push(key.clone());
             }
             CursorState::Running { again, .. } => *again = *again || cause != Cause::Look,
             CursorState::Due { is_look } => *is_look = *is_look || cause != Cause::Next,
@@ -498,13 +521,70 @@ impl Feeds {
         if heard.is_incomplete {
             self.pages.forget_all();
         }
-        let is_heard = |key: &&PositionKey| {
-            let of_topic = heard.partitions.get(&key.topic);
-            heard.is_incomplete
-                || of_topic.is_some_and(|partitions| partitions.contains(&key.partition))
-        };
-        let keys: Vec<PositionKey> = self.cursors.keys().filter(is_heard).cloned().collect();
+        let mut keys: Vec<PositionKey> = Vec::new();
+        if heard.is_incomplete {
+            keys.extend(self.cursors.keys().cloned());
+        }
+        for (topic, partitions) in &heard.partitions {
+            let Some(of_topic) = self.readers.get(topic) else {
+                continue;
+            };
+            for partition in partitions {
+                keys.extend(of_topic.get(partition).into_iter().flatten().cloned());
+            }
+        }
         for key in keys {
+            self.make_due(&key, Cause::Told);
+        }
+    }
+
+    fn has_attached(&self) -> bool {
+        let mut logs = self.logs.values();
+        self.until.is_some() && logs.any(|log| log.is_attached)
+    }
+
+    /// Asks for the ends of attached topics that subscriptions read.
+    fn ends_of_attached(&self) -> impl Future<Output = SeenEnds> + use<> {
+        let mut asked = Vec::new();
+        for (topic, log) in self.logs.iter().filter(|(_, log)| log.is_attached) {
+            if self.readers.contains_key(topic) {
+                asked.push((topic.clone(), Arc::clone(log)));
+            }
+        }
+        let logs = Arc::clone(&self.handle);
+        let asked = stream::iter(asked).map(move |(topic, log)| {
+            let logs = Arc::clone(&logs);
+            async move {
+                // A broker that is away is asked again.
+                let ends = logs.counted_ends(&log).await.unwrap_or_default();
+                (topic, ends.into_iter().map(|end| end.last).collect())
+            }
+        });
+        asked.buffer_unordered(ASKED_AT_ONCE).collect()
+    }
+
+    /// Notes which partitions have records after positions.
+    fn see(&mut self, seen: &SeenEnds) {
+        let mut keys = Vec::new();
+        for (topic, ends) in seen {
+            let Some(of_topic) = self.readers.get(topic) else {
+                continue;
+            };
+            for (partition, end) in (0..).zip(ends) {
+                for key in of_topic.get(&partition).into_iter().flatten() {
+                    let Some(cursor) = self.cursors.get_mut(key) else {
+                        continue;
+                    };
+                    if *end > cursor.up_to.after && *end != cursor.seen {
+                        cursor.seen = *end;
+                        keys.push(key.clone());
+                    }
+                }
+            }
+        }
+        for key in keys {
+            // A page that was read before, and found nothing, is no answer.
+            self.pages.forget(&key.topic, &[key.partition].into());
             self.make_due(&key, Cause::Told);
         }
     }
@@ -550,7 +630,7 @@ impl Feeds {
             }
             // Somebody may have published meanwhile.
             cursor.state = CursorState::Due { is_look: true };
-            self.due.push_back(key);
+            self.turns.push(key);
         }
     }
 
@@ -564,21 +644,18 @@ impl Feeds {
 
     /// Takes the next step.
     fn next_step(&mut self) -> Option<Step> {
-        for _ in 0..self.due.len() {
-            let key = self.due.pop_front()?;
-            let running = self.running.get(&key.subscription).copied();
-            if running.is_some_and(|running| running >= STEPS_OF_ONE) {
-                self.due.push_back(key);
-                continue;
-            }
+        loop {
+            let key = self.turns.next()?;
             let (Some(cursor), Some(log), Some(subscription)) = (
                 self.cursors.get_mut(&key),
                 self.logs.get(&key.topic),
                 self.subscriptions.get(&key.subscription),
             ) else {
+                self.turns.end(&key.subscription);
                 continue;
             };
             let CursorState::Due { is_look } = cursor.state else {
+                self.turns.end(&key.subscription);
                 continue;
             };
             self.steps += 1;
@@ -587,7 +664,6 @@ impl Feeds {
                 step: number,
                 again: false,
             };
-            *self.running.entry(key.subscription.clone()).or_default() += 1;
             let after = cursor.up_to.after;
             let page = self
                 .pages
@@ -605,7 +681,6 @@ impl Feeds {
                 key,
             });
         }
-        None
     }
 
     fn end(&mut self, ended: Ended, running: &mut Running, now: Instant) -> Finished {
@@ -627,12 +702,7 @@ impl Feeds {
 
     fn finish(&mut self, step: &Step, outcome: Outcome, now: Instant) -> Finished {
         let key = &step.key;
-        if let Some(running) = self.running.get_mut(&key.subscription) {
-            *running -= 1;
-            if *running == 0 {
-                self.running.remove(&key.subscription);
-            }
-        }
+        self.turns.end(&key.subscription);
         let Some(cursor) = self.cursors.get_mut(key) else {
             return Finished::GoesOn;
         };
@@ -816,8 +886,13 @@ mod tests {
         feeds
     }
 
-    fn due(feeds: &Feeds) -> Vec<u32> {
-        feeds.due.iter().map(|key| key.partition).collect()
+    /// Takes the steps that are due, and says of which partitions they are.
+    fn due(feeds: &mut Feeds) -> Vec<u32> {
+        let steps: Vec<Step> = std::iter::from_fn(|| feeds.next_step()).collect();
+        for step in &steps {
+            feeds.finish(step, Outcome::AtEnd, Instant::now());
+        }
+        steps.iter().map(|step| step.key.partition).collect()
     }
 
     #[test]
@@ -828,12 +903,27 @@ mod tests {
         heard.partitions.insert(topic("t"), [2, 5, 9].into());
         heard.partitions.insert(topic("other"), [3].into());
         feeds.hear(&heard);
-        assert_eq!(due(&feeds), [2, 5]);
+        assert_eq!(due(&mut feeds), [2, 5]);
         feeds.hear(&Heard {
             is_incomplete: true,
             ..Heard::default()
         });
-        assert_eq!(due(&feeds), [2, 5, 0, 1, 3, 4, 6, 7]);
+        assert_eq!(due(&mut feeds), [0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn partitions_that_end_after_a_position_are_due_once() {
+        let mut feeds = idle(3);
+        let topic = TopicName::new("t").unwrap();
+        let end = |major| Some(Offset { major, minor: 0 });
+        let seen = vec![(topic.clone(), vec![None, end(7), None, end(9)])];
+        feeds.see(&seen);
+        assert_eq!(due(&mut feeds), [1]);
+        // Its last offset is no record.
+        feeds.see(&seen);
+        assert_eq!(due(&mut feeds), [] as [u32; 0]);
+        feeds.see(&vec![(topic, vec![end(1), end(8)])]);
+        assert_eq!(due(&mut feeds), [0, 1]);
     }
 
     /// The positions of [`idle`] with this replay number.
@@ -877,7 +967,6 @@ mod tests {
         let new = feeds.next_step().unwrap();
         feeds.finish(&new, Outcome::AtEnd, now);
         assert!(feeds.next_step().is_none());
-        assert!(feeds.running.is_empty());
     }
 
     #[test]
