@@ -41,10 +41,8 @@ pub enum Error {
     },
     #[error("topic {0} is being deleted; try again in a minute")]
     TopicIsDeleted(TopicName),
-    #[error(
-        "somebody has made or attached topic {0} at the same moment; look at it, and try again"
-    )]
-    TopicJustMade(TopicName),
+    #[error("others are changing {0} at the same moment; look at it, and try again")]
+    JustChanged(String),
     #[error("there is no subscription {name:?}{near}")]
     NoSuchSubscription {
         name: String,
@@ -175,7 +173,7 @@ impl Error {
             | Self::ManyBulkChangesOfToken
             | Self::ManyOwnLimits
             | Self::TopicIsDeleted(_)
-            | Self::TopicJustMade(_)
+            | Self::JustChanged(_)
             | Self::ManyWaits(_)
             | Self::ManyConnections(_)
             | Self::Watchers(_) => Kind::Busy,

@@ -58,7 +58,7 @@ pub use self::{
     settled::SettledReports,
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     subscriptions::declare_subscription,
-    topics::declare_topic,
+    topics::{Reading, declare_topic},
     tree_watches::TreeWatches,
     trees::{NextOfTree, WatchingTree},
     waits::{Wait, Waits},

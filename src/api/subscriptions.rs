@@ -15,6 +15,7 @@ use super::{
     handle::{Api, span},
     known_topics::KNOWN_FOR,
     reader::Reader,
+    topics::CHANGES,
 };
 use crate::{
     bus::{Log, LogEnd, Logs},
@@ -42,15 +43,22 @@ pub async fn declare_subscription(
     request: &PutSubscription,
     now_unix_ms: i64,
 ) -> Result<(), Error> {
-    let known = store.subscriptions().await?;
-    let known = known.into_iter().find(|known| known.name == *name);
-    let topics = store.topics().await?;
-    let wanted = wanted(name, request, known.as_ref(), &topics, now_unix_ms)?;
-    if known.as_ref() == Some(&wanted) {
-        return Ok(());
+    let mut tries = 1;
+    loop {
+        let known = store.subscriptions().await?;
+        let known = known.into_iter().find(|known| known.name == *name);
+        let topics = store.topics().await?;
+        let wanted = wanted(name, request, known.as_ref(), &topics, now_unix_ms)?;
+        if known.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let act = Act::at_time(now_unix_ms, "settings", "put subscription", name.as_str());
+        match put(store, logs, &wanted, known.is_none(), &topics, &act).await {
+            // Another process starts with the same settings.
+            Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
+            done => return done,
+        }
     }
-    let act = Act::at_time(now_unix_ms, "settings", "put subscription", name.as_str());
-    put(store, logs, &wanted, known.is_none(), &topics, &act).await
 }
 
 /// The subscription that a request asks for. What it leaves out stays, or is the default.
@@ -147,6 +155,10 @@ async fn put(
         KeptSubscription::Yes => Ok(()),
         KeptSubscription::Gone => Err(Error::Invalid(format!(
             "subscription {} was deleted a moment ago: send it again to make a new one",
+            subscription.name
+        ))),
+        KeptSubscription::Changed => Err(Error::JustChanged(format!(
+            "subscription {}",
             subscription.name
         ))),
         KeptSubscription::OfTopic(topic) => Err(of_another(&subscription.name, &topic)),
@@ -350,19 +362,25 @@ impl Api {
             let name =
                 SubscriptionName::new(name).map_err(|error| Error::Invalid(error.to_string()))?;
             let store = query.store();
-            let known = store.subscriptions().await?;
-            let known = known.into_iter().find(|known| known.name == name);
-            if let Some(known) = &known {
-                may_change(caller, known)?;
-            }
-            let topics = store.topics().await?;
-            let now = query.now_unix_ms();
-            let wanted = wanted(&name, request, known.as_ref(), &topics, now)?;
-            may_change(caller, &wanted)?;
-            let act = Act::at_time(now, who(caller), "put subscription", name.as_str());
             let logs = query.bus.logs();
-            put(store, &*logs, &wanted, known.is_none(), &topics, &act).await?;
-            query.view_of(wanted).await
+            let mut tries = 1;
+            loop {
+                let known = store.subscriptions().await?;
+                let known = known.into_iter().find(|known| known.name == name);
+                if let Some(known) = &known {
+                    may_change(caller, known)?;
+                }
+                let topics = store.topics().await?;
+                let now = query.now_unix_ms();
+                let wanted = wanted(&name, request, known.as_ref(), &topics, now)?;
+                may_change(caller, &wanted)?;
+                let act = Act::at_time(now, who(caller), "put subscription", name.as_str());
+                match put(store, &*logs, &wanted, known.is_none(), &topics, &act).await {
+                    Ok(()) => return query.view_of(wanted).await,
+                    Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
+                    Err(error) => return Err(error),
+                }
+            }
         };
         put.instrument(span("put_subscription", caller)).await
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::{StreamExt as _, future::join_all, stream};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tracing::Instrument as _;
 
 use super::{
@@ -26,6 +26,7 @@ use crate::{
         PublishStatus, Published, PutTopic, ReadFrom, ReadTopic, Topic, TopicName, TopicPage,
         TopicRecord, TopicSettings, TopicView, in_short, millis, shorten, topic_of_users,
     },
+    queue::{PublishedTopics, Told},
     store::{KeptTopic, Store},
     telemetry::metrics,
 };
@@ -35,6 +36,8 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How many partitions a call reads at once.
 const AT_ONCE: usize = 4;
+/// How often a change is tried while others change the same topic or subscription.
+pub(super) const CHANGES: u32 = 5;
 
 impl Reader {
     /// Finds a topic that the caller reaches, and that is not being deleted.
@@ -68,6 +71,23 @@ impl Reader {
 
 /// Makes a topic that the settings declare, or changes it.
 pub async fn declare_topic(
+    store: &dyn Store,
+    logs: &dyn Logs,
+    name: &TopicName,
+    settings: &TopicSettings,
+    now_unix_ms: i64,
+) -> Result<(), Error> {
+    let mut tries = 1;
+    loop {
+        match declare(store, logs, name, settings, now_unix_ms).await {
+            // Another process starts with the same settings.
+            Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
+            done => return done,
+        }
+    }
+}
+
+async fn declare(
     store: &dyn Store,
     logs: &dyn Logs,
     name: &TopicName,
@@ -180,8 +200,8 @@ async fn end_deletion(store: &dyn Store, logs: &dyn Logs, topic: &Topic) -> Resu
     Ok(())
 }
 
-/// Stores a topic, then makes its log. If the process is killed in between, the first record makes
-/// it.
+/// Stores a topic, then makes its log. If the process is killed in between, or does not hear whether
+/// the log was made, the first record makes it, or the next call.
 async fn put(
     store: &dyn Store,
     logs: &dyn Logs,
@@ -212,7 +232,7 @@ async fn put(
         )));
     }
     if known.is_none_or(|known| known.settings != *settings || known.is_deleting) {
-        match store.keep_topic(&topic, act).await? {
+        match store.keep_topic(&topic, known, act).await? {
             KeptTopic::Yes => {}
             KeptTopic::Fewer(partitions) => {
                 return Err(Error::Invalid(format!(
@@ -224,14 +244,17 @@ async fn put(
                     "there are {MOST_TOPICS} topics; delete one before"
                 )));
             }
-            KeptTopic::Other => return Err(Error::TopicJustMade(name.clone())),
+            KeptTopic::Changed => return Err(Error::JustChanged(format!("topic {name}"))),
             KeptTopic::Deleting => return Err(Error::TopicIsDeleted(name.clone())),
         }
     }
     let made = logs.make(&log).await;
-    if made.is_err() && known.is_none() {
+    if let Err(bus::Error::NotMade(_)) = made
+        && known.is_none()
+        && !logs.exists(&log).await?
+    {
         // The server may never make it, for example because of its name.
-        store.begin_delete_topic(name, act).await?;
+        store.begin_delete_topic(&topic, act).await?;
         store.end_delete_topic(&topic).await?;
     }
     made?;
@@ -288,49 +311,13 @@ impl Api {
         let put = async {
             let name = topic_of_users(name).map_err(Error::Invalid)?;
             reaches(caller, name.as_str())?;
-            let known = known_topic(query.store(), &name).await?;
-            let before = known
-                .as_ref()
-                .map(|known| known.settings.clone())
-                .unwrap_or_default();
-            let mut settings = request.over(&before);
-            if before.is_attached && !settings.is_attached {
-                return Err(Error::Invalid(format!(
-                    "topic {name} is attached: to let taskd make one, delete it before"
-                )));
+            let mut tries = 1;
+            loop {
+                match query.put_topic(caller, &name, request).await {
+                    Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
+                    done => return done,
+                }
             }
-            if settings.is_attached && request.has_settings() {
-                return Err(Error::Invalid(
-                    "an attached topic has the partitions and the retention that Kafka has: leave them out"
-                        .to_owned(),
-                ));
-            }
-            let logs = query.logs();
-            if settings.is_attached {
-                settings = attached(&*logs, &name, known.as_ref()).await?;
-            }
-            let now = query.now_unix_ms();
-            let act = Act::at_time(now, who(caller), "put topic", name.as_str());
-            put(
-                query.store(),
-                &*logs,
-                &name,
-                &settings,
-                known.as_ref(),
-                &act,
-            )
-            .await?;
-            query.topics.forget();
-            if let Some(known) = &known {
-                change(&*logs, known, &settings).await?;
-            }
-            let created_unix_ms = known.map_or(now, |known| known.created_unix_ms);
-            Ok(TopicView::from(&Topic {
-                name,
-                settings,
-                created_unix_ms,
-                is_deleting: false,
-            }))
         };
         put.instrument(span("put_topic", caller)).await
     }
@@ -352,7 +339,7 @@ impl Api {
             };
             let now = query.now_unix_ms();
             let act = Act::at_time(now, who(caller), "delete topic", name);
-            query.store().begin_delete_topic(&topic.name, &act).await?;
+            query.store().begin_delete_topic(&topic, &act).await?;
             query.topics.forget();
             // Until then other processes may publish. If the process is killed here, the watchdog
             // goes on.
@@ -399,6 +386,19 @@ impl Api {
         name: &str,
         request: &ReadTopic,
     ) -> Result<TopicPage, Error> {
+        self.read_on(caller, name, request, &mut Reading::default())
+            .await
+    }
+
+    /// As [`Self::read_topic`], for a reader that begins where its last page ended. Reads only the
+    /// partitions that may have new records.
+    pub async fn read_on(
+        &self,
+        caller: &Caller,
+        name: &str,
+        request: &ReadTopic,
+        reading: &mut Reading,
+    ) -> Result<TopicPage, Error> {
         let query = self.query()?;
         let limit = bounded(request.limit, LISTED)? as usize;
         let read = async {
@@ -412,50 +412,50 @@ impl Api {
                 begin: begin.clone(),
                 next: position.to_string(),
             };
-            let mut published = query.queue.published_topics().watch(&topic.name);
-            let mut told = published.borrow_and_update().clone();
-            // The partitions that may have new records; `None`: any.
-            let mut news: Option<BTreeSet<u32>> = None;
             let wait = request.wait.min(query.settings.limits.max_wait);
             let deadline = Instant::now() + wait;
             let _wait = (!wait.is_zero()).then(|| self.wait(caller)).transpose()?;
-            let mut is_checked = false;
-            let mut looked = Instant::now();
             loop {
-                let records = query
-                    .page(&topic, &mut position, limit, news.as_ref())
-                    .await?;
-                if records.is_empty() && !is_checked {
+                let published = query.queue.published_topics();
+                let open = reading.open(published, &topic);
+                let every = look_every(&topic, request);
+                if open.looked.elapsed() >= every {
+                    open.looked = Instant::now();
+                    let unread = query.partitions_after(&topic, &position, every).await?;
+                    open.unread.extend(unread);
+                }
+                let records = query.page(&topic, &mut position, limit, open).await?;
+                if records.is_empty() && !open.is_checked {
                     query.lies_within(&topic, &position).await?;
-                    is_checked = true;
+                    open.is_checked = true;
                 }
                 let now = Instant::now();
+                if records.is_empty() && now >= deadline {
+                    // Its next call looks whether the topic was made anew.
+                    open.is_checked = false;
+                }
                 if !records.is_empty() || now >= deadline {
                     return Ok(page(records, &position));
                 }
-                let every = look_every(&topic, request);
-                let look = deadline.min(looked + every);
-                let is_told = tokio::select! {
+                let look = deadline.min(open.looked + every);
+                tokio::select! {
                     biased;
                     () = self.stop.cancelled() => return Ok(page(records, &position)),
                     denied = self.authentication.revoked(&caller.access) => return Err(denied.into()),
                     // Checked first: a busy topic has news all the time, perhaps of other partitions.
-                    () = tokio::time::sleep_until(look) => false,
-                    _ = published.changed() => true,
-                };
+                    () = tokio::time::sleep_until(look) => {}
+                    Ok(()) = open.published.changed() => {}
+                }
                 // It may have been deleted, or have more partitions.
                 topic = query.topic_of(caller, name).await?;
-                if is_told {
-                    let before = told;
-                    told = published.borrow_and_update().clone();
-                    news = told.since(&before);
-                } else {
-                    looked = Instant::now();
-                    news = Some(query.partitions_after(&topic, &position, every).await?);
-                }
             }
         };
-        read.instrument(span("read_topic", caller)).await
+        let read = read.instrument(span("read_topic", caller)).await;
+        if read.is_err() {
+            // Otherwise partitions of a page that nobody got would count as read.
+            *reading = Reading::default();
+        }
+        read
     }
 }
 
@@ -472,6 +472,50 @@ fn size(record: &NewRecord) -> u64 {
 }
 
 impl Reader {
+    /// Makes or changes a topic, unless somebody else changes it meanwhile.
+    async fn put_topic(
+        &self,
+        caller: &Caller,
+        name: &TopicName,
+        request: &PutTopic,
+    ) -> Result<TopicView, Error> {
+        let known = known_topic(self.store(), name).await?;
+        let before = known
+            .as_ref()
+            .map(|known| known.settings.clone())
+            .unwrap_or_default();
+        let mut settings = request.over(&before);
+        if before.is_attached && !settings.is_attached {
+            return Err(Error::Invalid(format!(
+                "topic {name} is attached: to let taskd make one, delete it before"
+            )));
+        }
+        if settings.is_attached && request.has_settings() {
+            return Err(Error::Invalid(
+                "an attached topic has the partitions and the retention that Kafka has: leave them out"
+                    .to_owned(),
+            ));
+        }
+        let logs = self.logs();
+        if settings.is_attached {
+            settings = attached(&*logs, name, known.as_ref()).await?;
+        }
+        let now = self.now_unix_ms();
+        let act = Act::at_time(now, who(caller), "put topic", name.as_str());
+        put(self.store(), &*logs, name, &settings, known.as_ref(), &act).await?;
+        self.topics.forget();
+        if let Some(known) = &known {
+            change(&*logs, known, &settings).await?;
+        }
+        let created_unix_ms = known.map_or(now, |known| known.created_unix_ms);
+        Ok(TopicView::from(&Topic {
+            name: name.clone(),
+            settings,
+            created_unix_ms,
+            is_deleting: false,
+        }))
+    }
+
     async fn publish(
         &self,
         topic: &Topic,
@@ -653,43 +697,106 @@ impl Reader {
     }
 
     /// Reads the next records, and moves the position after them. Each partition gets a share of
-    /// the page. `of` are the only partitions to read; `None`: all.
+    /// the page. One that has no more records is not read again until somebody publishes to it.
     async fn page(
         &self,
         topic: &Topic,
         position: &mut Position,
         limit: usize,
-        of: Option<&BTreeSet<u32>>,
+        open: &mut OpenReading,
     ) -> Result<Vec<TopicRecord>, Error> {
         let log = Log::from(topic);
         let logs = self.logs();
         let partitions = topic.settings.partitions as usize;
         position.after.resize(partitions, None);
         let mut wanted: Vec<(u32, Option<Offset>)> = position.wanted().collect();
-        wanted.retain(|(partition, _)| of.is_none_or(|of| of.contains(partition)));
-        // A page may not have room for all partitions, so each begins with another one.
-        let first = self.topics.turn() as usize * limit % wanted.len().max(1);
+        wanted.retain(|(partition, _)| open.unread.contains(partition));
+        // A page may not have room for all partitions, so it begins where the one before has ended.
+        let first = wanted.partition_point(|(partition, _)| *partition < open.next);
         wanted.rotate_left(first);
         let share = limit.div_ceil(wanted.len().max(1));
         let reads = wanted.into_iter().map(|(partition, after)| {
             let logs = Arc::clone(&logs);
             let log = &log;
-            async move { logs.read(log, partition, after, share).await }
+            async move { (partition, logs.read(log, partition, after, share).await) }
         });
         let mut reads = stream::iter(reads).buffered(AT_ONCE);
         let mut records = Vec::new();
         let mut bytes = 0;
-        while let Some(read) = reads.next().await {
-            for message in read? {
+        while let Some((partition, read)) = reads.next().await {
+            let messages = read?;
+            let of_partition: usize = messages.iter().map(|one| one.record.bytes()).sum();
+            let is_read = messages.len() < share && of_partition < PAGE_BYTES;
+            for message in messages {
+                bytes += message.record.bytes();
+                position.after[partition as usize] = Some(message.offset);
+                records.push(record(message));
+                open.next = partition + 1;
                 if records.len() >= limit || bytes >= PAGE_BYTES {
                     return Ok(records);
                 }
-                bytes += message.record.bytes();
-                position.after[message.record.partition as usize] = Some(message.offset);
-                records.push(record(message));
+            }
+            if is_read {
+                open.unread.remove(&partition);
             }
         }
         Ok(records)
+    }
+}
+
+/// What a reader knows between two pages.
+#[derive(Default)]
+pub struct Reading(Option<OpenReading>);
+
+struct OpenReading {
+    published: watch::Receiver<Told>,
+    /// What it has heard of.
+    told: Told,
+    /// How many partitions it knows.
+    partitions: u32,
+    /// The partitions that may have records after the position.
+    unread: BTreeSet<u32>,
+    /// When it last looked for records that nobody told of.
+    looked: Instant,
+    /// The partition with which the next page begins.
+    next: u32,
+    /// Whether the position is known to lie within the topic.
+    is_checked: bool,
+}
+
+impl Reading {
+    /// Notes what was published since the last time. The first time all partitions are unread, also
+    /// if the process has another connection to the others since.
+    fn open(&mut self, published: &PublishedTopics, topic: &Topic) -> &mut OpenReading {
+        if let Some(open) = &self.0
+            && open.published.has_changed().is_err()
+        {
+            self.0 = None;
+        }
+        let open = self.0.get_or_insert_with(|| {
+            let published = published.watch(&topic.name);
+            let told = published.borrow().clone();
+            OpenReading {
+                published,
+                told,
+                partitions: 0,
+                unread: BTreeSet::new(),
+                looked: Instant::now(),
+                // Readers without a memory begin anywhere, so that none of their partitions starves.
+                next: getrandom::u32().unwrap_or_default() % topic.settings.partitions.max(1),
+                is_checked: false,
+            }
+        });
+        let told = open.published.borrow_and_update().clone();
+        match told.since(&open.told) {
+            Some(news) => open.unread.extend(news),
+            None => open.partitions = 0,
+        }
+        open.told = told;
+        open.unread
+            .extend(open.partitions..topic.settings.partitions);
+        open.partitions = topic.settings.partitions;
+        open
     }
 }
 

@@ -42,6 +42,9 @@ pub enum Error {
     },
     #[error("cannot set up the bus: {0}")]
     Setup(#[source] Cause),
+    /// The server refuses to make a topic, of which nothing is there.
+    #[error("{0}")]
+    NotMade(#[source] Cause),
     /// Retrying does not help: the user has to change the configuration.
     #[error("{0}")]
     Misconfigured(#[source] Cause),
@@ -69,7 +72,8 @@ impl Error {
             | Self::Read { .. }
             | Self::Commit { .. }
             | Self::Trim { .. }
-            | Self::Setup(_) => true,
+            | Self::Setup(_)
+            | Self::NotMade(_) => true,
             Self::TooLarge { .. } | Self::Misconfigured(_) => false,
             Self::Lost { .. } | Self::Gone { .. } | Self::Resized { .. } => false,
         }

@@ -18,6 +18,8 @@ pub enum KeptSubscription {
     NoRoom,
     /// There is none to change: somebody has deleted it.
     Gone,
+    /// Somebody else has made or changed it meanwhile.
+    Changed,
 }
 
 /// The outcome of sending a subscription to another place.
@@ -44,9 +46,8 @@ pub trait Subscriptions: Send + Sync {
     /// All subscriptions, by name.
     async fn subscriptions(&self) -> Result<Vec<Subscription>>;
 
-    /// Adds a subscription with its first positions, or changes its queue, condition and sequence:
-    /// of one that exists, `start` and the positions stay as they are. `None` in place of positions:
-    /// it is not added. Records the act.
+    /// Adds a subscription with its first positions, or, with `None` in place of positions, changes
+    /// the queue, condition and sequence of the one that has this version. Records the act.
     async fn keep_subscription(
         &self,
         subscription: &Subscription,
@@ -62,7 +63,7 @@ pub trait Subscriptions: Send + Sync {
     async fn positions(&self, of: Option<&SubscriptionName>) -> Result<Vec<Position>>;
 
     /// Adds positions that are missing. Those that exist stay, and none is added to a subscription
-    /// that was deleted.
+    /// that was deleted. Many positions are several transactions.
     async fn add_positions(&self, positions: &[Position]) -> Result<()>;
 
     /// Moves a position and adds to its counts, if it is still at `from`. Returns whether it was.

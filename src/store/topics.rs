@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::Result;
-use crate::model::{Act, Topic, TopicName};
+use crate::model::{Act, Topic};
 
 /// The outcome of storing a topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub enum KeptTopic {
     NoRoom,
     /// Somebody has begun to delete it.
     Deleting,
-    /// It is attached, and should not be, or the other way round.
-    Other,
+    /// Somebody else has made or changed it meanwhile.
+    Changed,
 }
 
 /// Stores which topics exist.
@@ -28,11 +28,18 @@ pub trait Topics: Send + Sync {
     /// All topics, by name.
     async fn topics(&self) -> Result<Vec<Topic>>;
 
-    /// Adds a topic, or changes its settings. Records the act.
-    async fn keep_topic(&self, topic: &Topic, act: &Act) -> Result<KeptTopic>;
+    /// Adds a topic, or changes the settings of the one that the caller has read, `known`. Records
+    /// the act.
+    async fn keep_topic(
+        &self,
+        topic: &Topic,
+        known: Option<&Topic>,
+        act: &Act,
+    ) -> Result<KeptTopic>;
 
-    /// Marks a topic as being deleted, and records the act. Returns whether there is one.
-    async fn begin_delete_topic(&self, name: &TopicName, act: &Act) -> Result<bool>;
+    /// Marks a topic as being deleted, and records the act. Returns whether it is there: another one
+    /// with its name is not meant.
+    async fn begin_delete_topic(&self, topic: &Topic, act: &Act) -> Result<bool>;
 
     /// Removes a topic that is being deleted, unless another one was made with its name since.
     async fn end_delete_topic(&self, topic: &Topic) -> Result<()>;

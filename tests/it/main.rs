@@ -86,6 +86,7 @@ mod tasks_service;
 mod tls;
 mod top;
 mod topics;
+mod topics_made_late;
 mod topologies;
 mod traces;
 mod trees;

@@ -699,6 +699,72 @@ async fn topics_are_made_published_to_read_and_followed_over_grpc() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_partition_of_large_records_starves_no_other() {
+    let daemon = Daemon::start("[topics.orders]\npartitions = 2", &[]).await;
+    // Which keys go to which partition.
+    let mut keys: [Option<String>; 2] = [None, None];
+    for n in 0.. {
+        let key = format!("k{n}");
+        let stored = publish(&daemon, "orders", json!([{"key": key, "value": "small"}])).await;
+        keys[stored[0]["partition"].as_u64().unwrap() as usize].get_or_insert(key);
+        if keys.iter().all(Option::is_some) {
+            break;
+        }
+    }
+    let large = "a".repeat(500_000);
+    for _ in 0..20 {
+        let record = json!([{"key": keys[0], "value": large}]);
+        publish(&daemon, "orders", record).await;
+    }
+    let mut topics = TopicsClient::connect(daemon.grpc()).await.unwrap();
+    let follow = pb::FollowTopicRequest {
+        topic: "orders".into(),
+        ..Default::default()
+    };
+    let mut followed = topics.follow_topic(follow).await.unwrap().into_inner();
+    // Each of the first pages has as many bytes as a page may have, all of one partition.
+    let mut partitions = std::collections::BTreeSet::new();
+    for _ in 0..2 {
+        let page = followed.message().await.unwrap().unwrap();
+        partitions.extend(page.records.iter().map(|record| record.partition));
+    }
+    assert_eq!(Vec::from_iter(partitions), [0, 1]);
+    // None is left out.
+    let mut count = 0;
+    let mut from = "0".to_owned();
+    loop {
+        let (values, next) = read(&daemon, "orders", &format!("from={from}&limit=7")).await;
+        if values.is_empty() {
+            break;
+        }
+        count += values.iter().filter(|value| **value == large).count();
+        from = next;
+    }
+    assert_eq!(count, 20);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_changes_at_once_do_not_undo_each_other() {
+    let daemon = Daemon::start("", &[]).await;
+    for round in 1..=20 {
+        let records = json!({"retention_records": round});
+        let (one, other) = tokio::join!(
+            put(
+                &daemon,
+                "orders",
+                json!({"retention_age": format!("{round}h")})
+            ),
+            put(&daemon, "orders", records),
+        );
+        assert_eq!((one.0, other.0), (200, 200), "{one:?} {other:?}");
+        let (_, topic) = daemon.get("/v1/topics/orders").await;
+        let kept = (&topic["retention_age"], &topic["retention_records"]);
+        let age = humantime::parse_duration(kept.0.as_str().unwrap()).unwrap();
+        assert_eq!((age.as_secs() / 3600, kept.1), (round, &json!(round)));
+    }
+}
+
 async fn publish_one(topics: &mut TopicsClient<Channel>, value: &'static str) -> pb::PublishStatus {
     let record = pb::NewRecord {
         value: value.into(),

@@ -209,6 +209,7 @@ macro_rules! store_contract {
             subscriptions_are_kept_with_their_positions,
             a_position_moves_only_from_where_it_was_read,
             positions_leave_with_their_topic,
+            thousands_of_positions_are_added_and_sent_back,
             a_tree_begins_with_its_root_and_ends_with_its_last_task,
             a_repeated_or_surplus_report_adds_nothing_to_a_tree,
             every_way_to_end_a_task_ends_its_tree,

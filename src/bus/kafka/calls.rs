@@ -71,6 +71,36 @@ pub(super) enum Failure {
     },
 }
 
+impl Failure {
+    /// True if the brokers have refused to make a topic, or do not have one to be attached. After any
+    /// other failure they may have made it.
+    fn is_refusal(&self) -> bool {
+        match self {
+            Self::NotThere { .. } => true,
+            Self::NotCreated { code, .. } => matches!(
+                code,
+                RDKafkaErrorCode::InvalidTopic
+                    | RDKafkaErrorCode::TopicAuthorizationFailed
+                    | RDKafkaErrorCode::ClusterAuthorizationFailed
+                    | RDKafkaErrorCode::InvalidPartitions
+                    | RDKafkaErrorCode::InvalidReplicationFactor
+                    | RDKafkaErrorCode::InvalidReplicaAssignment
+                    | RDKafkaErrorCode::InvalidConfig
+                    | RDKafkaErrorCode::PolicyViolation
+            ),
+            _ => false,
+        }
+    }
+
+    /// Converts a failure that occurs while the topic of a log is being made.
+    pub(super) fn of_making(self) -> Error {
+        if self.is_refusal() {
+            return Error::NotMade(self.into());
+        }
+        self.into()
+    }
+}
+
 /// Converts a failure that occurs while the bus is being opened.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {

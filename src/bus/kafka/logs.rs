@@ -53,8 +53,8 @@ pub(super) struct KafkaLogs {
     made: Mutex<HashMap<String, u32>>,
     /// Clients that read nothing at the moment. They fetch nothing, because nothing is assigned to
     /// them.
-    idle: Mutex<Vec<Reader>>,
-    turns: Semaphore,
+    idle: Arc<Mutex<Vec<Reader>>>,
+    turns: Arc<Semaphore>,
 }
 
 type Reader = Detached<BaseConsumer<ClientEvents>>;
@@ -65,8 +65,8 @@ impl KafkaLogs {
             clients,
             retention,
             made: Mutex::default(),
-            idle: Mutex::default(),
-            turns: Semaphore::new(READERS),
+            idle: Arc::default(),
+            turns: Arc::new(Semaphore::new(READERS)),
         }
     }
 
@@ -97,27 +97,31 @@ impl KafkaLogs {
         log: &Log,
         read: impl FnOnce(&BaseConsumer<ClientEvents>, &str) -> Result<T, KafkaError> + Send + 'static,
     ) -> Result<T, Failure> {
-        let _turn = self.turns.acquire().await.expect("it is never closed");
-        let idle = self.idle.lock().pop();
-        let reader: Reader = match idle {
-            Some(reader) => reader,
-            None => {
-                let events = ClientEvents::default();
-                Detached::new(create(&self.clients.configs.log_reader(), events)?)
-            }
-        };
-        let name = self.clients.configs.name(&log.name);
+        let turn = Arc::clone(&self.turns).acquire_owned().await;
+        let turn = turn.expect("it is never closed");
+        let idle = Arc::clone(&self.idle);
+        let clients = Arc::clone(&self.clients);
+        let name = clients.configs.name(&log.name);
+        // The thread reads on if nobody waits for it any more, so it keeps the turn and the client.
         let done = blocking(move || {
+            let _turn = turn;
+            let kept = idle.lock().pop();
+            let reader: Reader = match kept {
+                Some(reader) => reader,
+                None => {
+                    let events = ClientEvents::default();
+                    Detached::new(create(&clients.configs.log_reader(), events)?)
+                }
+            };
             let done = read(&reader, &name)?;
-            Ok::<_, KafkaError>((reader, done))
+            idle.lock().push(reader);
+            Ok::<_, Failure>(done)
         })
         .await;
         if done.is_err() {
             self.forget(log);
         }
-        let (reader, done) = done?;
-        self.idle.lock().push(reader);
-        Ok(done)
+        done
     }
 
     fn look<'a>(
@@ -182,11 +186,12 @@ impl Logs for KafkaLogs {
             let (_, found) = look.look().await?;
             let topic = self.clients.configs.name(&log.name);
             let count = found.get(&*log.name).copied();
-            let count = count.ok_or(Failure::NotThere { topic })?;
+            let count = count.ok_or_else(|| Failure::NotThere { topic }.of_making())?;
             self.note_made(&found);
             return Ok(count);
         }
-        let (_, mut found) = look.find_or_create(&self.clients.admin).await?;
+        let found = look.find_or_create(&self.clients.admin).await;
+        let (_, mut found) = found.map_err(Failure::of_making)?;
         if found[&*log.name] < log.partitions {
             let name = self.clients.configs.name(&log.name);
             topics::raise(
@@ -406,7 +411,13 @@ fn page(
                     break;
                 }
             }
-            Some(Err(KafkaError::PartitionEOF(_))) | None => break,
+            Some(Err(KafkaError::PartitionEOF(_))) => break,
+            // The broker is slow. An empty page would say that there are no more records.
+            None if read.is_empty() => {
+                let code = RDKafkaErrorCode::OperationTimedOut;
+                return Err(KafkaError::MessageConsumption(code));
+            }
+            None => break,
             Some(Err(error)) if is_passing(&error) && Instant::now() < deadline => {}
             Some(Err(error)) => return Err(error),
         }
@@ -438,4 +449,47 @@ fn message(message: &BorrowedMessage<'_>) -> Option<LogMessage> {
             id,
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::bus::kafka::configs::ClientConfigs;
+
+    #[tokio::test]
+    async fn a_reader_whose_caller_went_away_keeps_its_turn() {
+        let configs = ClientConfigs {
+            brokers: "127.0.0.1:1".to_owned(),
+            topic_prefix: String::new(),
+            properties: Default::default(),
+        };
+        let events = ClientEvents::default();
+        let producer = configs.producer(&events).unwrap();
+        let clients = Arc::new(Clients {
+            producer: Mutex::new(Detached::new(producer)),
+            admin: Detached::new(configs.admin(&events).unwrap()),
+            observers: Detached::new(Mutex::default()),
+            configs,
+            events,
+        });
+        let logs = KafkaLogs::new(clients, Duration::from_secs(1));
+        let (begin, begun) = tokio::sync::oneshot::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let call = logs.with_reader(&Log::EVENTS, move |_, _| {
+            begin.send(()).unwrap();
+            ends.recv().ok();
+            Ok(())
+        });
+        tokio::select! {
+            _ = call => panic!("it waits"),
+            begun = begun => begun.unwrap(),
+        }
+        assert_eq!(logs.turns.available_permits(), READERS - 1);
+        drop(end);
+        let all = u32::try_from(READERS).unwrap();
+        drop(logs.turns.acquire_many(all).await.unwrap());
+        assert_eq!(logs.idle.lock().len(), 1);
+    }
 }

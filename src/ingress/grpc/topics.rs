@@ -9,7 +9,7 @@ use tonic::{Request, Response, Status};
 
 use super::{Service, open, results};
 use crate::{
-    api::Api,
+    api::{Api, Reading},
     model::{Caller, NewRecord, PutSubscription, PutTopic, ReadTopic, SeekTo, TopicPage},
     wire::{
         pb::{self, topics_server::Topics},
@@ -171,13 +171,16 @@ impl Topics for Service {
         let (caller, request) = open(request);
         let name = request.topic.clone();
         let mut request = ReadTopic::try_from(request).map_err(Status::invalid_argument)?;
-        let first = self.0.api.read_topic(&caller, &name, &request).await?;
+        let mut reading = Reading::default();
+        let first = self.0.api.read_on(&caller, &name, &request, &mut reading);
+        let first = first.await?;
         request.wait = WAIT;
         let follower = Follower {
             api: Arc::clone(&self.0.api),
             caller,
             name,
             request,
+            reading,
             page: Some(first),
             stop: self.0.stop.clone(),
         };
@@ -197,6 +200,7 @@ struct Follower {
     caller: Caller,
     name: String,
     request: ReadTopic,
+    reading: Reading,
     /// The first page, until it is sent.
     page: Option<TopicPage>,
     stop: CancellationToken,
@@ -214,7 +218,12 @@ impl Follower {
                     ));
                 }
                 None => {
-                    let read = self.api.read_topic(&self.caller, &self.name, &self.request);
+                    let read = self.api.read_on(
+                        &self.caller,
+                        &self.name,
+                        &self.request,
+                        &mut self.reading,
+                    );
                     read.await?
                 }
             };

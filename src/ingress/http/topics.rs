@@ -21,7 +21,7 @@ use super::{
     request::{self, Id},
 };
 use crate::{
-    api::{self, Api},
+    api::{self, Api, Reading},
     model::{
         Caller, MOST_PUBLISHED, Offset, PublishStatus, Published, ReadFrom, ReadTopic, TopicPage,
     },
@@ -222,13 +222,16 @@ pub(in crate::ingress) async fn follow_topic(Id(name): Id, call: Call) -> Answer
         request.from = read_from(&last).map_err(Problem::bad_request)?;
     }
     let Call { state, caller, .. } = call;
-    let first = state.api.read_topic(&caller, &name, &request).await?;
+    let mut reading = Reading::default();
+    let first = state.api.read_on(&caller, &name, &request, &mut reading);
+    let first = first.await?;
     request.wait = BEAT;
     let follower = Follower {
         api: state.api,
         caller,
         name,
         request,
+        reading,
         page: Some(first),
         stop: state.stop,
     };
@@ -247,6 +250,7 @@ struct Follower {
     caller: Caller,
     name: String,
     request: ReadTopic,
+    reading: Reading,
     /// The first page, until it is sent.
     page: Option<TopicPage>,
     stop: CancellationToken,
@@ -265,7 +269,9 @@ impl Follower {
                 return Err(end("taskd stops; go on after the last event".to_owned()));
             }
             None => {
-                let read = self.api.read_topic(&self.caller, &self.name, &self.request);
+                let read =
+                    self.api
+                        .read_on(&self.caller, &self.name, &self.request, &mut self.reading);
                 read.await.map_err(|error| end(error.to_string()))?
             }
         };

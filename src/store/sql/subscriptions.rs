@@ -3,6 +3,8 @@
 //! Each change of a subscription raises `meta.feeds_version`, whose row stays locked until the
 //! transaction ends, so changes are serialized. A position that moves raises nothing.
 
+use std::collections::HashSet;
+
 use async_trait::async_trait;
 
 use crate::{
@@ -20,10 +22,13 @@ use crate::{
             meta,
             rows::{columns, corrupt, number, queue_name},
             session::Session,
-            statement::{Statement, Value},
+            statement::{Statement, Value, pieces},
         },
     },
 };
+
+/// How many positions a transaction adds at most. On SQLite no task is inserted meanwhile.
+const ADDED_AT_ONCE: usize = 2048;
 
 /// Changes of topics raise it, too.
 pub(super) const VERSION: &str = "feeds_version";
@@ -202,11 +207,14 @@ impl<DB: Backend> Subscriptions for SqlStore<DB> {
     }
 
     async fn add_positions(&self, positions: &[Position]) -> Result<()> {
-        self.sql
-            .run("add_positions", positions.to_vec(), |session, positions| {
-                Box::pin(add_missing(session, positions))
-            })
-            .await
+        for some in positions.chunks(ADDED_AT_ONCE) {
+            self.sql
+                .run("add_positions", some.to_vec(), |session, some| {
+                    Box::pin(add_missing(session, some))
+                })
+                .await?;
+        }
+        Ok(())
     }
 
     async fn move_position(&self, to: &PositionMove) -> Result<bool> {
@@ -245,11 +253,15 @@ async fn keep<S: Session>(
     }
     let name = subscription.name.as_str();
     let matching = subscription.matching.to_json().to_string();
-    let same = Statement::new("SELECT topic FROM subscriptions WHERE name = ?").bind(name);
-    let same: Vec<(String,)> = session.fetch(same).await?;
-    if let Some((topic,)) = same.into_iter().next() {
+    let same = Statement::new("SELECT topic, version FROM subscriptions WHERE name = ?");
+    let same: Vec<(String, i64)> = session.fetch(same.bind(name)).await?;
+    if let Some((topic, version)) = same.into_iter().next() {
         if topic != subscription.topics.as_str() {
             return Ok(KeptSubscription::OfTopic(topic));
+        }
+        let version: u64 = number(version)?;
+        if positions.is_some() || version != subscription.version {
+            return Ok(KeptSubscription::Changed);
         }
         let change = Statement::new(
             "UPDATE subscriptions SET queue = ?, matching = ?, sequence_by = ?, on_dead = ?, \
@@ -285,9 +297,8 @@ async fn keep<S: Session>(
              created_ms, version)",
         );
         session.execute(insert.values([row].into_iter())).await?;
-        for position in positions {
-            add(session, position).await?;
-        }
+        let positions: Vec<&Position> = positions.iter().collect();
+        add(session, &positions, &S::keep_first("part")).await?;
     }
     tokens::keep(session, act).await?;
     Ok(KeptSubscription::Yes)
@@ -311,35 +322,39 @@ async fn delete<S: Session>(session: &mut S, name: &SubscriptionName, act: &Act)
 async fn add_missing<S: Session>(session: &mut S, positions: &[Position]) -> Result<()> {
     // So that no subscription is deleted meanwhile.
     meta::raise(session, VERSION).await?;
-    for position in positions {
-        let there = Statement::new("SELECT COUNT(*) FROM subscriptions WHERE name = ?");
-        let there = there.bind(position.key.subscription.as_str());
-        if tokens::count(session, there).await? > 0 {
-            add(session, position).await?;
-        }
-    }
-    Ok(())
+    let names: Vec<(String,)> = session
+        .fetch(Statement::new("SELECT name FROM subscriptions"))
+        .await?;
+    let names: HashSet<&str> = names.iter().map(|(name,)| name.as_str()).collect();
+    let of_known = positions
+        .iter()
+        .filter(|position| names.contains(position.key.subscription.as_str()));
+    let of_known: Vec<&Position> = of_known.collect();
+    add(session, &of_known, &S::keep_first("part")).await
 }
 
-async fn add<S: Session>(session: &mut S, position: &Position) -> Result<()> {
-    let [major, minor] = place(position.up_to.after);
-    let row: [Value<'_>; 7] = [
-        position.key.subscription.as_str().into(),
-        position.key.topic.as_str().into(),
-        position.key.partition.into(),
-        major.into(),
-        minor.into(),
-        appended(position.up_to.count).into(),
-        position.up_to.replay.into(),
-    ];
-    let insert = Statement::new(
-        "INSERT INTO positions (subscription, topic, part, major, minor, appended, replay)",
-    );
-    let insert = insert.values([row].into_iter());
-    session
-        .execute(insert.sql(&S::keep_first("part")))
-        .await
-        .map(drop)
+/// Adds positions, with this suffix for those that exist.
+async fn add<S: Session>(session: &mut S, positions: &[&Position], suffix: &str) -> Result<()> {
+    for piece in pieces(positions, |_| 0) {
+        let rows = piece.iter().map(|position| {
+            let [major, minor] = place(position.up_to.after);
+            let row: [Value<'_>; 7] = [
+                position.key.subscription.as_str().into(),
+                position.key.topic.as_str().into(),
+                position.key.partition.into(),
+                major.into(),
+                minor.into(),
+                appended(position.up_to.count).into(),
+                position.up_to.replay.into(),
+            ];
+            row
+        });
+        let insert = Statement::new(
+            "INSERT INTO positions (subscription, topic, part, major, minor, appended, replay)",
+        );
+        session.execute(insert.values(rows).sql(suffix)).await?;
+    }
+    Ok(())
 }
 
 async fn move_one<S: Session>(session: &mut S, to: &PositionMove) -> Result<bool> {
@@ -405,20 +420,27 @@ async fn seek<S: Session>(
     session
         .execute(raise.bind(replay).bind(name.as_str()))
         .await?;
+    let there = Statement::new("SELECT topic, part FROM positions WHERE subscription = ?");
+    let there: Vec<(String, i64)> = session.fetch(there.bind(name.as_str())).await?;
+    let there: HashSet<(&str, i64)> = there
+        .iter()
+        .map(|(topic, part)| (&**topic, *part))
+        .collect();
+    let mut moved = Vec::new();
     for (key, up_to) in to {
-        let [major, minor] = place(up_to.after);
-        let update = Statement::new(
-            "UPDATE positions SET major = ?, minor = ?, appended = ? \
-             WHERE subscription = ? AND topic = ? AND part = ?",
-        )
-        .bind(major)
-        .bind(minor)
-        .bind(appended(up_to.count))
-        .bind(name.as_str())
-        .bind(key.topic.as_str())
-        .bind(key.partition);
-        session.execute(update).await?;
+        // One whose topic was deleted meanwhile does not come back.
+        if there.contains(&(key.topic.as_str(), key.partition.into())) {
+            moved.push(Position {
+                key: key.clone(),
+                up_to: ReadUpTo { replay, ..*up_to },
+                counts: ReadCounts::default(),
+            });
+        }
     }
+    let moved: Vec<&Position> = moved.iter().collect();
+    let places = ["major", "minor", "appended"];
+    let replaced = S::replace("subscription, topic, part", &places);
+    add(session, &moved, &replaced).await?;
     tokens::keep(session, act).await?;
     Ok(Sought::To { replay, before })
 }

@@ -56,20 +56,25 @@ impl<DB: Backend> Topics for SqlStore<DB> {
         rows.into_iter().map(topic).collect()
     }
 
-    async fn keep_topic(&self, topic: &Topic, act: &Act) -> Result<KeptTopic> {
-        let kept = (topic.clone(), act.clone());
+    async fn keep_topic(
+        &self,
+        topic: &Topic,
+        known: Option<&Topic>,
+        act: &Act,
+    ) -> Result<KeptTopic> {
+        let kept = (topic.clone(), known.cloned(), act.clone());
         self.sql
-            .run("keep_topic", kept, |session, (topic, act)| {
-                Box::pin(keep(session, topic, act))
+            .run("keep_topic", kept, |session, (topic, known, act)| {
+                Box::pin(keep(session, topic, known.as_ref(), act))
             })
             .await
     }
 
-    async fn begin_delete_topic(&self, name: &TopicName, act: &Act) -> Result<bool> {
-        let deleted = (name.clone(), act.clone());
+    async fn begin_delete_topic(&self, topic: &Topic, act: &Act) -> Result<bool> {
+        let deleted = (topic.clone(), act.clone());
         self.sql
-            .run("begin_delete_topic", deleted, |session, (name, act)| {
-                Box::pin(begin_delete(session, name, act))
+            .run("begin_delete_topic", deleted, |session, (topic, act)| {
+                Box::pin(begin_delete(session, topic, act))
             })
             .await
     }
@@ -83,23 +88,29 @@ impl<DB: Backend> Topics for SqlStore<DB> {
     }
 }
 
-async fn keep<S: Session>(session: &mut S, topic: &Topic, act: &Act) -> Result<KeptTopic> {
+async fn keep<S: Session>(
+    session: &mut S,
+    of: &Topic,
+    known: Option<&Topic>,
+    act: &Act,
+) -> Result<KeptTopic> {
     meta::raise(session, VERSION).await?;
     // The call is being repeated, because the response to its COMMIT was lost.
     if tokens::is_recorded(session, act).await? {
         return Ok(KeptTopic::Yes);
     }
-    let settings = &topic.settings;
-    let same = Statement::new("SELECT partitions, deleting, attached FROM topics WHERE name = ?");
-    let same: Vec<(i64, i64, i64)> = session.fetch(same.bind(topic.name.as_str())).await?;
-    if let Some((partitions, deleting, attached)) = same.into_iter().next() {
-        if deleting > 0 {
-            return Ok(KeptTopic::Deleting);
-        }
-        if (attached > 0) != settings.is_attached {
-            return Ok(KeptTopic::Other);
-        }
-        let partitions: u32 = number(partitions)?;
+    let settings = &of.settings;
+    let there = Statement::new(format!("{SELECT} WHERE name = ?")).bind(of.name.as_str());
+    let there: Vec<Columns> = session.fetch(there).await?;
+    let there = there.into_iter().next().map(topic).transpose()?;
+    if there.as_ref().is_some_and(|there| there.is_deleting) {
+        return Ok(KeptTopic::Deleting);
+    }
+    if there.as_ref() != known {
+        return Ok(KeptTopic::Changed);
+    }
+    if let Some(there) = there {
+        let partitions = there.settings.partitions;
         if partitions > settings.partitions {
             return Ok(KeptTopic::Fewer(partitions));
         }
@@ -110,7 +121,7 @@ async fn keep<S: Session>(session: &mut S, topic: &Topic, act: &Act) -> Result<K
         .bind(millis(settings.retention_age))
         .bind(settings.retention_records)
         .bind(settings.retention_bytes)
-        .bind(topic.name.as_str());
+        .bind(of.name.as_str());
         session.execute(change).await?;
     } else {
         let count = Statement::new("SELECT COUNT(*) FROM topics");
@@ -118,12 +129,12 @@ async fn keep<S: Session>(session: &mut S, topic: &Topic, act: &Act) -> Result<K
             return Ok(KeptTopic::NoRoom);
         }
         let row = [
-            topic.name.as_str().into(),
+            of.name.as_str().into(),
             settings.partitions.into(),
             millis(settings.retention_age).into(),
             settings.retention_records.into(),
             settings.retention_bytes.into(),
-            topic.created_unix_ms.into(),
+            of.created_unix_ms.into(),
             i64::from(settings.is_attached).into(),
         ];
         let insert = Statement::new(
@@ -136,17 +147,19 @@ async fn keep<S: Session>(session: &mut S, topic: &Topic, act: &Act) -> Result<K
     Ok(KeptTopic::Yes)
 }
 
-async fn begin_delete<S: Session>(session: &mut S, name: &TopicName, act: &Act) -> Result<bool> {
+async fn begin_delete<S: Session>(session: &mut S, topic: &Topic, act: &Act) -> Result<bool> {
     meta::raise(session, VERSION).await?;
-    let mark = Statement::new("UPDATE topics SET deleting = 1 WHERE name = ? AND deleting = 0");
-    let is_marked = session.execute(mark.bind(name.as_str())).await? > 0;
-    if is_marked {
+    let (name, created) = (topic.name.as_str(), topic.created_unix_ms);
+    let mark = Statement::new(
+        "UPDATE topics SET deleting = 1 WHERE name = ? AND deleting = 0 AND created_ms = ?",
+    );
+    if session.execute(mark.bind(name).bind(created)).await? > 0 {
         meta::raise(session, subscriptions::VERSION).await?;
         tokens::keep(session, act).await?;
         return Ok(true);
     }
-    let there = Statement::new("SELECT COUNT(*) FROM topics WHERE name = ?");
-    Ok(tokens::count(session, there.bind(name.as_str())).await? > 0)
+    let there = Statement::new("SELECT COUNT(*) FROM topics WHERE name = ? AND created_ms = ?");
+    Ok(tokens::count(session, there.bind(name).bind(created)).await? > 0)
 }
 
 async fn end_delete<S: Session>(session: &mut S, topic: &Topic) -> Result<()> {

@@ -100,8 +100,23 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
         ..one.clone()
     };
     let elsewhere = [position(key("s", "t1", 0), up_to(99, 99, 0))];
+    // Somebody else has made it, or changed it, since the caller read it.
+    let other = Subscription {
+        version: 2,
+        ..changed.clone()
+    };
+    for (late, positions) in [(&changed, Some(&elsewhere[..])), (&other, None)] {
+        let kept = store
+            .keep_subscription(late, positions, &act("put subscription"))
+            .await;
+        assert_eq!(kept.unwrap(), KeptSubscription::Changed);
+    }
+    assert_eq!(
+        store.subscriptions().await.unwrap(),
+        std::slice::from_ref(&one)
+    );
     let kept = store
-        .keep_subscription(&changed, Some(&elsewhere), &act("put subscription"))
+        .keep_subscription(&changed, None, &act("put subscription"))
         .await
         .unwrap();
     assert_eq!(kept, KeptSubscription::Yes);
@@ -236,8 +251,8 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
         created_unix_ms: NOW,
         is_deleting: false,
     };
-    let kept = store.keep_topic(&topic, &act("put topic")).await.unwrap();
-    assert_eq!(kept, KeptTopic::Yes);
+    let kept = store.keep_topic(&topic, None, &act("put topic")).await;
+    assert_eq!(kept.unwrap(), KeptTopic::Yes);
     let begins = [Position::at_beginning(key("s", "t", 0))];
     store
         .keep_subscription(
@@ -252,7 +267,7 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
     assert_eq!(store.positions(None).await.unwrap(), begins);
     let before = store.feeds_version().await.unwrap();
     store
-        .begin_delete_topic(&topic.name, &act("delete topic"))
+        .begin_delete_topic(&topic, &act("delete topic"))
         .await
         .unwrap();
     assert!(store.feeds_version().await.unwrap() > before);
@@ -260,4 +275,40 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
     store.end_delete_topic(&topic).await.unwrap();
     assert_eq!(store.positions(None).await.unwrap(), []);
     assert_eq!(store.subscriptions().await.unwrap().len(), 1);
+}
+
+pub(crate) async fn thousands_of_positions_are_added_and_sent_back<D: Database>(db: &D) {
+    const MANY: u32 = 5_000;
+    let store = db.open().await;
+    let all = |up_to: fn(u32) -> ReadUpTo| -> Vec<Position> {
+        let positions = (0..MANY).map(|part| position(key("s", "t", part), up_to(part)));
+        positions.collect()
+    };
+    let one = subscription("s", "t");
+    let begins = all(|part| up_to(u64::from(part), 1, 0));
+    let first = &begins[..1_000];
+    let put = act("put subscription");
+    let kept = store.keep_subscription(&one, Some(first), &put).await;
+    assert_eq!(kept.unwrap(), KeptSubscription::Yes);
+    assert_eq!(store.positions(None).await.unwrap(), first);
+    let before = store.feeds_version().await.unwrap();
+    store.add_positions(&begins).await.unwrap();
+    // In between, others change topics and subscriptions.
+    let transactions = store.feeds_version().await.unwrap() - before;
+    assert!(transactions > 1, "{transactions}");
+    assert_eq!(store.positions(None).await.unwrap(), begins);
+    let mut to: Vec<(PositionKey, ReadUpTo)> = Vec::new();
+    for part in 0..MANY {
+        to.push((key("s", "t", part), up_to(u64::from(part) + 7, 2, 0)));
+    }
+    // Its topic was deleted a moment ago.
+    to.push((key("s", "u", 0), up_to(7, 2, 0)));
+    let sought = store.seek(&one.name, &to, &act("seek")).await.unwrap();
+    let expected = Sought::To {
+        replay: 1,
+        before: vec![0],
+    };
+    assert_eq!(sought, expected);
+    let sent = all(|part| up_to(u64::from(part) + 7, 2, 1));
+    assert_eq!(store.positions(None).await.unwrap(), sent);
 }
