@@ -20,6 +20,7 @@ pub mod load;
 mod manual;
 mod mistake;
 mod named;
+mod own;
 mod patience;
 mod print;
 mod probe;

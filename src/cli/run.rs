@@ -48,7 +48,11 @@ pub fn run() -> ExitCode {
     };
     // Only this user may read the files that taskd makes. Files of a command that `work` runs, and
     // manual pages, get the permissions that are usual for the user.
-    if !matches!(command, Command::Client(Client::Work(_) | Client::Man(_))) {
+    let is_for_its_user = matches!(
+        command,
+        Command::Client(Client::Work(_) | Client::Man(_) | Client::Topology(_))
+    );
+    if !is_for_its_user {
         umask(Mode::from_bits_truncate(0o077));
     }
     match command {
@@ -127,7 +131,15 @@ fn run_client(client: Client) -> ExitCode {
             Ok(result) => exit(result.map(drop), USAGE),
             Err(error) => exit(Err(error), 1),
         },
-        Client::Work(args) => exit(block_on(work::run(*args)).flatten(), USAGE),
+        Client::Work(args) => {
+            let ready = if args.stop_with_stdin {
+                stop_with(std::io::stdin())
+            } else {
+                Ok(())
+            };
+            let worked = ready.and_then(|()| block_on(work::run(*args)).flatten());
+            exit(worked, USAGE)
+        }
         Client::Load(args) => exit_as(block_on(load::run(args))),
         Client::Tasks(args) => exit_as(block_on(tasks::run(*args))),
         Client::Bulk(args) => exit_as(block_on(bulk::run(args))),
@@ -135,7 +147,10 @@ fn run_client(client: Client) -> ExitCode {
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Subscription(args) => exit_as(block_on(subscription::run(args))),
         Client::Topic(args) => exit_as(block_on(topic::run(args))),
-        Client::Topology(args) => exit_as(block_on(topology::run(args))),
+        Client::Topology(args) => match block_on(topology::run(args)) {
+            Ok(Ok(code)) => ExitCode::from(code),
+            other => exit_as(other.map(|result| result.map(|_| true))),
+        },
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),

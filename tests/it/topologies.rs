@@ -261,10 +261,10 @@ fn files_are_made_checked_and_drawn_without_a_server() {
     let (code, said, _) = on(&["topology", "check", "site.toml"]);
     assert_eq!(
         (code, said.as_str()),
-        (0, "topology site: 3 stages, 2 edges, no mistakes\n")
+        (0, "topology site: 2 stages, 1 edges, no mistakes\n")
     );
     let (_, dot, _) = on(&["topology", "graph", "site.toml"]);
-    assert!(dot.contains("\"fetch\" -> \"parse\""), "{dot}");
+    assert!(dot.contains("\"read\" -> \"count\""), "{dot}");
     let (_, mermaid, _) = on(&["topology", "graph", "site.toml", "--format", "mermaid"]);
     assert!(mermaid.contains("s0 --> s1"), "{mermaid}");
     fs::write(
@@ -302,4 +302,83 @@ async fn another_process_learns_a_file_from_the_database() {
     let (topology, place) = stages.of("crawl.parse").unwrap();
     assert_eq!(topology.stages[place].name, "parse");
     assert!(stages.of("crawl").is_none());
+}
+
+/// Runs a topology with an input, and returns the exit code, stdout and stderr.
+fn run_topology(folder: &Path, text: &str, input: &str) -> (i32, String, String) {
+    fs::write(folder.join("t.toml"), text).unwrap();
+    fs::write(folder.join("input"), input).unwrap();
+    let args = ["topology", "run", "t.toml", "--input", "input"];
+    run(None, folder, &[&args[..], &["--exit-when-done"]].concat())
+}
+
+#[test]
+fn a_run_works_until_all_trees_have_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = r#"
+name = "site"
+[stage.fetch]
+start = true
+from = "parse.link"
+loop = true
+on_start = ["sh", "-c", "echo start fetch $TASKD_QUEUE >> log"]
+on_stop = ["sh", "-c", "echo stop fetch >> log"]
+command = ["sh", "-c", "printf 'body of %s' {key}"]
+[stage.parse]
+from = "fetch"
+ports = ["page", "link"]
+command = ["sh", "-c", """
+read -r body
+page=${body#body of }
+echo '{"port": "page", "payload": {"page": "'"$page"'"}}' >&3
+[ "$page" != a ] || printf '%s\\n' '{"port": "link", "key": "b"}' '{"port": "link", "key": "a"}' >&3
+"""]
+[stage.store]
+from = "parse.page"
+max_attempts = 1
+on_stop = ["sh", "-c", "echo stop store >> log"]
+command = ["sh", "-c", "cat >> pages; echo >> pages; ! grep -q bad pages"]
+"#;
+    let (code, stdout, stderr) = run_topology(folder.path(), text, "a\n");
+    assert_eq!(code, 0, "{stderr}");
+    let last = stdout.lines().last().unwrap();
+    assert_eq!(last, r#"{"trees":{"done":1,"failed":0}}"#, "{stdout}");
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let mut pages: Vec<Value> = Vec::new();
+    for page in read("pages").lines() {
+        pages.push(serde_json::from_str::<Value>(page).unwrap()["page"].take());
+    }
+    pages.sort_by_key(Value::to_string);
+    assert_eq!(pages, ["a", "b"], "{stdout}");
+    let log = "start fetch site.fetch\nstop fetch\nstop store\n";
+    assert_eq!(read("log"), log);
+
+    // A tree that fails.
+    let (code, stdout, stderr) = run_topology(folder.path(), text, "bad\n");
+    assert_eq!(code, 3, "{stderr}");
+    let last = stdout.lines().last().unwrap();
+    assert_eq!(last, r#"{"trees":{"done":0,"failed":1}}"#, "{stdout}");
+    assert!(stderr.contains("site.store"), "{stderr}");
+
+    // README's.
+    assert_eq!(
+        run(None, folder.path(), &["topology", "new"]).0,
+        0,
+        "words.toml is made"
+    );
+    let words = fs::read_to_string(folder.path().join("words.toml")).unwrap();
+    let readme = include_str!("../../README.md");
+    assert!(readme.contains(&format!("```toml\n{words}```")), "{words}");
+    let (code, stdout, stderr) = run_topology(folder.path(), &words, "t.toml\n");
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stdout.contains("words.count"), "{stdout}");
+
+    // Nothing is started without commands, and what cannot start is named.
+    let (code, _, stderr) = run_topology(folder.path(), "name = \"t\"\n[stage.a]\n", "a\n");
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("no command for stages a"), "{stderr}");
+    let nothing = "name = \"t\"\n[stage.a]\ncommand = [\"no-such-program\"]\n";
+    let (code, _, stderr) = run_topology(folder.path(), nothing, "a\n");
+    assert_eq!(code, 2, "{stderr}");
+    assert!(stderr.contains("no-such-program"), "{stderr}");
 }

@@ -9,7 +9,6 @@ mod latency;
 mod ledger;
 mod limits;
 mod machine;
-mod own;
 mod process;
 mod progress;
 mod pushed;

@@ -19,17 +19,25 @@ use super::{
     args::{Bench, Part},
     http::Http,
     machine::{self, Machine},
-    own::Own,
 };
 use crate::cli::{
     client::{self, Taskd},
     http::ANSWER_TIMEOUT,
+    own::{Own, Start},
     queues::Counts,
     trust::Trust,
 };
 use crate::config::without_password;
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The queues that the benchmark's own taskd has for the phase limits, with their limits.
+const LIMITED_QUEUES: &str = "\
+[queues.bench-many]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
+[queues.bench-few]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
+[queues.bench-unblocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
+[queues.bench-blocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
+[queues.bench-bytes]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
+[queues.bench-paced]\nlimit_by = \"given\"\nlimit_pace = \"1/1s\"\n";
 
 pub(super) struct Server {
     channels: Vec<Taskd>,
@@ -67,7 +75,12 @@ impl Server {
     /// Connects to the taskd in `args`, or starts one.
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
         let own = if args.server.is_none() {
-            Some(Own::start(args, part).await?)
+            let wanted = Start {
+                config: settings(args, part),
+                settings: &args.settings,
+                with_token: args.with_token,
+            };
+            Some(Own::start(wanted).await?)
         } else {
             None
         };
@@ -395,4 +408,19 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
         .map(str::trim)
+}
+fn settings(args: &Bench, part: Part) -> String {
+    let (tasks, queues) = args.room(part);
+    let (tasks, queues) = (2 * tasks.max(50_000), 4 * queues.max(250));
+    let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
+    let replicas = args.work.replicas.max(100);
+    let auth = if args.with_token { "tokens" } else { "none" };
+    let limited = match part {
+        Part::Limits => LIMITED_QUEUES,
+        Part::Calls | Part::Flat | Part::Start | Part::Topics => "",
+    };
+    format!(
+        "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
+         [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n{limited}"
+    )
 }

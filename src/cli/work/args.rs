@@ -94,6 +94,10 @@ pub struct Work {
     #[arg(long)]
     pub(super) json: bool,
 
+    /// Stop in order when stdin ends: the worker of `taskd topology run` outlives no run
+    #[arg(long, hide = true)]
+    pub(in crate::cli) stop_with_stdin: bool,
+
     #[command(flatten)]
     pub(super) commands: Commands,
 
@@ -181,6 +185,16 @@ pub(super) struct Commands {
     /// Queue of discovered keys, instead of that of the task
     #[arg(long, value_name = "NAME", requires = "discovers", value_parser = queue)]
     pub(super) discover_queue: Option<String>,
+
+    /// Port of discovered keys, and of tasks in JSON that name no queue, where the queue is a stage of
+    /// a topology
+    #[arg(
+        long,
+        value_name = "NAME",
+        requires = "discovers",
+        conflicts_with = "discover_queue"
+    )]
+    pub(super) discover_port: Option<String>,
 }
 
 /// How URLs are checked.

@@ -35,7 +35,7 @@ use uuid::Uuid;
 use super::{
     args::Work,
     capture::{self, Excess},
-    found::{self, Found},
+    found::{self, Found, Goal},
     show::Show,
 };
 use crate::{cli::print::say, config::Time};
@@ -67,6 +67,7 @@ pub(super) struct Plan {
     has_found: bool,
     prefix: Option<String>,
     queue: Option<String>,
+    port: Option<String>,
     unusable: OnceLock<String>,
 }
 
@@ -91,6 +92,7 @@ impl Plan {
             has_found: wants.discover_fd,
             prefix: wants.discover_prefix.clone(),
             queue: wants.discover_queue.clone(),
+            port: wants.discover_port.clone(),
             unusable: OnceLock::new(),
         })
     }
@@ -417,9 +419,12 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
     }
     let (result, lines) = found::split(stdout, plan.prefix.as_deref());
     show.printed(task, &result);
-    let queue = plan.queue.as_deref().unwrap_or(task.queue());
+    let goal = match &plan.port {
+        Some(port) => Goal::Port(port),
+        None => Goal::Queue(plan.queue.as_deref().unwrap_or(task.queue())),
+    };
     let named = named.split(|byte| *byte == b'\n');
-    let discovered = Found::read(lines.into_iter().chain(named), queue);
+    let discovered = Found::read(lines.into_iter().chain(named), goal);
     if let Some(complaint) = discovered.complaint() {
         show.not_stored(task, &complaint);
     }

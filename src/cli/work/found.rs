@@ -5,6 +5,14 @@ use taskd_client::NewTask;
 
 use crate::{ingress::json, wire::pb};
 
+/// Where a discovered task goes that does not say it.
+#[derive(Clone, Copy)]
+pub(super) enum Goal<'a> {
+    Queue(&'a str),
+    /// A port of the task's stage.
+    Port(&'a str),
+}
+
 /// The tasks of the valid lines, and what is wrong with the others.
 #[derive(Default)]
 pub(super) struct Found {
@@ -14,16 +22,16 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Reads lines: each is a key for `queue`, or a task in JSON. An invalid line does not affect
-    /// the others.
-    pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, queue: &str) -> Self {
+    /// Reads lines: each is a key for `goal`, or a task in JSON. An invalid line does not affect the
+    /// others.
+    pub(super) fn read<'a>(lines: impl Iterator<Item = &'a [u8]>, goal: Goal<'_>) -> Self {
         let mut found = Self::default();
         for (number, line) in lines.enumerate() {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
             if line.is_empty() {
                 continue;
             }
-            match task(line, queue) {
+            match task(line, goal) {
                 Ok(task) => found.tasks.push(task),
                 Err(why) => {
                     if found.wrong == 0 {
@@ -52,13 +60,20 @@ impl Found {
     }
 }
 
-fn task(line: &[u8], queue: &str) -> Result<NewTask, String> {
-    if !line.starts_with(b"{") {
-        return Ok(NewTask::new(queue, line.to_vec()));
-    }
-    let mut task: pb::NewTask = json::insert::new_task(&Bytes::copy_from_slice(line))?.into();
-    if task.queue.is_empty() {
-        task.queue = queue.to_owned();
+fn task(line: &[u8], goal: Goal<'_>) -> Result<NewTask, String> {
+    let mut task = if line.starts_with(b"{") {
+        json::insert::new_task(&Bytes::copy_from_slice(line))?.into()
+    } else {
+        pb::NewTask {
+            key: Bytes::copy_from_slice(line),
+            ..Default::default()
+        }
+    };
+    if task.queue.is_empty() && task.port.is_empty() {
+        match goal {
+            Goal::Queue(queue) => queue.clone_into(&mut task.queue),
+            Goal::Port(port) => port.clone_into(&mut task.port),
+        }
     }
     Ok(task.into())
 }
@@ -92,26 +107,26 @@ mod tests {
             b"b\r",
             br#"{"queue":"other","key":"c"}"#,
             br#"{"key":"d"}"#,
+            br#"{"port":"link","key":"e"}"#,
         ];
-        let found = Found::read(lines.into_iter(), "q");
+        let found = Found::read(lines.into_iter(), Goal::Queue("q"));
         let want = [("q", "http://a/"), ("q", "b"), ("other", "c"), ("q", "d")];
-        assert_eq!(
-            found.tasks,
-            want.map(|(queue, key)| NewTask::new(queue, key))
-        );
+        let mut want = want.map(|(queue, key)| NewTask::new(queue, key)).to_vec();
+        want.push(NewTask::output("link", "e"));
+        assert_eq!(found.tasks, want);
         let said = found.complaint().unwrap();
         assert!(
             said.starts_with("1 discovered task is not stored: line 3: "),
             "{said}"
         );
-        let found = Found::read([&b"{]"[..], b"{}{", b"a"].into_iter(), "q");
+        let found = Found::read([&b"{]"[..], b"{}{", b"a"].into_iter(), Goal::Queue("q"));
         let said = found.complaint().unwrap();
         assert!(
             said.starts_with("2 discovered tasks are not stored; the first: line 1: "),
             "{said}"
         );
         assert!(
-            Found::read([&b"a"[..]].into_iter(), "q")
+            Found::read([&b"a"[..]].into_iter(), Goal::Port("out"))
                 .complaint()
                 .is_none()
         );

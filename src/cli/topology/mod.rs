@@ -1,5 +1,7 @@
 //! `taskd topology`: checks, draws, applies and shows topologies.
 
+mod run;
+
 use std::{fs, io::Write as _, path::PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -13,17 +15,19 @@ use url::form_urlencoded;
 use super::{
     address::Server,
     ask::{ask, ask_with, printable},
+    http::HttpPort,
     print::{self, print, say},
 };
 use crate::model::{MAX_TOPOLOGY_BYTES, Topology as Plan, TopologyName};
 
-/// Check, draw, apply and show topologies: graphs of stages, whose queues are TOPOLOGY.STAGE
+/// Check, draw, apply, show and run topologies: graphs of stages, whose queues are TOPOLOGY.STAGE
 #[derive(Args)]
 #[command(
     arg_required_else_help = false,
     after_help = "\
 Examples:
-  taskd topology new crawl                            write crawl.toml, which can be applied
+  taskd topology new words                            write words.toml, which counts words
+  ls *.md | taskd topology run words.toml --input - --exit-when-done
   taskd topology check crawl.toml                     all mistakes, with line and column
   taskd topology graph crawl.toml | dot -Tsvg > crawl.svg
   taskd topology apply crawl.toml                     from now on; the old file again goes back
@@ -45,6 +49,7 @@ enum Command {
     Check(Check),
     Graph(Graph),
     Apply(Apply),
+    Run(run::Run),
     List(List),
     Show(Show),
     Delete(Delete),
@@ -54,7 +59,7 @@ enum Command {
 #[derive(Args)]
 struct New {
     /// Name of the topology
-    #[arg(default_value = "crawl")]
+    #[arg(default_value = "words")]
     name: String,
 }
 
@@ -123,9 +128,18 @@ struct Delete {
     server: Server,
 }
 
-/// Does it. False if the file has mistakes, or there is no such topology.
-pub(super) async fn run(args: Topology) -> anyhow::Result<bool> {
+/// Does it. Returns the exit code.
+pub(super) async fn run(args: Topology) -> anyhow::Result<u8> {
     match args.command {
+        Command::Run(run) => Box::pin(run::run(run)).await,
+        other => Ok(u8::from(!run_one(other).await?)),
+    }
+}
+
+/// Does what is no run. False if the file has mistakes, or there is no such topology.
+async fn run_one(command: Command) -> anyhow::Result<bool> {
+    match command {
+        Command::Run(_) => Ok(false),
         Command::New(new) => self::new(&new.name).map(|()| true),
         Command::Check(Check { file }) => {
             let Some((_, plan)) = read(&file)? else {
@@ -203,7 +217,9 @@ fn new(name: &str) -> anyhow::Result<()> {
     let name = TopologyName::new(name)?;
     let file = format!("{name}.toml");
     let text = format!(
-        "name = \"{name}\"\n[stage.fetch]\n[stage.parse]\nfrom = \"fetch\"\n[stage.store]\nfrom = \"parse\"\n"
+        "name = \"{name}\"\n\
+         [stage.read]\ncommand = [\"cat\", \"--\", \"{{key}}\"]\n\
+         [stage.count]\nfrom = \"read\"\ncommand = [\"wc\", \"-w\"]\n"
     );
     fs::OpenOptions::new()
         .write(true)
@@ -211,7 +227,9 @@ fn new(name: &str) -> anyhow::Result<()> {
         .open(&file)
         .and_then(|mut created| created.write_all(text.as_bytes()))
         .with_context(|| format!("cannot make {file}"))?;
-    print(format_args!("{file}: taskd topology apply {file}"))?;
+    print(format_args!(
+        "{file}: taskd topology run {file} --input FILE"
+    ))?;
     Ok(())
 }
 
@@ -220,18 +238,28 @@ async fn apply(apply: &Apply) -> anyhow::Result<bool> {
         return Ok(false);
     };
     let server = apply.server.port()?;
-    let body = serde_json::to_vec(&json!({"text": text}))?;
-    let body = Some(("application/json", Bytes::from(body)));
-    let path = path(plan.name.as_str());
-    let Some(answer) = ask_with(&server, Method::PUT, &path, body).await? else {
+    let Some(applied) = apply_to(&server, &plan.name, &text).await? else {
         return Ok(false);
     };
-    let applied: Value = serde_json::from_slice(&answer)?;
     print(format_args!(
         "topology {} is in force, version {}",
         plan.name, applied["version"]
     ))?;
     Ok(true)
+}
+
+/// Applies the text of a file. `None` if taskd knows no topologies, which stderr says.
+async fn apply_to(
+    server: &HttpPort,
+    name: &TopologyName,
+    text: &str,
+) -> anyhow::Result<Option<Value>> {
+    let body = serde_json::to_vec(&json!({"text": text}))?;
+    let body = Some(("application/json", Bytes::from(body)));
+    let answer = ask_with(server, Method::PUT, &path(name.as_str()), body).await?;
+    Ok(answer
+        .map(|answer| serde_json::from_slice(&answer))
+        .transpose()?)
 }
 
 #[derive(Deserialize)]

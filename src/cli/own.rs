@@ -1,4 +1,4 @@
-//! The benchmark's own taskd: a child process with the embedded defaults, in a temporary folder.
+//! A taskd of a command's own: a child process with the embedded defaults, in a temporary folder.
 
 use std::{
     fs::{self, DirBuilder, File},
@@ -16,22 +16,22 @@ use nix::{
 use serde::Deserialize;
 use uuid::Uuid;
 
-use super::args::{Bench, Part};
-use crate::cli::{print::say, trust::Token};
+use super::{print::say, trust::Token};
 
 /// The timeout of a start, which has to find redis-server and create a database.
 const START: Duration = Duration::from_secs(60);
 /// The timeout of a stop; taskd itself stops within 25 seconds.
 const STOP: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The queues that the benchmark's own taskd has for the phase limits, with their limits.
-const LIMITED_QUEUES: &str = "\
-[queues.bench-many]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
-[queues.bench-few]\nlimit_by = \"given\"\nlimit_at_a_time = 1000\n\
-[queues.bench-unblocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
-[queues.bench-blocked]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
-[queues.bench-bytes]\nlimit_by = \"given\"\nlimit_at_a_time = 1\n\
-[queues.bench-paced]\nlimit_by = \"given\"\nlimit_pace = \"1/1s\"\n";
+/// What is special about a taskd to start.
+pub(super) struct Start<'a> {
+    /// Its configuration file.
+    pub(super) config: String,
+    /// Settings by their keys in the configuration file, which come before those of the file.
+    pub(super) settings: &'a [(String, String)],
+    /// It requires a token, and has one.
+    pub(super) with_token: bool,
+}
 
 /// A running taskd. Dropping it stops it and removes its folder.
 pub(super) struct Own {
@@ -54,11 +54,11 @@ pub(super) struct Addresses {
 pub(super) struct Folder(PathBuf);
 
 impl Own {
-    pub(super) async fn start(args: &Bench, part: Part) -> anyhow::Result<Self> {
+    pub(super) async fn start(wanted: Start<'_>) -> anyhow::Result<Self> {
         let folder = Folder::make()?;
         let config = folder.0.join("taskd.toml");
-        fs::write(&config, settings(args, part)).context("cannot write the settings of a taskd")?;
-        let token = if args.with_token {
+        fs::write(&config, wanted.config).context("cannot write the settings of a taskd")?;
+        let token = if wanted.with_token {
             Some(make_token(&folder)?)
         } else {
             None
@@ -80,13 +80,13 @@ impl Own {
             .arg(folder.data())
             .stdout(log.try_clone()?)
             .stderr(log);
-        for (key, value) in &args.settings {
+        for (key, value) in wanted.settings {
             command.env(format!("TASKD_{}", key.to_uppercase()), value);
         }
         // This process holds the other end of the pipe, so taskd stops even if this process is
         // killed with SIGKILL.
         command.arg("--stop-with-stdin").stdin(Stdio::piped());
-        // Ctrl-C in the terminal should reach only the benchmark, which then stops this taskd
+        // Ctrl-C in the terminal should reach only this process, which then stops this taskd
         // gracefully.
         command.process_group(0);
         let started = Instant::now();
@@ -114,7 +114,7 @@ impl Own {
             let ended = self.child.try_wait()?;
             if ended.is_some() || Instant::now() > deadline {
                 let last = log.lines().last().unwrap_or_default();
-                bail!("a taskd of its own does not start: {last}; --server names one that runs");
+                bail!("a taskd of its own does not start: {last}");
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -188,7 +188,7 @@ impl Folder {
     fn make() -> anyhow::Result<Self> {
         // The name must be short: the path of a socket is limited to 107 bytes.
         let name = Uuid::new_v4().simple().to_string();
-        let path = std::env::temp_dir().join(format!("taskd-bench-{}", &name[..8]));
+        let path = std::env::temp_dir().join(format!("taskd-own-{}", &name[..8]));
         let made = DirBuilder::new().mode(0o700).create(&path);
         made.with_context(|| {
             format!("cannot make {}; TMPDIR names another place", path.display())
@@ -216,8 +216,8 @@ impl Drop for Folder {
     }
 }
 
-/// This program with the defaults, but without the settings in the environment, which must not
-/// affect the measurement.
+/// This program with the defaults, but without the settings in the environment, which are for
+/// another taskd.
 fn taskd() -> anyhow::Result<Command> {
     let mut command =
         Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
@@ -236,7 +236,7 @@ fn taskd() -> anyhow::Result<Command> {
 fn make_token(folder: &Folder) -> anyhow::Result<Token> {
     let mut command = taskd()?;
     command
-        .args(["token", "create", "bench", "--roles", "admin", "--data-dir"])
+        .args(["token", "create", "own", "--roles", "admin", "--data-dir"])
         .arg(folder.data());
     let made = command.output().context("cannot make a token")?;
     ensure!(
@@ -248,20 +248,4 @@ fn make_token(folder: &Folder) -> anyhow::Result<Token> {
         .trim()
         .parse()
         .map_err(anyhow::Error::msg)
-}
-
-fn settings(args: &Bench, part: Part) -> String {
-    let (tasks, queues) = args.room(part);
-    let (tasks, queues) = (2 * tasks.max(50_000), 4 * queues.max(250));
-    let bytes = (tasks * (args.work.payload.0 + 1024)).max(256 << 20);
-    let replicas = args.work.replicas.max(100);
-    let auth = if args.with_token { "tokens" } else { "none" };
-    let limited = match part {
-        Part::Limits => LIMITED_QUEUES,
-        Part::Calls | Part::Flat | Part::Start | Part::Topics => "",
-    };
-    format!(
-        "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\
-         [queues.default]\nhigh_water_tasks = {tasks}\nhigh_water_bytes = {bytes}\n{limited}"
-    )
 }

@@ -1,0 +1,404 @@
+//! `taskd topology run`: a taskd of its own, a worker for each stage, and tasks from a file.
+
+use std::{
+    path::PathBuf,
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+use tokio::{
+    process::{Child, ChildStdin, Command},
+    signal::unix::{SignalKind, signal},
+    time::{sleep, timeout},
+};
+
+use super::{apply_to, read};
+use crate::{
+    cli::{
+        ask::{ask, printable},
+        http::HttpPort,
+        own::{Own, Start},
+        print::{print, say},
+        trust::Trust,
+    },
+    model::{Stage, Topology},
+};
+
+/// The exit code if a tree failed.
+const FAILED: u8 = 3;
+/// How long `on_start` and `on_stop` may take.
+const PREPARE: Duration = Duration::from_secs(600);
+/// How long a worker may take to finish its tasks, which may take 10 minutes each.
+const FINISH: Duration = Duration::from_secs(630);
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How many dead letters are named at the end.
+const NAMED: usize = 5;
+
+/// Run a topology: a taskd of its own, and a worker for each stage
+#[derive(Args)]
+#[command(after_help = "\
+Each stage needs a command. It runs for each task as `taskd work` runs one: the payload comes on stdin, {key} stands for \
+the key, and an exit code other than 0 is a failed attempt. What it prints is the result, which goes to port out. \
+Outputs are lines that it writes to file descriptor 3:
+  {\"port\": \"link\", \"key\": \"https://example.org/b\", \"payload\": {…}}
+or a key alone, for port out.
+
+Examples:
+  taskd topology run crawl.toml --input urls.ndjson --exit-when-done
+  echo https://example.org/ | taskd topology run crawl.toml --input - --exit-when-done
+
+stdout has a JSON line for each task that was worked on, and at the end one with the trees. The taskd and all its data \
+are removed at the end. Ctrl-C finishes the tasks that run, and ends it.
+
+Exit code: 0 if all trees are done or without --exit-when-done, 3 if some failed, 1 if the file has mistakes or lines \
+were rejected, 2 if something cannot be started or was stopped before all trees had ended.")]
+pub(super) struct Run {
+    /// File of a topology
+    file: PathBuf,
+
+    /// Tasks to insert: each line is a key or a task in JSON. Without a queue it goes to the stage that
+    /// begins the topology; - is stdin
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+
+    /// End when all trees have ended
+    #[arg(long, requires = "input")]
+    exit_when_done: bool,
+
+    /// Tasks at a time of each stage
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    concurrency: u16,
+}
+
+/// Runs it. Returns the exit code.
+pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
+    let Some((text, plan)) = read(&args.file)? else {
+        return Ok(1);
+    };
+    let start = check(&args, &plan)?;
+    let mut signals = (
+        signal(SignalKind::interrupt())?,
+        signal(SignalKind::terminate())?,
+    );
+    let own = Own::start(Start {
+        config: String::new(),
+        settings: &[],
+        with_token: false,
+    });
+    let own = own.await?;
+    let url = format!("http://{}", own.addresses.http);
+    let server = HttpPort::new(&url, Trust::default())?;
+    let mut world = World {
+        plan: &plan,
+        url: &url,
+        server: &server,
+        workers: Vec::new(),
+        started: Vec::new(),
+    };
+    let worked = tokio::select! {
+        worked = world.work(&args, start, &text) => worked,
+        _ = signals.0.recv() => stopped(&args),
+        _ = signals.1.recv() => stopped(&args),
+    };
+    // A second signal ends the workers at once, as it does for `taskd work`.
+    let ended = tokio::select! {
+        ended = world.end() => ended,
+        _ = signals.0.recv() => Err(anyhow::anyhow!("stopped before all workers had finished")),
+        _ = signals.1.recv() => Err(anyhow::anyhow!("stopped before all workers had finished")),
+    };
+    drop(world);
+    own.stop().await?;
+    let code = worked?;
+    ended?;
+    Ok(code)
+}
+
+/// Checks what only a run needs. Returns the queue of lines that name none.
+fn check<'p>(args: &Run, plan: &'p Topology) -> anyhow::Result<&'p str> {
+    let without: Vec<&str> = plan
+        .stages
+        .iter()
+        .filter(|stage| stage.command.is_empty())
+        .map(|stage| stage.name.as_str())
+        .collect();
+    ensure!(
+        without.is_empty(),
+        "{}: no command for stages {}: write command = [\"PROGRAM\", …] in each",
+        args.file.display(),
+        without.join(", ")
+    );
+    let starts = plan.stages.iter().filter(|stage| stage.is_start);
+    let starts: Vec<&str> = starts.map(|stage| stage.queue.as_str()).collect();
+    // With several, each line must name its queue.
+    Ok(match starts[..] {
+        [only] => only,
+        _ => "",
+    })
+}
+
+fn stopped(args: &Run) -> anyhow::Result<u8> {
+    if args.exit_when_done {
+        bail!("stopped before all trees had ended");
+    }
+    Ok(0)
+}
+
+/// What runs.
+struct World<'a> {
+    plan: &'a Topology,
+    url: &'a str,
+    server: &'a HttpPort,
+    workers: Vec<Worker<'a>>,
+    /// The stages whose `on_start` has been run.
+    started: Vec<&'a Stage>,
+}
+
+/// The worker of a stage.
+struct Worker<'a> {
+    stage: &'a str,
+    child: Child,
+    /// It stops when this ends.
+    stdin: Option<ChildStdin>,
+}
+
+impl<'a> World<'a> {
+    async fn work(&mut self, args: &Run, start: &str, text: &str) -> anyhow::Result<u8> {
+        if apply_to(self.server, &self.plan.name, text)
+            .await?
+            .is_none()
+        {
+            return Ok(1);
+        }
+        for stage in &self.plan.stages {
+            self.started.push(stage);
+            self.prepare("on_start", stage, &stage.on_start).await?;
+            let mut child = self.worker(stage, args.concurrency)?;
+            self.workers.push(Worker {
+                stage: &stage.name,
+                stdin: child.stdin.take(),
+                child,
+            });
+        }
+        say(format_args!(
+            "taskd: topology {} runs at {}",
+            self.plan.name, self.url
+        ));
+        let mut code = 0;
+        if let Some(input) = &args.input {
+            let mut insert = self.taskd()?;
+            insert.arg("insert");
+            if !start.is_empty() {
+                insert.arg(start);
+            }
+            insert.arg(input).arg("--json").stdout(Stdio::null());
+            let status = self.unless_a_worker_ends(insert.status()).await??;
+            match status.code() {
+                Some(0) => {}
+                Some(1) => code = 1,
+                _ => bail!("the tasks cannot be inserted: {status}"),
+            }
+        }
+        if !args.exit_when_done {
+            self.unless_a_worker_ends(std::future::pending::<()>())
+                .await?;
+        }
+        let server = self.server;
+        let stages = self.plan.stages.iter();
+        let queues: Vec<&str> = stages.map(|stage| stage.queue.as_str()).collect();
+        self.unless_a_worker_ends(all_done(server, &queues))
+            .await??;
+        let failed = conclude(server).await?;
+        Ok(if failed { FAILED } else { code })
+    }
+
+    /// This program as a client of the taskd.
+    fn taskd(&self) -> anyhow::Result<Command> {
+        let program = std::env::current_exe().context("cannot find the program of taskd")?;
+        let mut command = Command::new(program);
+        command
+            .env("TASKD_URL", self.url)
+            .env_remove("TASKD_TOKEN")
+            .kill_on_drop(true);
+        Ok(command)
+    }
+
+    fn worker(&self, stage: &Stage, concurrency: u16) -> anyhow::Result<Child> {
+        let mut command = self.taskd()?;
+        command
+            .args(["work", stage.queue.as_str(), "--name", &stage.name])
+            .args(["--concurrency", &concurrency.to_string()])
+            .args(["--json", "--stop-with-stdin", "--discover-fd"])
+            .args(["--discover-port", "out", "--"])
+            .args(&stage.command)
+            // The pipe ends however this process does. Ctrl-C reaches this process alone.
+            .stdin(Stdio::piped())
+            .process_group(0);
+        command
+            .spawn()
+            .with_context(|| format!("cannot start the worker of stage {}", stage.name))
+    }
+
+    /// Runs a command of a stage that is for no task.
+    async fn prepare(&self, what: &str, stage: &Stage, command: &[String]) -> anyhow::Result<()> {
+        let Some((program, arguments)) = command.split_first() else {
+            return Ok(());
+        };
+        let name = &stage.name;
+        let status = Command::new(program)
+            .args(arguments)
+            .env("TASKD_URL", self.url)
+            .env("TASKD_QUEUE", stage.queue.as_str())
+            .env_remove("TASKD_TOKEN")
+            .stdin(Stdio::null())
+            .kill_on_drop(true)
+            .status();
+        let status = timeout(PREPARE, status)
+            .await
+            .with_context(|| format!("{what} of stage {name} takes longer than {PREPARE:?}"))?
+            .with_context(|| format!("{what} of stage {name}: cannot start {program}"))?;
+        ensure!(status.success(), "{what} of stage {name}: {status}");
+        Ok(())
+    }
+
+    /// Waits for `act`. Fails if a worker ends meanwhile: nobody would do the tasks of its stage.
+    async fn unless_a_worker_ends<T>(&mut self, act: impl Future<Output = T>) -> anyhow::Result<T> {
+        let ends = self
+            .workers
+            .iter_mut()
+            .map(|worker| Box::pin(async move { (worker.stage, worker.child.wait().await) }));
+        let ends = futures::future::select_all(ends);
+        tokio::select! {
+            done = act => Ok(done),
+            ((stage, status), ..) = ends => bail!("the worker of stage {stage} ended: {}", shown(status)),
+        }
+    }
+
+    /// Stops the workers, which finish their tasks, and runs `on_stop` of all stages that began.
+    async fn end(&mut self) -> anyhow::Result<()> {
+        for worker in &mut self.workers {
+            drop(worker.stdin.take());
+        }
+        let mut first = Ok(());
+        for Worker { stage, child, .. } in &mut self.workers {
+            if timeout(FINISH, child.wait()).await.is_err() {
+                say(format_args!(
+                    "taskd: the worker of stage {stage} does not stop, and is killed"
+                ));
+                child.kill().await?;
+            }
+        }
+        for stage in std::mem::take(&mut self.started) {
+            let stopped = self.prepare("on_stop", stage, &stage.on_stop).await;
+            first = first.and(stopped);
+        }
+        first
+    }
+}
+
+fn shown(status: std::io::Result<ExitStatus>) -> String {
+    match status {
+        Ok(status) => status.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[derive(Deserialize)]
+struct Books {
+    bus: Bus,
+    queues: Vec<QueueBooks>,
+}
+
+#[derive(Deserialize)]
+struct Bus {
+    pipeline: u64,
+    task_results: u64,
+}
+
+#[derive(Deserialize)]
+struct QueueBooks {
+    queue: String,
+    held: Held,
+}
+
+#[derive(Deserialize)]
+struct Held {
+    total: u64,
+}
+
+/// Waits until no task of these queues is unfinished, and no report is on its way.
+async fn all_done(server: &HttpPort, queues: &[&str]) -> anyhow::Result<()> {
+    loop {
+        let answer = ask::<Books>(server, "/v1/books").await?;
+        let (_, books) = answer.context("taskd has no books")?;
+        let mut of_stages = books
+            .queues
+            .iter()
+            .filter(|one| queues.contains(&one.queue.as_str()));
+        let is_on_its_way = books.bus.pipeline + books.bus.task_results > 0;
+        if !is_on_its_way && of_stages.all(|one| one.held.total == 0) {
+            return Ok(());
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+#[derive(Deserialize)]
+struct Trees {
+    trees: Vec<Tree>,
+    cursor: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Tree {
+    state: String,
+}
+
+#[derive(Deserialize)]
+struct Letters {
+    letters: Vec<Letter>,
+}
+
+#[derive(Deserialize)]
+struct Letter {
+    #[serde(default)]
+    queue: String,
+    #[serde(default)]
+    key: String,
+    reason: String,
+}
+
+/// Says how the trees ended. Returns whether some failed; one that only dead tasks hold did.
+async fn conclude(server: &HttpPort) -> anyhow::Result<bool> {
+    let (mut done, mut failed) = (0_u64, 0_u64);
+    let mut path = "/v1/trees?limit=1000".to_owned();
+    loop {
+        let answer = ask::<Trees>(server, &path).await?;
+        let (_, page) = answer.context("taskd has no trees")?;
+        for tree in &page.trees {
+            match tree.state.as_str() {
+                "DONE" => done += 1,
+                _ => failed += 1,
+            }
+        }
+        match page.cursor {
+            Some(cursor) => path = format!("/v1/trees?limit=1000&cursor={cursor}"),
+            None => break,
+        }
+    }
+    print(serde_json::json!({"trees": {"done": done, "failed": failed}}))?;
+    if failed > 0 {
+        let answer = ask::<Letters>(server, &format!("/v1/dead-letters?limit={NAMED}")).await?;
+        for letter in answer.map(|(_, page)| page.letters).unwrap_or_default() {
+            say(format_args!(
+                "taskd: {} {}: {}",
+                printable(&letter.queue),
+                printable(&letter.key),
+                printable(&letter.reason)
+            ));
+        }
+    }
+    Ok(failed > 0)
+}
