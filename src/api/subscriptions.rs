@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::{
-    access::{reaches, who},
+    access::{reaches, reaches_everything, who},
     error::Error,
     handle::{Api, span},
     known_topics::KNOWN_FOR,
@@ -18,13 +18,14 @@ use super::{
     topics::CHANGES,
 };
 use crate::{
-    bus::{Log, LogEnd, Logs},
-    config::nearest,
+    bus::{Log, LogEnd, Logs, own_topics},
+    config::{Queues, nearest},
     model::{
-        Act, BulkAction, Caller, ECHO, MOST_SUBSCRIPTIONS, Matching, Offset, OnDead, Position,
-        PositionKey, PositionView, PutSubscription, QueueName, QueueView, ReadCounts, ReadFrom,
-        ReadUpTo, SUBSCRIPTION_HEADERS, SeekTo, SequenceBy, Subscription, SubscriptionName,
-        SubscriptionView, TaskFilter, TaskStatus, Topic, TopicName, TopicPattern, millis, shorten,
+        Act, BulkAction, Caller, ECHO, MOST_SUBSCRIPTIONS, Matching, Offset, OnDead, OwnTopic,
+        Position, PositionKey, PositionView, PutSubscription, QueueName, QueueView, ReadCounts,
+        ReadFrom, ReadUpTo, SUBSCRIPTION_HEADERS, SeekTo, SequenceBy, Subscription,
+        SubscriptionName, SubscriptionView, TaskFilter, TaskStatus, Topic, TopicName, TopicPattern,
+        millis, shorten,
     },
     store::{KeptSubscription, Sought, Store},
     wire::topics::read_place,
@@ -39,6 +40,7 @@ const AT_ONCE: usize = 8;
 pub async fn declare_subscription(
     store: &dyn Store,
     logs: &dyn Logs,
+    queues: &Queues,
     name: &SubscriptionName,
     request: &PutSubscription,
     now_unix_ms: i64,
@@ -47,11 +49,13 @@ pub async fn declare_subscription(
     loop {
         let known = store.subscriptions().await?;
         let known = known.into_iter().find(|known| known.name == *name);
-        let topics = store.topics().await?;
+        let mut topics = store.topics().await?;
         let wanted = wanted(name, request, known.as_ref(), &topics, now_unix_ms)?;
+        feeds_not_itself(&wanted, queues)?;
         if known.as_ref() == Some(&wanted) {
             return Ok(());
         }
+        topics.extend(own_topics(logs, [wanted.topics.as_str()]).await?);
         let act = Act::at_time(now_unix_ms, "settings", "put subscription", name.as_str());
         match put(store, logs, &wanted, known.is_none(), &topics, &act).await {
             // Another process starts with the same settings.
@@ -83,7 +87,8 @@ fn wanted(
     {
         return Err(of_another(name, known.topics.as_str()));
     }
-    if known.is_none() && of_topics.prefix().is_none() {
+    let is_own = OwnTopic::of(of_topics.as_str()).is_some();
+    if known.is_none() && of_topics.prefix().is_none() && !is_own {
         is_there(of_topics.as_str(), topics)?;
     }
     let queue = match (&request.queue, known) {
@@ -124,6 +129,21 @@ fn wanted(
         created_unix_ms: known.map_or(now_unix_ms, |known| known.created_unix_ms),
         version: known.map_or(1, |known| known.version),
     })
+}
+
+/// Refuses to turn events into tasks that have events. What a process with other settings lets through
+/// is left out by the feeder.
+fn feeds_not_itself(subscription: &Subscription, queues: &Queues) -> Result<(), Error> {
+    let is_of_events = OwnTopic::of(subscription.topics.as_str()) == Some(OwnTopic::Events);
+    let queue = &subscription.queue;
+    if is_of_events && queues.get(queue).events {
+        return Err(Error::Invalid(format!(
+            "queue {queue} has events = true, so each task of subscription {} would make another one: name a \
+             queue without",
+            subscription.name
+        )));
+    }
+    Ok(())
 }
 
 /// Stores a subscription. The positions of a new one are resolved before, and stored with it.
@@ -370,10 +390,12 @@ impl Api {
                 if let Some(known) = &known {
                     may_change(caller, known)?;
                 }
-                let topics = store.topics().await?;
+                let mut topics = store.topics().await?;
                 let now = query.now_unix_ms();
                 let wanted = wanted(&name, request, known.as_ref(), &topics, now)?;
                 may_change(caller, &wanted)?;
+                feeds_not_itself(&wanted, &query.settings.queues)?;
+                topics.extend(own_topics(&*logs, [wanted.topics.as_str()]).await?);
                 let act = Act::at_time(now, who(caller), "put subscription", name.as_str());
                 match put(store, &*logs, &wanted, known.is_none(), &topics, &act).await {
                     Ok(()) => return query.view_of(wanted).await,
@@ -415,9 +437,10 @@ impl Api {
             let known = query.known_subscription(caller, name).await?;
             may_change(caller, &known)?;
             let store = query.store();
-            let topics = store.topics().await?;
+            let mut topics = store.topics().await?;
             let now = query.now_unix_ms();
             let logs = query.bus.logs();
+            topics.extend(own_topics(&*logs, [known.topics.as_str()]).await?);
             let places = places(&*logs, &known, &topics, &from, now).await?;
             let what = format!("seek to {}", to.place);
             let act = Act::at_time(now, who(caller), &what, name);
@@ -492,7 +515,12 @@ pub(super) fn may_see(caller: &Caller, subscription: &Subscription) -> bool {
 /// Refuses a caller that does not reach the queue and all topics of a subscription.
 fn may_change(caller: &Caller, subscription: &Subscription) -> Result<(), Error> {
     reaches(caller, subscription.queue.as_str())?;
-    reaches(caller, subscription.topics.as_str())?;
+    let topics = subscription.topics.as_str();
+    if OwnTopic::of(topics).is_some() {
+        // Their records are of tasks of all queues.
+        reaches_everything(caller)?;
+    }
+    reaches(caller, topics)?;
     Ok(())
 }
 
@@ -595,7 +623,10 @@ impl Reader {
         let logs = self.bus.logs();
         let read: BTreeSet<&TopicName> = positions.iter().map(|one| &one.key.topic).collect();
         let mut asked = Vec::new();
-        for topic in self.store().topics().await? {
+        let mut topics = self.store().topics().await?;
+        let names = read.iter().map(|name| name.as_str());
+        topics.extend(own_topics(&*logs, names).await?);
+        for topic in topics {
             if !topic.is_deleting && read.contains(&topic.name) {
                 asked.push(ends_of(Arc::clone(&logs), topic));
             }

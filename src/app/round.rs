@@ -381,7 +381,8 @@ async fn declare_topics(
     }
     for (name, put) in &settings.subscriptions {
         let now = clock.now_unix_ms();
-        let declared = api::declare_subscription(store, &*logs, name, put, now).await;
+        let queues = &settings.queues;
+        let declared = api::declare_subscription(store, &*logs, queues, name, put, now).await;
         declared.map_err(|error| {
             let is_final = matches!(error.kind(), api::Kind::Invalid | api::Kind::NotFound);
             let error =

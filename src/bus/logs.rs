@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::{Result, TopicName};
-use crate::model::{Offset, Topic};
+use crate::model::{self, Offset, OwnTopic, Topic, TopicSettings};
 
 /// A log, and the bounds that apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,9 +71,14 @@ impl Log {
     }
 }
 
-/// The log of a topic of users.
+/// The log of a topic.
 impl From<&Topic> for Log {
     fn from(topic: &Topic) -> Self {
+        match OwnTopic::of(topic.name.as_str()) {
+            Some(OwnTopic::DeadLetters) => return Self::DEAD_LETTERS,
+            Some(OwnTopic::Events) => return Self::EVENTS,
+            None => {}
+        }
         let settings = &topic.settings;
         Self {
             name: topic.name.to_string().into(),
@@ -209,6 +214,34 @@ pub trait Logs: Send + Sync {
     /// On a server that other programs use, too, nothing of `events` is deleted, because the topic
     /// may be somebody else's: its retention is set when taskd makes it.
     async fn trim(&self, log: &Log, keep: Retention) -> Result<u64>;
+}
+
+/// The topics of taskd itself among those that subscriptions name. SQL does not have them.
+pub async fn own_topics(
+    logs: &dyn Logs,
+    names: impl IntoIterator<Item = &str> + Send,
+) -> Result<Vec<Topic>> {
+    let mut named: Vec<OwnTopic> = Vec::new();
+    for own in names.into_iter().filter_map(OwnTopic::of) {
+        if !named.contains(&own) {
+            named.push(own);
+        }
+    }
+    let mut topics = Vec::new();
+    for own in named {
+        let Ok(name) = model::TopicName::new(own.as_str()) else {
+            continue;
+        };
+        let mut topic = Topic {
+            name,
+            settings: TopicSettings::default(),
+            created_unix_ms: 0,
+            is_deleting: false,
+        };
+        topic.settings.partitions = logs.make(&Log::from(&topic)).await?;
+        topics.push(topic);
+    }
+    Ok(topics)
 }
 
 /// Roughly the most bytes of a page that [`Logs::read`] returns. One record may be larger.

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use self::error::NoPartition;
 pub use self::{
     error::{Cause, Error, Result},
-    logs::{Log, LogEnd, LogMessage, LogRecord, Logs, PAGE_BYTES, Retention},
+    logs::{Log, LogEnd, LogMessage, LogRecord, Logs, PAGE_BYTES, Retention, own_topics},
     topic::{Topic, TopicName},
     uncommitted::Uncommitted,
     watch::watch_partitions,

@@ -4,15 +4,14 @@ use std::{str::FromStr, time::Duration};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use serde_json::json;
 
 use super::print::{print_one, say};
 use crate::{
     app,
     bus::{Log, LogMessage, Logs},
     config::{Options, Settings},
-    model::{Offset, to_rfc_3339},
-    wire::read_event_record,
+    model::Offset,
+    wire::{own_topics::event_json, read_event_record},
 };
 
 /// The most records to read at once.
@@ -170,19 +169,9 @@ fn tell(message: &LogMessage) -> anyhow::Result<()> {
             return Ok(());
         }
     };
-    if let Some(state) = event.tree {
-        let line = json!({
-            "partition": message.record.partition, "offset": offset.to_string(), "number": number, "id": event.id,
-            "queue": event.queue, "tree_state": state.as_str(), "at": to_rfc_3339(event.at_unix_ms), "epoch": event.epoch,
-        });
-        return print_one(line).context("cannot print an event");
-    }
-    let line = json!({
-        "partition": message.record.partition, "offset": offset.to_string(), "number": number, "id": event.id,
-        "queue": event.queue, "key": String::from_utf8_lossy(&event.key), "status": event.status.as_str(),
-        "at": to_rfc_3339(event.at_unix_ms), "epoch": event.epoch, "worker": event.worker, "attempt": event.attempt,
-        "attempts": event.attempts, "reason": event.reason,
-    });
+    let mut line = event_json(number, &event);
+    line["partition"] = message.record.partition.into();
+    line["offset"] = offset.to_string().into();
     print_one(line).context("cannot print an event")
 }
 

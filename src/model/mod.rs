@@ -115,8 +115,8 @@ pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use topics::{
     MAX_ATTRIBUTES, MAX_ATTRIBUTES_BYTES, MOST_PUBLISHED, MOST_TOPIC_PARTITIONS, MOST_TOPICS,
-    NewRecord, PartitionOffsets, PublishStatus, Published, PutTopic, ReadFrom, ReadTopic,
-    TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
+    NewRecord, OWN_QUEUE, OwnTopic, PartitionOffsets, PublishStatus, Published, PutTopic, ReadFrom,
+    ReadTopic, TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
 };
 pub use topology::{
     EdgeView, MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, Stage, StageView, Topology,

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::{
-    Matching, Offset, OnDead, QueueName, Rfc3339, SubscriptionName, TaskId, TopicName,
+    Matching, Offset, OnDead, OwnTopic, QueueName, Rfc3339, SubscriptionName, TaskId, TopicName,
     unix_time::rfc_3339,
 };
 
@@ -29,8 +29,9 @@ pub struct TopicPattern(Arc<str>);
 impl TopicPattern {
     pub fn new(text: &str) -> Result<Self, String> {
         let name = text.strip_suffix('*').unwrap_or(text);
-        // A star alone means every topic.
-        if !(name.is_empty() && text == "*") {
+        let is_own = OwnTopic::of(text).is_some();
+        // A star alone means every topic of users.
+        if !is_own && !(name.is_empty() && text == "*") {
             super::topic_of_users(name)?;
         }
         Ok(Self(text.into()))
@@ -47,7 +48,9 @@ impl TopicPattern {
 
     pub fn includes(&self, topic: &TopicName) -> bool {
         match self.prefix() {
-            Some(prefix) => topic.as_str().starts_with(prefix),
+            Some(prefix) => {
+                topic.as_str().starts_with(prefix) && OwnTopic::of(topic.as_str()).is_none()
+            }
             None => topic.as_str() == self.as_str(),
         }
     }
@@ -330,7 +333,11 @@ mod tests {
         let many = TopicPattern::new("orders.*").unwrap();
         assert!(many.includes(&topic("orders.eu")) && !many.includes(&topic("orders")));
         assert!(TopicPattern::new("*").unwrap().includes(&topic("any")));
-        for wrong in ["", "a b", "a*b", "events", "**"] {
+        // Those of taskd are named.
+        assert!(!TopicPattern::new("*").unwrap().includes(&topic("events")));
+        let events = TopicPattern::new("events").unwrap();
+        assert!(events.includes(&topic("events")));
+        for wrong in ["", "a b", "a*b", "pipeline", "expirations", "**"] {
             assert!(TopicPattern::new(wrong).is_err(), "{wrong}");
         }
     }

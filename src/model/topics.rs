@@ -365,6 +365,31 @@ pub struct TopicPage {
     pub next: String,
 }
 
+/// A topic that taskd writes, and that subscriptions may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnTopic {
+    DeadLetters,
+    Events,
+}
+
+/// The attribute of their records with the queue of the task.
+pub const OWN_QUEUE: &str = "queue";
+
+impl OwnTopic {
+    pub const ALL: [Self; 2] = [Self::DeadLetters, Self::Events];
+
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|own| own.as_str() == name)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::DeadLetters => "dead-letters",
+            Self::Events => "events",
+        }
+    }
+}
+
 /// The name of a topic of users. Those of taskd are taken.
 pub fn topic_of_users(name: &str) -> Result<TopicName, String> {
     const TAKEN: [&str; 5] = [

@@ -11,6 +11,7 @@ mod fsck;
 mod history;
 mod letters;
 mod limits;
+pub mod own_topics;
 mod presence;
 mod queues;
 mod records;

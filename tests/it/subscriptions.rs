@@ -403,7 +403,8 @@ async fn a_prefix_hears_of_topics_that_are_made_later_and_a_seek_replays() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mistake_is_answered_with_what_to_do_and_changes_nothing() {
-    let daemon = Daemon::start("[topics.orders]\npartitions = 2", &[]).await;
+    let file = "[topics.orders]\npartitions = 2\n[queues.loud]\nevents = true";
+    let daemon = Daemon::start(file, &[]).await;
     subscribe(&daemon, "mailer", json!({"topic": "orders"})).await;
     for (name, settings, status, said) in [
         (
@@ -421,9 +422,15 @@ async fn a_mistake_is_answered_with_what_to_do_and_changes_nothing() {
         ),
         (
             "s",
-            json!({"topic": "events"}),
+            json!({"topic": "expirations"}),
             400,
-            "topic \"events\" is one of taskd's own",
+            "topic \"expirations\" is one of taskd's own",
+        ),
+        (
+            "s",
+            json!({"topic": "events", "queue": "loud"}),
+            400,
+            "queue loud has events = true, so each task of subscription s would make another one",
         ),
         (
             "s",
@@ -684,4 +691,69 @@ async fn subscriptions_are_made_moved_and_deleted_over_grpc() {
     topics.delete_subscription(delete).await.unwrap();
     let gone = topics.get_subscription(get).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
+}
+
+/// The only task of a queue that comes.
+async fn only_task(daemon: &Daemon, queue: &str) -> Value {
+    let mut tasks = daemon.lease_all("w", queue, 1).await;
+    let task = tasks.remove(0);
+    assert_eq!(task["queue"], queue, "{task}");
+    task
+}
+
+async fn reject(daemon: &Daemon, task: &Value, reason: &str) {
+    let rejection = json!({
+        "id": task["id"], "lease_token": task["lease_token"], "reason": reason, "retry": false,
+    });
+    let body = json!({"worker": "w", "rejections": [rejection]});
+    let (status, answer) = daemon.post("/v1/tasks:reject", &body).await;
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_and_dead_letters_become_tasks_and_these_make_no_others() {
+    let file = "[queues.loud]\nevents = true\nmax_attempts = 1\n\
+                [queues.quiet]\nmax_attempts = 1\n[queues.letters]\nmax_attempts = 1\n\
+                [subscriptions.all-letters]\ntopic = \"dead-letters\"\nqueue = \"quiet\"";
+    let daemon = Daemon::start(file, &[]).await;
+    let of_loud = json!({"queue": "loud"});
+    subscribe(
+        &daemon,
+        "letters",
+        json!({"topic": "dead-letters", "match": of_loud}),
+    )
+    .await;
+    let dead = json!({"topic": "events", "queue": "ends", "match": {"status": "DEAD"}});
+    subscribe(&daemon, "ends", dead).await;
+    // Its tasks have no events, as those of subscriptions of all topics of users.
+    subscribe(&daemon, "users", json!({"topic": "*"})).await;
+    let task = json!({"queue": "loud", "key": "k", "payload": {"n": 1}});
+    let (status, answer) = daemon.post("/v1/tasks", &json!([task])).await;
+    assert_eq!(status, 200, "{answer}");
+    let loud = only_task(&daemon, "loud").await;
+    reject(&daemon, &loud, "too bad").await;
+
+    let end = only_task(&daemon, "ends").await;
+    assert_eq!(end["payload"]["id"], loud["id"], "{end}");
+    assert_eq!(end["payload"]["status"], "DEAD");
+    assert_eq!(end["payload"]["key"], "k");
+    assert_eq!(end["headers"]["taskd-topic"], "events");
+    assert_eq!(end["headers"]["taskd-key"], loud["id"]);
+    let letter = only_task(&daemon, "letters").await;
+    assert_eq!(letter["payload"]["task_id"], loud["id"], "{letter}");
+    assert_eq!(letter["payload"]["reason"], "too bad");
+    assert_eq!(letter["payload"]["task"]["payload"], json!({"n": 1}));
+    assert_eq!(letter["headers"]["queue"], "loud");
+    assert_eq!(letter["headers"]["kind"], "task");
+    let fields = [("behind", 0), ("tasks", 1), ("filtered", 0)];
+    until_it_has(&daemon, "all-letters", &fields).await;
+
+    // A letter about a task that came of a letter stays a letter.
+    reject(&daemon, &letter, "no way").await;
+    let fields = [("behind", 0), ("tasks", 1), ("filtered", 1)];
+    until_it_has(&daemon, "letters", &fields).await;
+    until_it_has(&daemon, "all-letters", &fields).await;
+    // PENDING and DEAD.
+    until_it_has(&daemon, "ends", &[("read", 2), ("tasks", 1)]).await;
+    until_it_has(&daemon, "users", &[("read", 0)]).await;
 }

@@ -7,7 +7,11 @@
 //!
 //! Nothing polls a topic that is idle: publishers tell which partitions have records. For a message
 //! that was lost, each second a few partitions are looked at, and each of them twice a minute. To an
-//! attached topic others publish, too, who tell nobody, so its ends are asked for each second.
+//! attached topic others publish, too, and to those of taskd itself the other pipelines. They tell
+//! nobody, so the ends of these topics are asked for each second.
+//!
+//! Subscriptions may read topics of taskd itself, about tasks. A task that comes of such a record
+//! must not make another one: records about tasks of the queues of these subscriptions are left out.
 
 mod measure;
 mod pages;
@@ -39,10 +43,10 @@ use self::{
 };
 use super::{error::Failure, insert::Handle};
 use crate::{
-    bus::{Log, Logs},
+    bus::{Log, Logs, own_topics},
     model::{
-        Offset, Position, PositionKey, QueueName, ReadUpTo, Subscription, SubscriptionName,
-        TopicName,
+        Offset, OwnTopic, Position, PositionKey, QueueName, ReadUpTo, Subscription,
+        SubscriptionName, TopicName,
     },
     pipelines::context::Context,
     queue::Heard,
@@ -62,7 +66,7 @@ const STEPS: usize = 32;
 const LOOK_ROUND: usize = 30;
 /// How often what is left to read is measured, in ticks.
 const MEASURE_EVERY: u64 = 5;
-/// How many attached topics are asked for their ends at once.
+/// How many of the topics that nobody tells of are asked for their ends at once.
 const ASKED_AT_ONCE: usize = 4;
 /// How many records behind a position may have been inserted: a page whose move has not ended, and the
 /// next one.
@@ -90,7 +94,7 @@ struct Feeder {
 
 type Running = FuturesUnordered<BoxFuture<'static, Ended>>;
 
-/// The ends of the partitions of attached topics.
+/// The ends of the partitions of topics that nobody tells of.
 type SeenEnds = Vec<(TopicName, Vec<Option<Offset>>)>;
 
 /// What has ended.
@@ -131,8 +135,8 @@ impl Feeder {
                 if feeds.is_measured_now() && measuring.is_empty() {
                     measuring.push(Box::pin(self.measure(&feeds)));
                 }
-                if feeds.has_attached() && looking.is_empty() {
-                    looking.push(feeds.ends_of_attached().boxed());
+                if feeds.has_untold() && looking.is_empty() {
+                    looking.push(feeds.ends_of_untold().boxed());
                 }
                 tick_at = cx.clock().now() + TICK;
                 for ended in done {
@@ -192,6 +196,11 @@ impl Feeder {
                 .into_iter()
                 .map(|one| (one.name.clone(), Arc::new(one)))
                 .collect();
+            let of_own = feeds
+                .subscriptions
+                .values()
+                .filter(|one| OwnTopic::of(one.topics.as_str()).is_some());
+            feeds.left_out = Arc::new(of_own.map(|one| one.queue.clone()).collect());
             feeds.version = Some(version);
             feeds.is_loaded = false;
         }
@@ -260,7 +269,9 @@ impl Feeder {
     /// Reads topics and positions. Adds the positions of topics and partitions that came later.
     async fn load(&self, feeds: &mut Feeds) -> Result<(), Failure> {
         let store = &self.context.store;
-        let topics = store.topics().await?;
+        let mut topics = store.topics().await?;
+        let names = feeds.subscriptions.values().map(|one| one.topics.as_str());
+        topics.extend(own_topics(&*feeds.handle, names).await?);
         let mut positions: BTreeMap<PositionKey, Position> = BTreeMap::new();
         // A partition that is added to a subscription that was sent back counts as sent back, too.
         let mut replays: BTreeMap<SubscriptionName, u64> = BTreeMap::new();
@@ -315,6 +326,8 @@ struct Feeds {
     /// `meta.feeds_version`, when subscriptions were read.
     version: Option<u64>,
     subscriptions: BTreeMap<SubscriptionName, Arc<Subscription>>,
+    /// The queues of those that read topics of taskd itself.
+    left_out: Arc<BTreeSet<QueueName>>,
     /// When the lease ends, counted from before it was asked for.
     until: Option<Instant>,
     /// False if topics and positions must be read again.
@@ -357,7 +370,7 @@ struct Cursor {
     held_for: Duration,
     /// The last move of the position, which may not have ended.
     moving: Option<Moving>,
-    /// The end of an attached partition that it was made due for. The last offsets may be no records,
+    /// The end of its partition that it was made due for, if nobody tells of it. The last offsets may be no records,
     /// and then it never gets there.
     seen: Option<Offset>,
 }
@@ -402,6 +415,7 @@ impl Feeds {
             handle,
             version: None,
             subscriptions: BTreeMap::new(),
+            left_out: Arc::default(),
             until: None,
             is_loaded: false,
             logs: BTreeMap::new(),
@@ -538,15 +552,14 @@ impl Feeds {
         }
     }
 
-    fn has_attached(&self) -> bool {
-        let mut logs = self.logs.values();
-        self.until.is_some() && logs.any(|log| log.is_attached)
+    fn has_untold(&self) -> bool {
+        self.until.is_some() && self.logs.values().any(|log| is_untold(log))
     }
 
-    /// Asks for the ends of attached topics that subscriptions read.
-    fn ends_of_attached(&self) -> impl Future<Output = SeenEnds> + use<> {
+    /// Asks for the ends of the topics that subscriptions read, and that nobody tells of.
+    fn ends_of_untold(&self) -> impl Future<Output = SeenEnds> + use<> {
         let mut asked = Vec::new();
-        for (topic, log) in self.logs.iter().filter(|(_, log)| log.is_attached) {
+        for (topic, log) in self.logs.iter().filter(|(_, log)| is_untold(log)) {
             if self.readers.contains_key(topic) {
                 asked.push((topic.clone(), Arc::clone(log)));
             }
@@ -674,6 +687,7 @@ impl Feeds {
                 log: Arc::clone(log),
                 from: cursor.up_to,
                 page,
+                left_out: log.is_report.then(|| Arc::clone(&self.left_out)),
                 most: cursor.most,
                 may_be_repeated: cursor.may_be_repeated,
                 before: cursor.moving.clone(),
@@ -772,6 +786,11 @@ impl Feeds {
         }
         Finished::GoesOn
     }
+}
+
+/// Whether some of those who publish to a log tell nobody.
+fn is_untold(log: &Log) -> bool {
+    log.is_attached || log.is_report
 }
 
 /// How long a subscription waits that has been held for this time.

@@ -13,7 +13,8 @@ use futures::{
 
 use crate::{
     bus::{self, Log, LogMessage, Logs, PAGE_BYTES},
-    model::{Offset, TopicName},
+    model::{Offset, OwnTopic, TopicName},
+    wire::own_topics::own_record,
 };
 
 /// The most records of a page.
@@ -44,12 +45,33 @@ pub(super) fn page(
 ) -> Page {
     let (logs, log) = (Arc::clone(logs), Arc::clone(log));
     let read = async move {
-        let messages = logs.read(&log, partition, after, PAGE).await?;
+        let mut messages = logs.read(&log, partition, after, PAGE).await?;
         let bytes: usize = messages.iter().map(|one| one.record.bytes()).sum();
         let is_full = messages.len() >= PAGE || bytes >= PAGE_BYTES;
+        if let Some(own) = OwnTopic::of(&log.name).filter(|_| log.is_report) {
+            for message in &mut messages {
+                show(own, message);
+            }
+        }
         Ok(Arc::new(Records { messages, is_full }))
     };
     read.map_err(Arc::new).boxed().shared()
+}
+
+/// Makes a record of one of taskd's own topics one that others can read.
+fn show(own: OwnTopic, message: &mut LogMessage) {
+    match own_record(own, &message.record.value) {
+        Ok(shown) => {
+            message.record.value = shown.value;
+            message.record.key = shown.key;
+            message.record.attributes = shown.attributes;
+        }
+        // Another program, or a later version, may have written it.
+        Err(why) => {
+            let (topic, offset) = (own.as_str(), message.offset);
+            tracing::warn!("the record of {topic} at {offset} stays as it is: {why}");
+        }
+    }
 }
 
 #[derive(Default)]

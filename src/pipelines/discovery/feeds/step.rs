@@ -9,7 +9,10 @@
 //! - Two feeders at once: both insert the same ids, and the position moves only from the place that
 //!   was read, so its counts count once.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use futures::{
     FutureExt as _,
@@ -25,10 +28,10 @@ use super::{
     record_task::record_task,
 };
 use crate::{
-    bus::{Log, LogMessage},
+    bus::{Log, LogMessage, LogRecord},
     model::{
-        DeadLetter, InsertStatus, NewTask, PositionKey, PositionMove, ReadCounts, ReadUpTo,
-        Subscription, TaskId, in_short,
+        DeadLetter, InsertStatus, NewTask, OWN_QUEUE, PositionKey, PositionMove, QueueName,
+        ReadCounts, ReadUpTo, Subscription, TaskId, in_short,
     },
     pipelines::context::Context,
     telemetry::metrics,
@@ -54,6 +57,8 @@ pub(super) struct Step {
     pub(super) log: Arc<Log>,
     pub(super) from: ReadUpTo,
     pub(super) page: Page,
+    /// In a topic of taskd itself: the queues whose tasks make no others. See [`super`].
+    pub(super) left_out: Option<Arc<BTreeSet<QueueName>>>,
     /// The most records to take of the page.
     pub(super) most: usize,
     /// So many of the next records may have been inserted before, by another feeder or in vain.
@@ -192,7 +197,7 @@ impl Step {
         for (place, message) in page.iter().enumerate() {
             let record = &message.record;
             let matching = &self.subscription.matching;
-            if !matching.matches(&record.key, &record.attributes) {
+            if self.is_left_out(record) || !matching.matches(&record.key, &record.attributes) {
                 continue;
             }
             let replay = self.from.replay;
@@ -200,6 +205,15 @@ impl Step {
             chosen.push(Chosen { place, id, task });
         }
         chosen
+    }
+
+    fn is_left_out(&self, record: &LogRecord) -> bool {
+        let Some(queues) = &self.left_out else {
+            return false;
+        };
+        let mut attributes = record.attributes.iter();
+        let of_queue = attributes.find(|(name, _)| name == OWN_QUEUE);
+        of_queue.is_some_and(|(_, of)| queues.iter().any(|queue| queue.as_str() == of))
     }
 
     async fn insert(

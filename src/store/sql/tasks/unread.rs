@@ -62,19 +62,19 @@ pub(super) async fn unread<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
             }
         }
     }
-    let names: BTreeSet<&str> = places
+    // A subscription may have positions in all topics, and the page tasks of some.
+    let read: BTreeSet<(&str, &str)> = places
         .iter()
-        .map(|(_, place)| place.subscription.as_str())
+        .map(|(_, place)| (place.subscription.as_str(), place.topic.as_str()))
         .collect();
     let mut positions = HashMap::new();
-    for name in names {
+    for (name, topic) in read {
         let select = Statement::new(
-            "SELECT topic, part, major, minor, replay FROM positions WHERE subscription = ?",
+            "SELECT part, major, minor, replay FROM positions WHERE subscription = ? AND topic = ?",
         );
-        type Columns = (String, i64, i64, i64, i64);
-        for (topic, partition, major, minor, replay) in
-            session.fetch::<Columns>(select.bind(name)).await?
-        {
+        type Columns = (i64, i64, i64, i64);
+        let select = select.bind(name).bind(topic);
+        for (partition, major, minor, replay) in session.fetch::<Columns>(select).await? {
             positions.insert((name, topic, partition), (major, minor, replay));
         }
     }
@@ -82,7 +82,7 @@ pub(super) async fn unread<S: Session>(session: &mut S, ids: &[TaskId]) -> Resul
     for (id, place) in &places {
         let key = (
             place.subscription.as_str(),
-            place.topic.clone(),
+            place.topic.as_str(),
             place.partition,
         );
         let Some((major, minor, replay)) = positions.get(&key) else {
