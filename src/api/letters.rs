@@ -339,14 +339,17 @@ async fn insert_again(
     let trees = query.store().trees_by_id(&trees).await?;
     let deadlines: HashMap<TaskId, i64> = trees
         .into_iter()
-        .filter_map(|tree| Some((tree.id, tree.deadline_unix_ms?)))
+        .map(|tree| (tree.id, tree.deadline_unix_ms.unwrap_or(0)))
         .collect();
     for ((task, tree), letter) in tasks.iter_mut().zip(in_trees).zip(&sent) {
-        if let Some(tree) = tree {
+        // Retention may have removed the tree.
+        if let Some(tree) = tree
+            && let Some(deadline_unix_ms) = deadlines.get(&tree)
+        {
             task.tree = Some(Box::new(TaskTree::Returns {
                 tree,
                 letter: *letter,
-                deadline_unix_ms: deadlines.get(&tree).copied().unwrap_or(0),
+                deadline_unix_ms: *deadline_unix_ms,
             }));
         }
     }

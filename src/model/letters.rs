@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Failure, NewTask, QueueName, RecordedValues, Rfc3339, TaskId, rfc_3339};
+use super::{Failure, LetterId, NewTask, QueueName, RecordedValues, Rfc3339, TaskId, rfc_3339};
 
 /// A record or a task that taskd gave up on, kept for people.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,10 +38,6 @@ pub struct DeadLetter {
     /// Parts of `task` were left out, so it differs from the task that was sent.
     pub incomplete: bool,
 }
-
-/// The id of a letter. For a dead task it is the task's id, for any other letter a hash of its
-/// subject.
-pub type LetterId = TaskId;
 
 /// The subject of a letter. SQL and protobuf store the discriminants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

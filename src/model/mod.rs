@@ -72,8 +72,8 @@ pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
 pub use letters::{
-    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterId, LetterKind,
-    LetterPage, LetterPages, LetterReason, LetterReasons, LettersChanged, StoredLetter,
+    ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterKind, LetterPage,
+    LetterPages, LetterReason, LetterReasons, LettersChanged, StoredLetter,
 };
 pub use limit_keys::{
     LimitKeyPage, LimitKeyPages, LimitKeyState, LimitKeyView, LimitsCleared, MOST_AT_A_TIME,
@@ -148,6 +148,10 @@ pub struct TaskId(pub Uuid);
 
 /// The number of bits that directly follow the timestamp in a UUIDv7.
 const PLACE_BITS: u8 = 12;
+
+/// The id of a letter. For a dead task it is the task's id, for any other letter a hash of its
+/// subject.
+pub type LetterId = TaskId;
 
 impl TaskId {
     /// Sorts before all tasks. [`Self::LAST`] sorts after them.

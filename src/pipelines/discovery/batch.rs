@@ -18,7 +18,7 @@ use super::{
     seen::{self, Asking, Owner},
 };
 use crate::{
-    model::TaskRow,
+    model::{RowTree, TaskRow},
     pipelines::{context::Context, publishing, shortcut::Moment},
     runtime::{LastSaid, Loop},
     store::{self, Inserted, NewRow, Stored, Turn},
@@ -292,12 +292,14 @@ async fn unseen(
 ) -> (Vec<Caller>, Vec<NewRow>) {
     let tasks: Vec<&TaskRow> = batch.iter().flat_map(|pending| &pending.rows).collect();
     let mut seen = asking.owners(context, &tasks).await;
-    // The filter knows that the key exists, but not how its first insert was answered.
-    let repeatable = tasks
-        .iter()
-        .zip(&mut seen)
-        .filter(|(task, _)| task.idempotency.is_some());
-    repeatable.for_each(|(_, seen)| *seen = None);
+    // The filter knows that the key exists, but not how its first insert was answered. The letter of
+    // a task that is sent again leaves its tree in SQL, also if the task is a duplicate.
+    let returns = |task: &TaskRow| matches!(task.tree.as_deref(), Some(RowTree::Returns { .. }));
+    for (task, seen) in tasks.iter().zip(&mut seen) {
+        if task.idempotency.is_some() || returns(task) {
+            *seen = None;
+        }
+    }
     let mut callers = Vec::with_capacity(batch.len());
     let mut rows = Vec::new();
     let mut seen = seen.into_iter();

@@ -781,7 +781,17 @@ pub(crate) async fn ended_trees_are_removed_after_their_tasks<D: Database>(db: &
     );
     settle(&*store, &[completed(&children[4], "w")]).await;
     while store.remove_finished(Duration::ZERO, 10).await.unwrap() > 0 {}
+    // An insert that comes again is a duplicate, whatever was removed.
+    let again = [joining(&ended, "child 0"), joining(&ended, "other")];
+    let is_known = |answers: &[Inserted]| {
+        let status = StoredStatus::Completed;
+        matches!(answers, [Duplicate { status: known, .. }, TreeClosed] if *known == status)
+    };
+    let stored = store.insert(&again).await.unwrap();
+    assert!(is_known(&stored.answers), "{stored:?}");
     assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 1);
+    let stored = store.insert(&again).await.unwrap();
+    assert!(is_known(&stored.answers), "{stored:?}");
     assert_eq!(store.remove_ended_trees(hour, 3).await.unwrap(), 0);
     assert_eq!(db.number(LISTED).await, 1);
     assert_eq!(store.trees_by_id(&[ended.task.id]).await.unwrap(), []);
