@@ -16,7 +16,8 @@ pub struct TreeWatches(Arc<Watched>);
 
 #[derive(Default)]
 struct Watched {
-    /// Each lives as long as somebody watches it. The number of callers is bounded by `Waits`.
+    /// Each lives as long as somebody watches it. `Waits` bounds the number of callers, and of the
+    /// tasks whose trees inserts wait for.
     trees: Mutex<HashMap<TaskId, watch::Sender<TreeView>>>,
     /// Somebody has begun to watch a tree.
     begun: Notify,

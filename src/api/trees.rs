@@ -1,9 +1,12 @@
 //! Trees: lists and reads them, waits for their ends, cancels them, and sends their dead tasks
 //! again.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
-use futures::future::BoxFuture;
+use futures::{StreamExt as _, future::BoxFuture, stream};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -23,7 +26,7 @@ use crate::{
     model::{
         Act, BulkAction, BulkChange, Caller, ECHO, InsertAnswer, InsertStatus, NewTask, QueueName,
         StoredStatus, TaskCursor, TaskFilter, TaskId, TaskStatus, TaskTree, TreeFile, TreeList,
-        TreeOnDead, TreePages, TreeQueue, TreeState, TreeView, WatchEnd, shorten,
+        TreeOnDead, TreePages, TreeQueue, TreeState, TreeView, TreeWait, WatchEnd, shorten,
     },
     runtime::{Loop, Supervisor},
     store::TreeCount,
@@ -31,6 +34,8 @@ use crate::{
 
 /// How many of the tasks that a tree waits for are shown.
 const SHOWN: u32 = 10;
+/// How many of them are asked about at the same time.
+const EXPLAINED_AT_ONCE: usize = 4;
 /// How often watched trees are read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// How many trees are read at a time.
@@ -445,9 +450,13 @@ impl Reader {
             tasks.retain(|task| caller.access.reaches(task.shard.queue.as_str()));
             let now = self.now_unix_ms();
             let known = self.known_records(&tasks).await;
+            let ids: Vec<TaskId> = tasks.iter().map(|task| task.id).collect();
+            let mut reasons = self.reasons(&ids).await;
             for task in tasks {
                 let record = known.records.get(&task.id).copied();
-                waits_for.push(view(task, record, now));
+                let (says, next) = reasons.remove(&task.id).unwrap_or_default();
+                let task = view(task, record, now);
+                waits_for.push(TreeWait { task, says, next });
             }
         }
         Ok(TreeFile {
@@ -456,6 +465,36 @@ impl Reader {
             at_least,
             waits_for,
         })
+    }
+}
+
+impl Reader {
+    /// Says of tasks that a tree waits for where they are, and what happens next. Leaves out tasks
+    /// about which a server does not answer now.
+    async fn reasons(&self, tasks: &[TaskId]) -> HashMap<TaskId, (String, String)> {
+        let explain = async |id: TaskId| (id, self.explain(id, None, None).await);
+        let mut explained = stream::iter(tasks.iter().copied())
+            .map(explain)
+            .buffered(EXPLAINED_AT_ONCE);
+        let mut reasons = HashMap::new();
+        while let Some((id, explained)) = explained.next().await {
+            let explained = match explained {
+                Ok(Some(explained)) => explained,
+                // Retention has removed it.
+                Ok(None) => continue,
+                Err(error) => {
+                    tracing::debug!("cannot explain what a tree waits for: {error}");
+                    break;
+                }
+            };
+            let next = if explained.task.status == TaskStatus::Dead {
+                "somebody sends it again or purges it; until then it holds the tree".to_owned()
+            } else {
+                explained.next
+            };
+            reasons.insert(id, (explained.says, next));
+        }
+        reasons
     }
 }
 

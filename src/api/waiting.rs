@@ -1,12 +1,15 @@
-//! Inserts that wait until their tasks end.
+//! Inserts that wait until their tasks end, or the trees of these.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use tokio::time::{Instant, timeout_at};
+use futures::{FutureExt as _, StreamExt as _, TryStreamExt as _, stream};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 use tracing::Instrument as _;
 
 use super::{
@@ -18,7 +21,8 @@ use super::{
 };
 use crate::{
     model::{
-        AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult, TaskStatus,
+        AwaitedTask, Caller, InsertAnswer, NewTask, QueueName, Role, TaskId, TaskResult,
+        TaskStatus, TreeState, TreeView, WaitFor,
     },
     queue::{Interest, Watch, WatcherNews},
 };
@@ -33,14 +37,14 @@ const AT_ONCE: usize = 16;
 type Results = HashMap<TaskId, Vec<TaskResult>>;
 
 impl Api {
-    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final, but
-    /// no longer than `wait`. The answers contain up to `max_bytes` of results, and at most 32 MiB.
+    /// Inserts as [`Self::insert`] does, calls `stored`, and waits until the tasks are final or
+    /// their trees have ended, but no longer than `wait`. The answers contain up to `max_bytes` of results, and at most 32 MiB.
     /// `room` reserves memory for these; if it cannot, the answers have none.
     pub async fn insert_and_wait<R>(
         &self,
         caller: &Caller,
         tasks: Vec<Result<NewTask, String>>,
-        wait: Duration,
+        (wait, wait_for): (Duration, WaitFor),
         max_bytes: usize,
         stored: impl FnOnce(),
         room: impl FnOnce(usize) -> Option<R>,
@@ -68,17 +72,29 @@ impl Api {
         let answers = self.insert(caller, tasks).await?;
         // The caller will be told what was stored, even if all else fails from here on.
         stored();
+        let mut trees = match wait_for {
+            WaitFor::Task => AwaitedTrees::default(),
+            WaitFor::Tree => query.awaited_trees(caller, &answers).await,
+        };
         let mut of: BTreeMap<QueueName, Vec<TaskId>> = BTreeMap::new();
-        let mut ids = HashSet::new();
+        let mut seen = HashSet::new();
+        let mut ids = Vec::new();
+        let mut in_trees = Vec::new();
         for (queue, answer) in queues.into_iter().zip(&answers) {
             // Two tasks of an insert may have the same key.
-            if let (Some(queue), Some(id)) = (queue, answer.id)
-                && ids.insert(id)
-            {
+            let (Some(queue), Some(id)) = (queue, answer.id) else {
+                continue;
+            };
+            if !seen.insert(id) {
+                continue;
+            }
+            if trees.has(answer) {
+                in_trees.push(id);
+            } else {
+                ids.push(id);
                 of.entry(queue).or_default().push(id);
             }
         }
-        let ids: Vec<TaskId> = ids.into_iter().collect();
         // Makes room for the next watch. The queues stay watched for a while.
         drop(early);
         let watch = query.watch_ends(of).ok();
@@ -89,14 +105,75 @@ impl Api {
                 _ = revoked => {}
             }
         };
-        let wait = query.ends(watch.as_ref(), &ids, deadline, stop);
+        let wait = async {
+            let stop = stop.shared();
+            let ends = query.ends(watch.as_ref(), &ids, deadline, stop.clone());
+            let (mut statuses, ()) = tokio::join!(ends, trees.ended(deadline, stop));
+            query.read_open(&in_trees, &mut statuses).await;
+            statuses
+        };
         let mut statuses = wait.instrument(span("wait", caller)).await;
         drop((watch, counted));
         if self.authentication.still_valid(caller).is_err() {
             statuses.clear();
+            trees = AwaitedTrees::default();
         }
-        Ok(query.awaited(answers, &statuses, max_bytes, room).await)
+        Ok(query
+            .awaited(answers, &statuses, &trees, max_bytes, room)
+            .await)
     }
+}
+
+/// The trees that an insert waits for.
+#[derive(Default)]
+struct AwaitedTrees {
+    states: HashMap<TaskId, TreeState>,
+    /// Those that were open at first, as they were then.
+    open: Vec<(TreeView, watch::Receiver<TreeView>)>,
+}
+
+impl AwaitedTrees {
+    /// Whether the insert waits for the tree of this answer.
+    fn has(&self, answer: &InsertAnswer) -> bool {
+        answer
+            .tree
+            .is_some_and(|tree| self.states.contains_key(&tree))
+    }
+
+    fn state(&self, answer: &InsertAnswer) -> Option<TreeState> {
+        self.states.get(&answer.tree?).copied()
+    }
+
+    /// Waits until all have ended, or for the deadline or the stop.
+    async fn ended(&mut self, deadline: Instant, stop: impl Future<Output = ()>) {
+        let wait = async {
+            for (first, receiver) in &mut self.open {
+                let ends = receiver.wait_for(|tree| has_ended(tree, first));
+                if let Err(_removed) = ends.await {
+                    self.states.remove(&first.id);
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = timeout_at(deadline, wait) => {}
+            () = stop => {}
+        }
+        for (first, receiver) in &self.open {
+            let tree = receiver.borrow();
+            if has_ended(&tree, first)
+                && let Some(state) = self.states.get_mut(&first.id)
+            {
+                *state = tree.state;
+            }
+        }
+    }
+}
+
+/// Whether a tree has ended since it was read first. Other callers may have been told of the end of
+/// an earlier epoch.
+fn has_ended(tree: &TreeView, first: &TreeView) -> bool {
+    tree.state != TreeState::Open && tree.epoch >= first.epoch
 }
 
 /// The answer contains results, which only readers may see.
@@ -126,6 +203,36 @@ impl Reader {
             .queue
             .announcer()
             .watch(of.into_iter().collect(), Interest::Ends)?)
+    }
+
+    /// Begins to watch the trees of inserted tasks, as far as the caller reaches their roots. Their
+    /// tasks are waited for instead if the trees cannot be read.
+    async fn awaited_trees(&self, caller: &Caller, answers: &[InsertAnswer]) -> AwaitedTrees {
+        let mut ids: Vec<TaskId> = answers.iter().filter_map(|answer| answer.tree).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let read = match self.store().trees_by_id(&ids).await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::debug!(
+                    "an insert that waits cannot read {} trees: {error}",
+                    ids.len()
+                );
+                Vec::new()
+            }
+        };
+        let mut trees = AwaitedTrees::default();
+        for tree in read {
+            if !caller.access.reaches(tree.queue.as_str()) {
+                continue;
+            }
+            trees.states.insert(tree.id, tree.state);
+            if tree.state == TreeState::Open {
+                let receiver = self.tree_watches.watch(&tree);
+                trees.open.push((tree, receiver));
+            }
+        }
+        trees
     }
 
     /// Returns the statuses of tasks when all of them are final, or at the deadline, or at the
@@ -206,6 +313,7 @@ impl Reader {
         &self,
         answers: Vec<InsertAnswer>,
         statuses: &HashMap<TaskId, TaskStatus>,
+        trees: &AwaitedTrees,
         max_bytes: usize,
         room: impl FnOnce(usize) -> Option<R>,
     ) -> (Vec<AwaitedTask>, Option<R>) {
@@ -230,6 +338,7 @@ impl Reader {
                 .and_then(|id| results.remove(&id))
                 .unwrap_or_default();
             AwaitedTask {
+                tree_state: trees.state(&answer),
                 answer,
                 status,
                 results,

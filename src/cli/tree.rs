@@ -298,7 +298,7 @@ async fn list(args: &List) -> anyhow::Result<()> {
         let mut row = vec![
             tree.id.clone(),
             printable(&tree.queue),
-            state_of(tree).to_owned(),
+            state_of(tree.state()).to_owned(),
             opened,
         ];
         row.extend(counts.map(|count| count.to_string()));
@@ -402,8 +402,8 @@ fn is_done(tree: Option<&pb::Tree>) -> bool {
     tree.is_some_and(|tree| tree.state() == pb::TreeState::Done)
 }
 
-fn state_of(tree: &pb::Tree) -> &'static str {
-    match tree.state() {
+pub(super) fn state_of(state: pb::TreeState) -> &'static str {
+    match state {
         pb::TreeState::Open => "OPEN",
         pb::TreeState::Done => "DONE",
         pb::TreeState::Failed => "FAILED",
@@ -421,7 +421,7 @@ fn on_dead_of(tree: &pb::Tree) -> &'static str {
 
 /// One line about a tree.
 fn line(tree: &pb::Tree) -> String {
-    let state = state_of(tree);
+    let state = state_of(tree.state());
     let open = HumanCount(tree.open);
     let tasks = HumanCount(tree.tasks);
     let mut line = format!("{state}  {open} of {tasks} tasks unfinished");
@@ -447,7 +447,7 @@ fn json(tree: &pb::Tree) -> Value {
     let mut set = |name: &str, value: Value| drop(object.insert(name.into(), value));
     set("id", tree.id.as_str().into());
     set("queue", tree.queue.as_str().into());
-    set("state", state_of(tree).into());
+    set("state", state_of(tree.state()).into());
     set("epoch", tree.epoch.into());
     for (name, count) in [
         ("tasks", tree.tasks),
@@ -497,7 +497,15 @@ fn json(tree: &pb::Tree) -> Value {
                 "status": task_status(task.status).map_or("UNKNOWN", TaskStatus::as_str),
             })
         };
-        set("waits_for", tree.waits_for.iter().map(task).collect());
+        let mut waits_for: Vec<Value> = tree.waits_for.iter().map(task).collect();
+        for (task, reason) in waits_for.iter_mut().zip(&tree.reasons) {
+            for (name, text) in [("says", &reason.says), ("next", &reason.next)] {
+                if !text.is_empty() {
+                    task[name] = text.as_str().into();
+                }
+            }
+        }
+        set("waits_for", waits_for.into());
     }
     object.into()
 }

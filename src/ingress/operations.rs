@@ -77,8 +77,12 @@ pub fn all() -> Vec<Operation> {
             .header("Idempotency-Key", "The `idempotency_key` of a body of one task")
             .takes::<json::insert::OneOrMore<'_>>()
             .or_lines()
-            .says("With `wait`, taskd answers when all tasks are final, or when the time is over; not for lines.")
+            .says(
+                "With `wait`, taskd answers when all tasks are final, or when the time is over; not for lines. With \
+                 `wait_for=tree` it waits for the ends of the trees of those tasks that name one.",
+            )
             .query::<String>("wait", "How long to wait for the ends of the tasks: `30s`; at most `max_wait`")
+            .query::<String>("wait_for", "What to wait for: `task` (default) or `tree`; with `wait`")
             .lists::<json::events::AwaitedTask<'_>>("results")
             .or_list::<InsertAnswer>(422, "The only task of the request is rejected", "results"),
         of_tasks("listTasks", Read, "List tasks, the newest first")

@@ -7,8 +7,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    InsertAnswer, QueueName, Rfc3339, StoredStatus, TaskId, TaskResult, TaskStatus, TreeState,
-    rfc_3339,
+    ECHO, InsertAnswer, QueueName, Rfc3339, StoredStatus, TaskId, TaskResult, TaskStatus,
+    TreeState, rfc_3339, shorten,
 };
 
 /// A task took on a status.
@@ -210,6 +210,35 @@ pub struct AwaitedTask {
     pub status: Option<TaskStatus>,
     /// Only of a completed task.
     pub results: Vec<TaskResult>,
+    /// The state of its tree, if the caller has waited for that.
+    pub tree_state: Option<TreeState>,
+}
+
+/// What an insert waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WaitFor {
+    /// The ends of the tasks.
+    #[default]
+    Task,
+    /// The ends of the trees of those tasks that name one, and the ends of the other tasks.
+    Tree,
+}
+
+impl WaitFor {
+    /// Of a caller who does not say how long.
+    pub const NEEDS_WAIT: &str = "wait_for needs a wait: how long to wait, such as wait=30s";
+
+    /// Reads `task` or `tree`.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "task" => Ok(Self::Task),
+            "tree" => Ok(Self::Tree),
+            _ => Err(format!(
+                "{:?} is nothing to wait for; write task or tree",
+                shorten(text, ECHO)
+            )),
+        }
+    }
 }
 
 #[cfg(test)]

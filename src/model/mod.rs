@@ -62,7 +62,7 @@ pub use changes::{
 };
 pub use depth_history::{DepthEntries, DepthEntry, DepthSpan, History, HistoryPoint, QueueDepths};
 pub use events::{
-    AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WatchEnd, Watched,
+    AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WaitFor, WatchEnd, Watched,
 };
 pub use explain::{
     ExplainTask, Explanation, LeaseView, RecordExplanation, RecordFate, RecordOfSubscription,
@@ -124,7 +124,7 @@ pub use topology::{
 };
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use tree_settings::{NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};
-pub use trees::{TreeEnd, TreeFile, TreeList, TreePages, TreeQueue, TreeView};
+pub use trees::{TreeEnd, TreeFile, TreeList, TreePages, TreeQueue, TreeView, TreeWait};
 pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;

@@ -208,7 +208,20 @@ pub struct TreeFile {
     /// The tree has more tasks than `queues` counts: the first 100,000.
     pub at_least: bool,
     /// The oldest tasks that it waits for.
-    pub waits_for: Vec<TaskView>,
+    pub waits_for: Vec<TreeWait>,
+}
+
+/// A task that a tree waits for.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct TreeWait {
+    #[serde(flatten)]
+    pub task: TaskView,
+    /// Where the task is, or which worker holds it. Left out if a server that knows does not answer.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub says: String,
+    /// What happens next.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub next: String,
 }
 
 /// Which trees to list.

@@ -9,7 +9,7 @@ use super::{
     trees::read_state,
 };
 use crate::model::{
-    AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus,
+    AwaitedTask, EventRecord, QueueName, TaskEvent, TaskId, TaskResult, TaskStatus, WaitFor,
 };
 
 /// Encodes status changes of tasks of one queue. `None` means that the status is not known.
@@ -168,8 +168,12 @@ impl From<AwaitedTask> for pb::InsertResult {
             answer,
             status,
             results,
+            tree_state,
         } = awaited;
         Self {
+            tree_state: tree_state
+                .map_or(pb::TreeState::Unspecified, pb::TreeState::from)
+                .into(),
             task_status: status
                 .map_or(pb::TaskStatus::Unspecified, pb::TaskStatus::from)
                 .into(),
@@ -179,14 +183,27 @@ impl From<AwaitedTask> for pb::InsertResult {
     }
 }
 
-/// Reads how long an insert waits for its tasks to end; `None` if it does not wait.
+/// Reads how long an insert waits, and for what; `None` if it does not wait.
 pub fn insert_wait(
     request: &pb::InsertTasksRequest,
-) -> Result<Option<std::time::Duration>, String> {
-    request
-        .wait
-        .map(|wait| read_duration("wait", wait))
-        .transpose()
+) -> Result<Option<(std::time::Duration, WaitFor)>, String> {
+    let wait_for = match pb::WaitFor::try_from(request.wait_for) {
+        Ok(pb::WaitFor::Unspecified | pb::WaitFor::Task) => WaitFor::Task,
+        Ok(pb::WaitFor::Tree) => WaitFor::Tree,
+        Err(_) => {
+            return Err(format!(
+                "wait_for {} is unknown; expected TASK or TREE",
+                request.wait_for
+            ));
+        }
+    };
+    let Some(wait) = request.wait else {
+        return match wait_for {
+            WaitFor::Task => Ok(None),
+            WaitFor::Tree => Err(WaitFor::NEEDS_WAIT.into()),
+        };
+    };
+    Ok(Some((read_duration("wait", wait)?, wait_for)))
 }
 
 #[cfg(test)]

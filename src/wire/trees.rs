@@ -6,7 +6,7 @@ use super::{
 };
 use crate::model::{
     ECHO, NewTree, QueueName, TaskId, TaskTree, TreeFile, TreeList, TreeOnDead, TreePages,
-    TreeQueue, TreeState, TreeView, shorten,
+    TreeQueue, TreeState, TreeView, TreeWait, shorten,
 };
 
 impl From<TreeOnDead> for pb::TreeOnDead {
@@ -135,6 +135,7 @@ impl From<TreeView> for pb::Tree {
             queues: Vec::new(),
             at_least: false,
             waits_for: Vec::new(),
+            reasons: Vec::new(),
         }
     }
 }
@@ -148,10 +149,21 @@ impl From<TreeFile> for pb::Tree {
             dead: queue.dead,
             cancelled: queue.cancelled,
         };
+        let mut waits_for = Vec::with_capacity(file.waits_for.len());
+        let mut reasons = Vec::with_capacity(file.waits_for.len());
+        for TreeWait { task, says, next } in file.waits_for {
+            reasons.push(pb::TreeReason {
+                task: task.id.to_string(),
+                says,
+                next,
+            });
+            waits_for.push(task.into());
+        }
         Self {
             queues: file.queues.into_iter().map(queue).collect(),
             at_least: file.at_least,
-            waits_for: file.waits_for.into_iter().map(Into::into).collect(),
+            waits_for,
+            reasons,
             ..file.tree.into()
         }
     }

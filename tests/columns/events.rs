@@ -836,6 +836,7 @@ async fn an_answer_over_grpc_has_as_many_results_as_a_client_takes() {
             tasks: tasks.clone(),
             wait,
             max_bytes,
+            ..Default::default()
         };
         let mut client = client.clone().max_decoding_message_size(if max_bytes == 0 {
             4 << 20

@@ -4,7 +4,10 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::support::{daemon::Daemon, http_client, until};
+use crate::{
+    columns::access::{TOKENS, post, token},
+    support::{daemon::Daemon, http_client, until},
+};
 
 /// Inserts a task that asks for a tree, and returns its answer.
 async fn insert(daemon: &Daemon, task: Value) -> Value {
@@ -387,6 +390,153 @@ async fn callers_wait_for_a_tree_and_watch_it() {
         .collect();
     assert!(states.first().unwrap().contains("\"OPEN\""), "{events}");
     assert!(states.last().unwrap().contains("\"DONE\""), "{events}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_insert_waits_for_the_end_of_its_tree() {
+    let daemon = Daemon::start("", &[]).await;
+    let task = json!({"queue": "crawl", "key": "root", "tree": "new"});
+    let answer = async |query: &str, task: &Value| {
+        let (status, answer) = daemon.post(&format!("/v1/tasks?{query}"), task).await;
+        assert_eq!(status, 200, "{answer}");
+        answer["results"][0].clone()
+    };
+    let open = answer("wait=100ms&wait_for=tree", &task).await;
+    assert_eq!(open["status"], "CREATED", "{open}");
+    assert_eq!(open["tree_state"], "OPEN", "{open}");
+    // A task that names no tree is waited for itself.
+    let plain = json!({"queue": "other", "key": "plain"});
+    let alone = answer("wait=100ms&wait_for=tree", &plain).await;
+    assert_eq!(alone["task_status"], "QUEUED", "{alone}");
+    assert!(alone.get("tree_state").is_none(), "{alone}");
+    for query in ["wait_for=tree", "wait=1s&wait_for=root"] {
+        let (status, answer) = daemon.post(&format!("/v1/tasks?{query}"), &task).await;
+        assert_eq!(status, 400, "{answer}");
+    }
+    // One waits for the ended root, the others for the tree, over both protocols.
+    let url = format!("{}/v1/tasks?wait=60s", daemon.http());
+    let waits = |url: String| {
+        let task = task.clone();
+        tokio::spawn(async move {
+            let answer = http_client().post(url).json(&task).send().await.unwrap();
+            answer.json::<Value>().await.unwrap()["results"][0].clone()
+        })
+    };
+    let for_task = waits(url.clone());
+    let for_tree = waits(format!("{url}&wait_for=tree"));
+    let server = daemon.http();
+    let command = tokio::task::spawn_blocking(move || {
+        let mut insert = Command::new(env!("CARGO_BIN_EXE_taskd"));
+        insert.args(["insert", "crawl", "--key", "root", "--tree", "new"]);
+        insert.args(["--wait", "60s", "--wait-for", "tree", "--server", &server]);
+        insert.output().unwrap()
+    });
+    until("all wait", async || {
+        let metrics = http_client().get(format!("{}/metrics", daemon.http()));
+        let text = metrics.send().await.unwrap().text().await.unwrap();
+        text.contains("taskd_waiting_calls 3")
+    })
+    .await;
+    let tasks = daemon.lease_all("w", "crawl", 1).await;
+    let id = open["tree"].as_str().unwrap();
+    let reasons = tree(&daemon, id).await["waits_for"].clone();
+    assert_eq!(reasons[0]["says"], "worker w holds it", "{reasons}");
+    assert!(reasons[0]["next"].as_str().unwrap().contains("completes"));
+    complete(&daemon, &tasks, |task| links(task, 1)).await;
+    let for_task = for_task.await.unwrap();
+    assert_eq!(for_task["task_status"], "COMPLETED", "{for_task}");
+    assert!(for_task.get("tree_state").is_none(), "{for_task}");
+    assert!(!for_tree.is_finished(), "two tasks are left");
+    let tasks = daemon.lease_all("w", "crawl", 2).await;
+    complete(&daemon, &tasks, |_| Vec::new()).await;
+    let for_tree = for_tree.await.unwrap();
+    assert_eq!(for_tree["tree_state"], "DONE", "{for_tree}");
+    assert_eq!(for_tree["task_status"], "COMPLETED", "{for_tree}");
+    let output = command.await.unwrap();
+    let line: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{line}");
+    assert_eq!(
+        (&line["tree"], &line["tree_state"]),
+        (&json!(id), &json!("DONE"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_letter_that_is_sent_again_leaves_its_tree() {
+    let daemon = Daemon::start("[queues.full]\nmax_unfinished = 1\n", &[]).await;
+    daemon
+        .insert(&[json!({"queue": "full", "key": "first"})])
+        .await;
+    let id = begin(&daemon, "root", json!({"timeout": "1h"})).await;
+    let tasks = daemon.lease_all("w", "crawl", 1).await;
+    let found = |key: &str| json!({"queue": "full", "key": key});
+    complete(&daemon, &tasks, |_| vec![found("a"), found("b")]).await;
+    let failed = until_it_is(&daemon, &id, "FAILED").await;
+    assert_eq!(failed["letters"], 2, "{failed}");
+    let letter = async |key: &str| {
+        let (_, list) = daemon.get("/v1/dead-letters?queue=full").await;
+        let mut letters = list["letters"].as_array().unwrap().iter();
+        let letter = letters.find(|letter| letter["key"] == key);
+        letter.unwrap_or_else(|| panic!("no letter of {key}: {list}"))["id"].clone()
+    };
+    let send_again = async |id: &Value| {
+        until("the letter is sent again", async || {
+            let body = json!({"ids": [id]});
+            let (_, answer) = daemon.post("/v1/dead-letters:retry", &body).await;
+            answer["changed"] == 1
+        })
+        .await;
+    };
+    let [first, second] = [letter("a").await, letter("b").await];
+    assert_eq!(daemon.work("w", "full", 1).await, ["first"]);
+    send_again(&first).await;
+    let open = tree(&daemon, &id).await;
+    assert_eq!(
+        (&open["state"], &open["epoch"], &open["letters"]),
+        (&json!("OPEN"), &json!(1), &json!(1))
+    );
+    assert_eq!(open["waits_for"][0]["deadline"], open["deadline"], "{open}");
+    assert_eq!(daemon.work("w", "full", 1).await, ["a"]);
+    until_it_is(&daemon, &id, "FAILED").await;
+    // Somebody else inserts the other task, so its letter is a duplicate, which the filter knows.
+    until("the other task is stored", async || {
+        let (status, _) = daemon.post("/v1/tasks", &found("b")).await;
+        status == 200
+    })
+    .await;
+    assert_eq!(daemon.work("w", "full", 1).await, ["b"]);
+    send_again(&second).await;
+    let done = until_it_is(&daemon, &id, "DONE").await;
+    assert_eq!(
+        (&done["epoch"], &done["letters"], &done["tasks"]),
+        (&json!(2), &json!(0), &json!(2))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_token_cancels_only_a_tree_that_it_reaches() {
+    let daemon = Daemon::start(TOKENS, &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let args = ["--roles", "admin", "--queues", "crawl"];
+    let some = token(&daemon, "some", &args).await;
+    let root = json!({"queue": "crawl", "key": "root", "tree": "new"});
+    let (_, answer) = post(&daemon, "/v1/tasks", &all, root).await;
+    let id = answer["results"][0]["tree"].clone();
+    let other = json!({"queue": "other", "key": "child", "tree": id});
+    let (status, answer) = post(&daemon, "/v1/tasks", &all, other).await;
+    assert_eq!(status, 200, "{answer}");
+    let child = answer["results"][0]["id"].clone();
+    let cancel = format!("/v1/trees/{}:cancel", id.as_str().unwrap());
+    let (status, answer) = post(&daemon, &cancel, &some, json!({})).await;
+    assert_eq!(status, 403, "{answer}");
+    let detail = answer["detail"].as_str().unwrap();
+    assert!(detail.contains("does not reach all queues"), "{detail}");
+    let (status, answer) = post(&daemon, "/v1/tasks:cancel", &all, json!({"ids": [child]})).await;
+    assert_eq!(status, 200, "{answer}");
+    until("only what the token reaches is left", async || {
+        post(&daemon, &cancel, &some, json!({})).await.0 == 200
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -302,6 +302,59 @@ func (BackoffKind) EnumDescriptor() ([]byte, []int) {
 	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{4}
 }
 
+// What an insert waits for.
+type WaitFor int32
+
+const (
+	// As TASK.
+	WaitFor_WAIT_FOR_UNSPECIFIED WaitFor = 0
+	// The ends of the tasks.
+	WaitFor_WAIT_FOR_TASK WaitFor = 1
+	// The ends of the trees of those tasks that name one, and the ends of the other tasks.
+	WaitFor_WAIT_FOR_TREE WaitFor = 2
+)
+
+// Enum value maps for WaitFor.
+var (
+	WaitFor_name = map[int32]string{
+		0: "WAIT_FOR_UNSPECIFIED",
+		1: "WAIT_FOR_TASK",
+		2: "WAIT_FOR_TREE",
+	}
+	WaitFor_value = map[string]int32{
+		"WAIT_FOR_UNSPECIFIED": 0,
+		"WAIT_FOR_TASK":        1,
+		"WAIT_FOR_TREE":        2,
+	}
+)
+
+func (x WaitFor) Enum() *WaitFor {
+	p := new(WaitFor)
+	*p = x
+	return p
+}
+
+func (x WaitFor) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WaitFor) Descriptor() protoreflect.EnumDescriptor {
+	return file_taskd_v1_taskd_proto_enumTypes[5].Descriptor()
+}
+
+func (WaitFor) Type() protoreflect.EnumType {
+	return &file_taskd_v1_taskd_proto_enumTypes[5]
+}
+
+func (x WaitFor) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WaitFor.Descriptor instead.
+func (WaitFor) EnumDescriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
+}
+
 type InsertStatus int32
 
 const (
@@ -343,11 +396,11 @@ func (x InsertStatus) String() string {
 }
 
 func (InsertStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[5].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[6].Descriptor()
 }
 
 func (InsertStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[5]
+	return &file_taskd_v1_taskd_proto_enumTypes[6]
 }
 
 func (x InsertStatus) Number() protoreflect.EnumNumber {
@@ -356,7 +409,7 @@ func (x InsertStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use InsertStatus.Descriptor instead.
 func (InsertStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{5}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
 }
 
 type TaskStatus int32
@@ -411,11 +464,11 @@ func (x TaskStatus) String() string {
 }
 
 func (TaskStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[6].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[7].Descriptor()
 }
 
 func (TaskStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[6]
+	return &file_taskd_v1_taskd_proto_enumTypes[7]
 }
 
 func (x TaskStatus) Number() protoreflect.EnumNumber {
@@ -424,7 +477,7 @@ func (x TaskStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaskStatus.Descriptor instead.
 func (TaskStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{6}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
 }
 
 // How an attempt ended, or that it has not.
@@ -467,11 +520,11 @@ func (x AttemptState) String() string {
 }
 
 func (AttemptState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[7].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[8].Descriptor()
 }
 
 func (AttemptState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[7]
+	return &file_taskd_v1_taskd_proto_enumTypes[8]
 }
 
 func (x AttemptState) Number() protoreflect.EnumNumber {
@@ -480,7 +533,7 @@ func (x AttemptState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AttemptState.Descriptor instead.
 func (AttemptState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{7}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
 }
 
 // The place of a task on its way from the insert to its end.
@@ -555,11 +608,11 @@ func (x TaskPlace) String() string {
 }
 
 func (TaskPlace) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[8].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[9].Descriptor()
 }
 
 func (TaskPlace) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[8]
+	return &file_taskd_v1_taskd_proto_enumTypes[9]
 }
 
 func (x TaskPlace) Number() protoreflect.EnumNumber {
@@ -568,7 +621,7 @@ func (x TaskPlace) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TaskPlace.Descriptor instead.
 func (TaskPlace) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{8}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
 }
 
 // Why a worker may get a task, or not.
@@ -651,11 +704,11 @@ func (x WorkerReason) String() string {
 }
 
 func (WorkerReason) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[9].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[10].Descriptor()
 }
 
 func (WorkerReason) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[9]
+	return &file_taskd_v1_taskd_proto_enumTypes[10]
 }
 
 func (x WorkerReason) Number() protoreflect.EnumNumber {
@@ -664,7 +717,7 @@ func (x WorkerReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkerReason.Descriptor instead.
 func (WorkerReason) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{9}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
 }
 
 type ItemStatus int32
@@ -722,11 +775,11 @@ func (x ItemStatus) String() string {
 }
 
 func (ItemStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[10].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[11].Descriptor()
 }
 
 func (ItemStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[10]
+	return &file_taskd_v1_taskd_proto_enumTypes[11]
 }
 
 func (x ItemStatus) Number() protoreflect.EnumNumber {
@@ -735,7 +788,7 @@ func (x ItemStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ItemStatus.Descriptor instead.
 func (ItemStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{10}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
 }
 
 type BulkState int32
@@ -779,11 +832,11 @@ func (x BulkState) String() string {
 }
 
 func (BulkState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[11].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[12].Descriptor()
 }
 
 func (BulkState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[11]
+	return &file_taskd_v1_taskd_proto_enumTypes[12]
 }
 
 func (x BulkState) Number() protoreflect.EnumNumber {
@@ -792,7 +845,7 @@ func (x BulkState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BulkState.Descriptor instead.
 func (BulkState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{11}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{12}
 }
 
 type LetterKind int32
@@ -839,11 +892,11 @@ func (x LetterKind) String() string {
 }
 
 func (LetterKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[12].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[13].Descriptor()
 }
 
 func (LetterKind) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[12]
+	return &file_taskd_v1_taskd_proto_enumTypes[13]
 }
 
 func (x LetterKind) Number() protoreflect.EnumNumber {
@@ -852,7 +905,7 @@ func (x LetterKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use LetterKind.Descriptor instead.
 func (LetterKind) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{12}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{13}
 }
 
 type BooksState int32
@@ -894,11 +947,11 @@ func (x BooksState) String() string {
 }
 
 func (BooksState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[13].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[14].Descriptor()
 }
 
 func (BooksState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[13]
+	return &file_taskd_v1_taskd_proto_enumTypes[14]
 }
 
 func (x BooksState) Number() protoreflect.EnumNumber {
@@ -907,7 +960,7 @@ func (x BooksState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use BooksState.Descriptor instead.
 func (BooksState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{13}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{14}
 }
 
 type PublishStatus int32
@@ -949,11 +1002,11 @@ func (x PublishStatus) String() string {
 }
 
 func (PublishStatus) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[14].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[15].Descriptor()
 }
 
 func (PublishStatus) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[14]
+	return &file_taskd_v1_taskd_proto_enumTypes[15]
 }
 
 func (x PublishStatus) Number() protoreflect.EnumNumber {
@@ -962,7 +1015,7 @@ func (x PublishStatus) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PublishStatus.Descriptor instead.
 func (PublishStatus) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{14}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{15}
 }
 
 type RecordFate int32
@@ -1016,11 +1069,11 @@ func (x RecordFate) String() string {
 }
 
 func (RecordFate) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[15].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[16].Descriptor()
 }
 
 func (RecordFate) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[15]
+	return &file_taskd_v1_taskd_proto_enumTypes[16]
 }
 
 func (x RecordFate) Number() protoreflect.EnumNumber {
@@ -1029,7 +1082,7 @@ func (x RecordFate) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use RecordFate.Descriptor instead.
 func (RecordFate) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{15}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{16}
 }
 
 type TreeState int32
@@ -1071,11 +1124,11 @@ func (x TreeState) String() string {
 }
 
 func (TreeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_taskd_v1_taskd_proto_enumTypes[16].Descriptor()
+	return file_taskd_v1_taskd_proto_enumTypes[17].Descriptor()
 }
 
 func (TreeState) Type() protoreflect.EnumType {
-	return &file_taskd_v1_taskd_proto_enumTypes[16]
+	return &file_taskd_v1_taskd_proto_enumTypes[17]
 }
 
 func (x TreeState) Number() protoreflect.EnumNumber {
@@ -1084,7 +1137,7 @@ func (x TreeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use TreeState.Descriptor instead.
 func (TreeState) EnumDescriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{16}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{17}
 }
 
 // A task to insert.
@@ -1484,7 +1537,9 @@ type InsertTasksRequest struct {
 	// With `wait`: the bytes of results that the answer may have. 0 means 3.5 MiB, as every client
 	// takes 4 MiB; at most 32 MiB. From the first task on whose results do not fit, tasks have a
 	// status and no results.
-	MaxBytes      uint64 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	MaxBytes uint64 `protobuf:"varint,3,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	// What `wait` waits for.
+	WaitFor       WaitFor `protobuf:"varint,4,opt,name=wait_for,json=waitFor,proto3,enum=taskd.v1.WaitFor" json:"wait_for,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1540,6 +1595,13 @@ func (x *InsertTasksRequest) GetMaxBytes() uint64 {
 	return 0
 }
 
+func (x *InsertTasksRequest) GetWaitFor() WaitFor {
+	if x != nil {
+		return x.WaitFor
+	}
+	return WaitFor_WAIT_FOR_UNSPECIFIED
+}
+
 type InsertResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Status InsertStatus           `protobuf:"varint,1,opt,name=status,proto3,enum=taskd.v1.InsertStatus" json:"status,omitempty"`
@@ -1554,7 +1616,9 @@ type InsertResult struct {
 	// With `wait`: the results of a completed task.
 	Results []*TaskResult `protobuf:"bytes,5,rep,name=results,proto3" json:"results,omitempty"`
 	// The tree that the task is in, if the insert named a tree. That of a duplicate is the one that had it first.
-	Tree          string `protobuf:"bytes,6,opt,name=tree,proto3" json:"tree,omitempty"`
+	Tree string `protobuf:"bytes,6,opt,name=tree,proto3" json:"tree,omitempty"`
+	// With `wait_for` = TREE: the state of this tree at the end of the wait.
+	TreeState     TreeState `protobuf:"varint,7,opt,name=tree_state,json=treeState,proto3,enum=taskd.v1.TreeState" json:"tree_state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1629,6 +1693,13 @@ func (x *InsertResult) GetTree() string {
 		return x.Tree
 	}
 	return ""
+}
+
+func (x *InsertResult) GetTreeState() TreeState {
+	if x != nil {
+		return x.TreeState
+	}
+	return TreeState_TREE_STATE_UNSPECIFIED
 }
 
 type InsertTasksResponse struct {
@@ -11698,7 +11769,9 @@ type Tree struct {
 	// The tree has more tasks than `queues` counts.
 	AtLeast bool `protobuf:"varint,20,opt,name=at_least,json=atLeast,proto3" json:"at_least,omitempty"`
 	// The oldest tasks that it waits for.
-	WaitsFor      []*Task `protobuf:"bytes,21,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	WaitsFor []*Task `protobuf:"bytes,21,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
+	// Why it waits for each of them, in the same order.
+	Reasons       []*TreeReason `protobuf:"bytes,22,rep,name=reasons,proto3" json:"reasons,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11880,6 +11953,76 @@ func (x *Tree) GetWaitsFor() []*Task {
 	return nil
 }
 
+func (x *Tree) GetReasons() []*TreeReason {
+	if x != nil {
+		return x.Reasons
+	}
+	return nil
+}
+
+// Why a task of a tree is not over.
+type TreeReason struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Task  string                 `protobuf:"bytes,1,opt,name=task,proto3" json:"task,omitempty"`
+	// Where the task is, or which worker holds it. Empty if a server that knows does not answer.
+	Says string `protobuf:"bytes,2,opt,name=says,proto3" json:"says,omitempty"`
+	// What happens next.
+	Next          string `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TreeReason) Reset() {
+	*x = TreeReason{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TreeReason) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TreeReason) ProtoMessage() {}
+
+func (x *TreeReason) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TreeReason.ProtoReflect.Descriptor instead.
+func (*TreeReason) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{142}
+}
+
+func (x *TreeReason) GetTask() string {
+	if x != nil {
+		return x.Task
+	}
+	return ""
+}
+
+func (x *TreeReason) GetSays() string {
+	if x != nil {
+		return x.Says
+	}
+	return ""
+}
+
+func (x *TreeReason) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
 // The tasks of a tree that are in one queue, by status.
 type TreeQueue struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -11894,7 +12037,7 @@ type TreeQueue struct {
 
 func (x *TreeQueue) Reset() {
 	*x = TreeQueue{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11906,7 +12049,7 @@ func (x *TreeQueue) String() string {
 func (*TreeQueue) ProtoMessage() {}
 
 func (x *TreeQueue) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[142]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11919,7 +12062,7 @@ func (x *TreeQueue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TreeQueue.ProtoReflect.Descriptor instead.
 func (*TreeQueue) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{142}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *TreeQueue) GetQueue() string {
@@ -11974,7 +12117,7 @@ type ListTreesRequest struct {
 
 func (x *ListTreesRequest) Reset() {
 	*x = ListTreesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11986,7 +12129,7 @@ func (x *ListTreesRequest) String() string {
 func (*ListTreesRequest) ProtoMessage() {}
 
 func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[143]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11999,7 +12142,7 @@ func (x *ListTreesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesRequest.ProtoReflect.Descriptor instead.
 func (*ListTreesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{143}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *ListTreesRequest) GetQueue() string {
@@ -12048,7 +12191,7 @@ type ListTreesResponse struct {
 
 func (x *ListTreesResponse) Reset() {
 	*x = ListTreesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12060,7 +12203,7 @@ func (x *ListTreesResponse) String() string {
 func (*ListTreesResponse) ProtoMessage() {}
 
 func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[144]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12073,7 +12216,7 @@ func (x *ListTreesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTreesResponse.ProtoReflect.Descriptor instead.
 func (*ListTreesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{144}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ListTreesResponse) GetTrees() []*Tree {
@@ -12101,7 +12244,7 @@ type GetTreeRequest struct {
 
 func (x *GetTreeRequest) Reset() {
 	*x = GetTreeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12113,7 +12256,7 @@ func (x *GetTreeRequest) String() string {
 func (*GetTreeRequest) ProtoMessage() {}
 
 func (x *GetTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[145]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12126,7 +12269,7 @@ func (x *GetTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTreeRequest.ProtoReflect.Descriptor instead.
 func (*GetTreeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{145}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *GetTreeRequest) GetId() string {
@@ -12152,7 +12295,7 @@ type WatchTreeRequest struct {
 
 func (x *WatchTreeRequest) Reset() {
 	*x = WatchTreeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12164,7 +12307,7 @@ func (x *WatchTreeRequest) String() string {
 func (*WatchTreeRequest) ProtoMessage() {}
 
 func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[146]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12177,7 +12320,7 @@ func (x *WatchTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchTreeRequest.ProtoReflect.Descriptor instead.
 func (*WatchTreeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{146}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *WatchTreeRequest) GetId() string {
@@ -12196,7 +12339,7 @@ type CancelTreeRequest struct {
 
 func (x *CancelTreeRequest) Reset() {
 	*x = CancelTreeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12208,7 +12351,7 @@ func (x *CancelTreeRequest) String() string {
 func (*CancelTreeRequest) ProtoMessage() {}
 
 func (x *CancelTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[147]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12221,7 +12364,7 @@ func (x *CancelTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelTreeRequest.ProtoReflect.Descriptor instead.
 func (*CancelTreeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{147}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *CancelTreeRequest) GetId() string {
@@ -12240,7 +12383,7 @@ type RetryTreeRequest struct {
 
 func (x *RetryTreeRequest) Reset() {
 	*x = RetryTreeRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12252,7 +12395,7 @@ func (x *RetryTreeRequest) String() string {
 func (*RetryTreeRequest) ProtoMessage() {}
 
 func (x *RetryTreeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[148]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12265,7 +12408,7 @@ func (x *RetryTreeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryTreeRequest.ProtoReflect.Descriptor instead.
 func (*RetryTreeRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{148}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RetryTreeRequest) GetId() string {
@@ -12299,7 +12442,7 @@ type Topology struct {
 
 func (x *Topology) Reset() {
 	*x = Topology{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12311,7 +12454,7 @@ func (x *Topology) String() string {
 func (*Topology) ProtoMessage() {}
 
 func (x *Topology) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[149]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12324,7 +12467,7 @@ func (x *Topology) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topology.ProtoReflect.Descriptor instead.
 func (*Topology) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{149}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *Topology) GetName() string {
@@ -12414,7 +12557,7 @@ type TopologyStage struct {
 
 func (x *TopologyStage) Reset() {
 	*x = TopologyStage{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12426,7 +12569,7 @@ func (x *TopologyStage) String() string {
 func (*TopologyStage) ProtoMessage() {}
 
 func (x *TopologyStage) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[150]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12439,7 +12582,7 @@ func (x *TopologyStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyStage.ProtoReflect.Descriptor instead.
 func (*TopologyStage) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{150}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *TopologyStage) GetName() string {
@@ -12504,7 +12647,7 @@ type TopologyEdge struct {
 
 func (x *TopologyEdge) Reset() {
 	*x = TopologyEdge{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12516,7 +12659,7 @@ func (x *TopologyEdge) String() string {
 func (*TopologyEdge) ProtoMessage() {}
 
 func (x *TopologyEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12529,7 +12672,7 @@ func (x *TopologyEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyEdge.ProtoReflect.Descriptor instead.
 func (*TopologyEdge) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{151}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *TopologyEdge) GetPort() string {
@@ -12561,7 +12704,7 @@ type ListTopologiesRequest struct {
 
 func (x *ListTopologiesRequest) Reset() {
 	*x = ListTopologiesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12573,7 +12716,7 @@ func (x *ListTopologiesRequest) String() string {
 func (*ListTopologiesRequest) ProtoMessage() {}
 
 func (x *ListTopologiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12586,7 +12729,7 @@ func (x *ListTopologiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopologiesRequest.ProtoReflect.Descriptor instead.
 func (*ListTopologiesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{152}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{153}
 }
 
 type ListTopologiesResponse struct {
@@ -12598,7 +12741,7 @@ type ListTopologiesResponse struct {
 
 func (x *ListTopologiesResponse) Reset() {
 	*x = ListTopologiesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12610,7 +12753,7 @@ func (x *ListTopologiesResponse) String() string {
 func (*ListTopologiesResponse) ProtoMessage() {}
 
 func (x *ListTopologiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12623,7 +12766,7 @@ func (x *ListTopologiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopologiesResponse.ProtoReflect.Descriptor instead.
 func (*ListTopologiesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{153}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListTopologiesResponse) GetTopologies() []*Topology {
@@ -12642,7 +12785,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12654,7 +12797,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12667,7 +12810,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{154}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *GetTopologyRequest) GetName() string {
@@ -12689,7 +12832,7 @@ type ApplyTopologyRequest struct {
 
 func (x *ApplyTopologyRequest) Reset() {
 	*x = ApplyTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12701,7 +12844,7 @@ func (x *ApplyTopologyRequest) String() string {
 func (*ApplyTopologyRequest) ProtoMessage() {}
 
 func (x *ApplyTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12714,7 +12857,7 @@ func (x *ApplyTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyTopologyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{155}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ApplyTopologyRequest) GetName() string {
@@ -12740,7 +12883,7 @@ type DeleteTopologyRequest struct {
 
 func (x *DeleteTopologyRequest) Reset() {
 	*x = DeleteTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12752,7 +12895,7 @@ func (x *DeleteTopologyRequest) String() string {
 func (*DeleteTopologyRequest) ProtoMessage() {}
 
 func (x *DeleteTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12765,7 +12908,7 @@ func (x *DeleteTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopologyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{156}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *DeleteTopologyRequest) GetName() string {
@@ -12783,7 +12926,7 @@ type DeleteTopologyResponse struct {
 
 func (x *DeleteTopologyResponse) Reset() {
 	*x = DeleteTopologyResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12795,7 +12938,7 @@ func (x *DeleteTopologyResponse) String() string {
 func (*DeleteTopologyResponse) ProtoMessage() {}
 
 func (x *DeleteTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12808,7 +12951,7 @@ func (x *DeleteTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopologyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{157}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{158}
 }
 
 var File_taskd_v1_taskd_proto protoreflect.FileDescriptor
@@ -12856,11 +12999,12 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\amaximum\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\amaximum\x12\x1b\n" +
 	"\x06jitter\x18\x04 \x01(\x01H\x00R\x06jitter\x88\x01\x01\x12=\n" +
 	"\rgive_up_after\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\vgiveUpAfterB\t\n" +
-	"\a_jitter\"\x89\x01\n" +
+	"\a_jitter\"\xb7\x01\n" +
 	"\x12InsertTasksRequest\x12'\n" +
 	"\x05tasks\x18\x01 \x03(\v2\x11.taskd.v1.NewTaskR\x05tasks\x12-\n" +
 	"\x04wait\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x1b\n" +
-	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\"\xdf\x01\n" +
+	"\tmax_bytes\x18\x03 \x01(\x04R\bmaxBytes\x12,\n" +
+	"\bwait_for\x18\x04 \x01(\x0e2\x11.taskd.v1.WaitForR\awaitFor\"\x93\x02\n" +
 	"\fInsertResult\x12.\n" +
 	"\x06status\x18\x01 \x01(\x0e2\x16.taskd.v1.InsertStatusR\x06status\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -12868,7 +13012,9 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\vtask_status\x18\x04 \x01(\x0e2\x14.taskd.v1.TaskStatusR\n" +
 	"taskStatus\x12.\n" +
 	"\aresults\x18\x05 \x03(\v2\x14.taskd.v1.TaskResultR\aresults\x12\x12\n" +
-	"\x04tree\x18\x06 \x01(\tR\x04tree\"G\n" +
+	"\x04tree\x18\x06 \x01(\tR\x04tree\x122\n" +
+	"\n" +
+	"tree_state\x18\a \x01(\x0e2\x13.taskd.v1.TreeStateR\ttreeState\"G\n" +
 	"\x13InsertTasksResponse\x120\n" +
 	"\aresults\x18\x01 \x03(\v2\x16.taskd.v1.InsertResultR\aresults\"\xec\x01\n" +
 	"\n" +
@@ -13723,7 +13869,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\tR\x06offset\x12\x16\n" +
 	"\x06replay\x18\x04 \x01(\x04R\x06replay\x12\x16\n" +
 	"\x06behind\x18\x05 \x01(\x04R\x06behind\x12,\n" +
-	"\x06counts\x18\x06 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\"\xa9\x05\n" +
+	"\x06counts\x18\x06 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\"\xd9\x05\n" +
 	"\x04Tree\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12)\n" +
@@ -13748,7 +13894,13 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\bended_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12+\n" +
 	"\x06queues\x18\x13 \x03(\v2\x13.taskd.v1.TreeQueueR\x06queues\x12\x19\n" +
 	"\bat_least\x18\x14 \x01(\bR\aatLeast\x12+\n" +
-	"\twaits_for\x18\x15 \x03(\v2\x0e.taskd.v1.TaskR\bwaitsFor\"\x91\x01\n" +
+	"\twaits_for\x18\x15 \x03(\v2\x0e.taskd.v1.TaskR\bwaitsFor\x12.\n" +
+	"\areasons\x18\x16 \x03(\v2\x14.taskd.v1.TreeReasonR\areasons\"H\n" +
+	"\n" +
+	"TreeReason\x12\x12\n" +
+	"\x04task\x18\x01 \x01(\tR\x04task\x12\x12\n" +
+	"\x04says\x18\x02 \x01(\tR\x04says\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\tR\x04next\"\x91\x01\n" +
 	"\tTreeQueue\x12\x14\n" +
 	"\x05queue\x18\x01 \x01(\tR\x05queue\x12\x1e\n" +
 	"\n" +
@@ -13838,7 +13990,11 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x18BACKOFF_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15BACKOFF_KIND_CONSTANT\x10\x01\x12\x17\n" +
 	"\x13BACKOFF_KIND_LINEAR\x10\x02\x12\x1c\n" +
-	"\x18BACKOFF_KIND_EXPONENTIAL\x10\x03*\x9e\x01\n" +
+	"\x18BACKOFF_KIND_EXPONENTIAL\x10\x03*I\n" +
+	"\aWaitFor\x12\x18\n" +
+	"\x14WAIT_FOR_UNSPECIFIED\x10\x00\x12\x11\n" +
+	"\rWAIT_FOR_TASK\x10\x01\x12\x11\n" +
+	"\rWAIT_FOR_TREE\x10\x02*\x9e\x01\n" +
 	"\fInsertStatus\x12\x1d\n" +
 	"\x19INSERT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15INSERT_STATUS_CREATED\x10\x01\x12\x1b\n" +
@@ -14030,550 +14186,555 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 	return file_taskd_v1_taskd_proto_rawDescData
 }
 
-var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 17)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 166)
+var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 167)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                      // 0: taskd.v1.Priority
 	(Encoding)(0),                      // 1: taskd.v1.Encoding
 	(OnDead)(0),                        // 2: taskd.v1.OnDead
 	(TreeOnDead)(0),                    // 3: taskd.v1.TreeOnDead
 	(BackoffKind)(0),                   // 4: taskd.v1.BackoffKind
-	(InsertStatus)(0),                  // 5: taskd.v1.InsertStatus
-	(TaskStatus)(0),                    // 6: taskd.v1.TaskStatus
-	(AttemptState)(0),                  // 7: taskd.v1.AttemptState
-	(TaskPlace)(0),                     // 8: taskd.v1.TaskPlace
-	(WorkerReason)(0),                  // 9: taskd.v1.WorkerReason
-	(ItemStatus)(0),                    // 10: taskd.v1.ItemStatus
-	(BulkState)(0),                     // 11: taskd.v1.BulkState
-	(LetterKind)(0),                    // 12: taskd.v1.LetterKind
-	(BooksState)(0),                    // 13: taskd.v1.BooksState
-	(PublishStatus)(0),                 // 14: taskd.v1.PublishStatus
-	(RecordFate)(0),                    // 15: taskd.v1.RecordFate
-	(TreeState)(0),                     // 16: taskd.v1.TreeState
-	(*NewTask)(nil),                    // 17: taskd.v1.NewTask
-	(*TaskTree)(nil),                   // 18: taskd.v1.TaskTree
-	(*Backoff)(nil),                    // 19: taskd.v1.Backoff
-	(*InsertTasksRequest)(nil),         // 20: taskd.v1.InsertTasksRequest
-	(*InsertResult)(nil),               // 21: taskd.v1.InsertResult
-	(*InsertTasksResponse)(nil),        // 22: taskd.v1.InsertTasksResponse
-	(*TaskResult)(nil),                 // 23: taskd.v1.TaskResult
-	(*WatchTaskRequest)(nil),           // 24: taskd.v1.WatchTaskRequest
-	(*WatchQueueRequest)(nil),          // 25: taskd.v1.WatchQueueRequest
-	(*TaskEvent)(nil),                  // 26: taskd.v1.TaskEvent
-	(*GetTaskRequest)(nil),             // 27: taskd.v1.GetTaskRequest
-	(*Task)(nil),                       // 28: taskd.v1.Task
-	(*TaskAttempt)(nil),                // 29: taskd.v1.TaskAttempt
-	(*TaskAct)(nil),                    // 30: taskd.v1.TaskAct
-	(*TaskFilter)(nil),                 // 31: taskd.v1.TaskFilter
-	(*ListTasksRequest)(nil),           // 32: taskd.v1.ListTasksRequest
-	(*ListTasksResponse)(nil),          // 33: taskd.v1.ListTasksResponse
-	(*ExplainTaskRequest)(nil),         // 34: taskd.v1.ExplainTaskRequest
-	(*TaskLease)(nil),                  // 35: taskd.v1.TaskLease
-	(*TaskFailure)(nil),                // 36: taskd.v1.TaskFailure
-	(*WorkerAnswer)(nil),               // 37: taskd.v1.WorkerAnswer
-	(*TaskExplanation)(nil),            // 38: taskd.v1.TaskExplanation
-	(*PauseQueueRequest)(nil),          // 39: taskd.v1.PauseQueueRequest
-	(*PauseQueueResponse)(nil),         // 40: taskd.v1.PauseQueueResponse
-	(*ResumeQueueRequest)(nil),         // 41: taskd.v1.ResumeQueueRequest
-	(*ResumeQueueResponse)(nil),        // 42: taskd.v1.ResumeQueueResponse
-	(*ListLimitsRequest)(nil),          // 43: taskd.v1.ListLimitsRequest
-	(*ListLimitsResponse)(nil),         // 44: taskd.v1.ListLimitsResponse
-	(*GetLimitRequest)(nil),            // 45: taskd.v1.GetLimitRequest
-	(*SetLimitRequest)(nil),            // 46: taskd.v1.SetLimitRequest
-	(*ClearLimitRequest)(nil),          // 47: taskd.v1.ClearLimitRequest
-	(*ClearLimitResponse)(nil),         // 48: taskd.v1.ClearLimitResponse
-	(*LimitKey)(nil),                   // 49: taskd.v1.LimitKey
-	(*OwnLimits)(nil),                  // 50: taskd.v1.OwnLimits
-	(*ChangeTasksRequest)(nil),         // 51: taskd.v1.ChangeTasksRequest
-	(*ChangeTasksResponse)(nil),        // 52: taskd.v1.ChangeTasksResponse
-	(*RequeueTasksRequest)(nil),        // 53: taskd.v1.RequeueTasksRequest
-	(*RequeueTasksResponse)(nil),       // 54: taskd.v1.RequeueTasksResponse
-	(*CancelTasksRequest)(nil),         // 55: taskd.v1.CancelTasksRequest
-	(*CancelTasksResponse)(nil),        // 56: taskd.v1.CancelTasksResponse
-	(*GetTasksRequest)(nil),            // 57: taskd.v1.GetTasksRequest
-	(*LeasedTask)(nil),                 // 58: taskd.v1.LeasedTask
-	(*GetTasksResponse)(nil),           // 59: taskd.v1.GetTasksResponse
-	(*ItemResult)(nil),                 // 60: taskd.v1.ItemResult
-	(*LimitReport)(nil),                // 61: taskd.v1.LimitReport
-	(*Completion)(nil),                 // 62: taskd.v1.Completion
-	(*CompleteTasksRequest)(nil),       // 63: taskd.v1.CompleteTasksRequest
-	(*CompleteTasksResponse)(nil),      // 64: taskd.v1.CompleteTasksResponse
-	(*Rejection)(nil),                  // 65: taskd.v1.Rejection
-	(*RejectTasksRequest)(nil),         // 66: taskd.v1.RejectTasksRequest
-	(*RejectTasksResponse)(nil),        // 67: taskd.v1.RejectTasksResponse
-	(*Extension)(nil),                  // 68: taskd.v1.Extension
-	(*ExtendTasksRequest)(nil),         // 69: taskd.v1.ExtendTasksRequest
-	(*ExtendTasksResponse)(nil),        // 70: taskd.v1.ExtendTasksResponse
-	(*OpenSession)(nil),                // 71: taskd.v1.OpenSession
-	(*WorkerFrame)(nil),                // 72: taskd.v1.WorkerFrame
-	(*TaskdFrame)(nil),                 // 73: taskd.v1.TaskdFrame
-	(*SessionOpened)(nil),              // 74: taskd.v1.SessionOpened
-	(*FrameAnswer)(nil),                // 75: taskd.v1.FrameAnswer
-	(*SessionClosing)(nil),             // 76: taskd.v1.SessionClosing
-	(*OpenSessionRequest)(nil),         // 77: taskd.v1.OpenSessionRequest
-	(*OpenSessionResponse)(nil),        // 78: taskd.v1.OpenSessionResponse
-	(*WantTasksRequest)(nil),           // 79: taskd.v1.WantTasksRequest
-	(*WantTasksResponse)(nil),          // 80: taskd.v1.WantTasksResponse
-	(*SurrenderTasksRequest)(nil),      // 81: taskd.v1.SurrenderTasksRequest
-	(*SurrenderTasksResponse)(nil),     // 82: taskd.v1.SurrenderTasksResponse
-	(*GetPendingCountRequest)(nil),     // 83: taskd.v1.GetPendingCountRequest
-	(*GetPendingCountResponse)(nil),    // 84: taskd.v1.GetPendingCountResponse
-	(*ReportTasksRequest)(nil),         // 85: taskd.v1.ReportTasksRequest
-	(*ReportTasksResponse)(nil),        // 86: taskd.v1.ReportTasksResponse
-	(*CloseSessionRequest)(nil),        // 87: taskd.v1.CloseSessionRequest
-	(*CloseSessionResponse)(nil),       // 88: taskd.v1.CloseSessionResponse
-	(*RetryTasksRequest)(nil),          // 89: taskd.v1.RetryTasksRequest
-	(*TaskCount)(nil),                  // 90: taskd.v1.TaskCount
-	(*RetryTasksResponse)(nil),         // 91: taskd.v1.RetryTasksResponse
-	(*BulkChange)(nil),                 // 92: taskd.v1.BulkChange
-	(*ListBulkChangesRequest)(nil),     // 93: taskd.v1.ListBulkChangesRequest
-	(*ListBulkChangesResponse)(nil),    // 94: taskd.v1.ListBulkChangesResponse
-	(*GetBulkChangeRequest)(nil),       // 95: taskd.v1.GetBulkChangeRequest
-	(*StopBulkChangeRequest)(nil),      // 96: taskd.v1.StopBulkChangeRequest
-	(*LetterFilter)(nil),               // 97: taskd.v1.LetterFilter
-	(*ListDeadLettersRequest)(nil),     // 98: taskd.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 99: taskd.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),       // 100: taskd.v1.GetDeadLetterRequest
-	(*LetterAttempt)(nil),              // 101: taskd.v1.LetterAttempt
-	(*Letter)(nil),                     // 102: taskd.v1.Letter
-	(*CountDeadLettersRequest)(nil),    // 103: taskd.v1.CountDeadLettersRequest
-	(*CountDeadLettersResponse)(nil),   // 104: taskd.v1.CountDeadLettersResponse
-	(*LetterReason)(nil),               // 105: taskd.v1.LetterReason
-	(*ChangeDeadLettersRequest)(nil),   // 106: taskd.v1.ChangeDeadLettersRequest
-	(*LetterFailure)(nil),              // 107: taskd.v1.LetterFailure
-	(*ChangeDeadLettersResponse)(nil),  // 108: taskd.v1.ChangeDeadLettersResponse
-	(*GetQueueRequest)(nil),            // 109: taskd.v1.GetQueueRequest
-	(*Queue)(nil),                      // 110: taskd.v1.Queue
-	(*ListWorkersRequest)(nil),         // 111: taskd.v1.ListWorkersRequest
-	(*ListWorkersResponse)(nil),        // 112: taskd.v1.ListWorkersResponse
-	(*WorkerInfo)(nil),                 // 113: taskd.v1.WorkerInfo
-	(*ListProcessesRequest)(nil),       // 114: taskd.v1.ListProcessesRequest
-	(*ListProcessesResponse)(nil),      // 115: taskd.v1.ListProcessesResponse
-	(*ProcessInfo)(nil),                // 116: taskd.v1.ProcessInfo
-	(*GetBooksRequest)(nil),            // 117: taskd.v1.GetBooksRequest
-	(*Books)(nil),                      // 118: taskd.v1.Books
-	(*QueueBooks)(nil),                 // 119: taskd.v1.QueueBooks
-	(*FsckRequest)(nil),                // 120: taskd.v1.FsckRequest
-	(*FsckFind)(nil),                   // 121: taskd.v1.FsckFind
-	(*FsckResponse)(nil),               // 122: taskd.v1.FsckResponse
-	(*UncheckedShard)(nil),             // 123: taskd.v1.UncheckedShard
-	(*ListActsRequest)(nil),            // 124: taskd.v1.ListActsRequest
-	(*ListActsResponse)(nil),           // 125: taskd.v1.ListActsResponse
-	(*Act)(nil),                        // 126: taskd.v1.Act
-	(*ListTopicsRequest)(nil),          // 127: taskd.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 128: taskd.v1.ListTopicsResponse
-	(*GetTopicRequest)(nil),            // 129: taskd.v1.GetTopicRequest
-	(*PutTopicRequest)(nil),            // 130: taskd.v1.PutTopicRequest
-	(*DeleteTopicRequest)(nil),         // 131: taskd.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 132: taskd.v1.DeleteTopicResponse
-	(*Topic)(nil),                      // 133: taskd.v1.Topic
-	(*PartitionOffsets)(nil),           // 134: taskd.v1.PartitionOffsets
-	(*Attribute)(nil),                  // 135: taskd.v1.Attribute
-	(*NewRecord)(nil),                  // 136: taskd.v1.NewRecord
-	(*PublishRequest)(nil),             // 137: taskd.v1.PublishRequest
-	(*PublishResult)(nil),              // 138: taskd.v1.PublishResult
-	(*PublishResponse)(nil),            // 139: taskd.v1.PublishResponse
-	(*ReadTopicRequest)(nil),           // 140: taskd.v1.ReadTopicRequest
-	(*TopicRecord)(nil),                // 141: taskd.v1.TopicRecord
-	(*ReadTopicResponse)(nil),          // 142: taskd.v1.ReadTopicResponse
-	(*FollowTopicRequest)(nil),         // 143: taskd.v1.FollowTopicRequest
-	(*FollowTopicResponse)(nil),        // 144: taskd.v1.FollowTopicResponse
-	(*ExplainRecordRequest)(nil),       // 145: taskd.v1.ExplainRecordRequest
-	(*RecordExplanation)(nil),          // 146: taskd.v1.RecordExplanation
-	(*RecordOfSubscription)(nil),       // 147: taskd.v1.RecordOfSubscription
-	(*ListSubscriptionsRequest)(nil),   // 148: taskd.v1.ListSubscriptionsRequest
-	(*ListSubscriptionsResponse)(nil),  // 149: taskd.v1.ListSubscriptionsResponse
-	(*PutSubscriptionRequest)(nil),     // 150: taskd.v1.PutSubscriptionRequest
-	(*GetSubscriptionRequest)(nil),     // 151: taskd.v1.GetSubscriptionRequest
-	(*DeleteSubscriptionRequest)(nil),  // 152: taskd.v1.DeleteSubscriptionRequest
-	(*DeleteSubscriptionResponse)(nil), // 153: taskd.v1.DeleteSubscriptionResponse
-	(*SeekRequest)(nil),                // 154: taskd.v1.SeekRequest
-	(*Subscription)(nil),               // 155: taskd.v1.Subscription
-	(*ReadCounts)(nil),                 // 156: taskd.v1.ReadCounts
-	(*SubscriptionPosition)(nil),       // 157: taskd.v1.SubscriptionPosition
-	(*Tree)(nil),                       // 158: taskd.v1.Tree
-	(*TreeQueue)(nil),                  // 159: taskd.v1.TreeQueue
-	(*ListTreesRequest)(nil),           // 160: taskd.v1.ListTreesRequest
-	(*ListTreesResponse)(nil),          // 161: taskd.v1.ListTreesResponse
-	(*GetTreeRequest)(nil),             // 162: taskd.v1.GetTreeRequest
-	(*WatchTreeRequest)(nil),           // 163: taskd.v1.WatchTreeRequest
-	(*CancelTreeRequest)(nil),          // 164: taskd.v1.CancelTreeRequest
-	(*RetryTreeRequest)(nil),           // 165: taskd.v1.RetryTreeRequest
-	(*Topology)(nil),                   // 166: taskd.v1.Topology
-	(*TopologyStage)(nil),              // 167: taskd.v1.TopologyStage
-	(*TopologyEdge)(nil),               // 168: taskd.v1.TopologyEdge
-	(*ListTopologiesRequest)(nil),      // 169: taskd.v1.ListTopologiesRequest
-	(*ListTopologiesResponse)(nil),     // 170: taskd.v1.ListTopologiesResponse
-	(*GetTopologyRequest)(nil),         // 171: taskd.v1.GetTopologyRequest
-	(*ApplyTopologyRequest)(nil),       // 172: taskd.v1.ApplyTopologyRequest
-	(*DeleteTopologyRequest)(nil),      // 173: taskd.v1.DeleteTopologyRequest
-	(*DeleteTopologyResponse)(nil),     // 174: taskd.v1.DeleteTopologyResponse
-	nil,                                // 175: taskd.v1.NewTask.HeadersEntry
-	nil,                                // 176: taskd.v1.Task.HeadersEntry
-	nil,                                // 177: taskd.v1.TaskFilter.HeadersEntry
-	nil,                                // 178: taskd.v1.GetTasksRequest.WeightsEntry
-	nil,                                // 179: taskd.v1.LeasedTask.HeadersEntry
-	nil,                                // 180: taskd.v1.OpenSession.WeightsEntry
-	nil,                                // 181: taskd.v1.OpenSessionRequest.WeightsEntry
-	nil,                                // 182: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),        // 183: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 184: google.protobuf.Timestamp
+	(WaitFor)(0),                       // 5: taskd.v1.WaitFor
+	(InsertStatus)(0),                  // 6: taskd.v1.InsertStatus
+	(TaskStatus)(0),                    // 7: taskd.v1.TaskStatus
+	(AttemptState)(0),                  // 8: taskd.v1.AttemptState
+	(TaskPlace)(0),                     // 9: taskd.v1.TaskPlace
+	(WorkerReason)(0),                  // 10: taskd.v1.WorkerReason
+	(ItemStatus)(0),                    // 11: taskd.v1.ItemStatus
+	(BulkState)(0),                     // 12: taskd.v1.BulkState
+	(LetterKind)(0),                    // 13: taskd.v1.LetterKind
+	(BooksState)(0),                    // 14: taskd.v1.BooksState
+	(PublishStatus)(0),                 // 15: taskd.v1.PublishStatus
+	(RecordFate)(0),                    // 16: taskd.v1.RecordFate
+	(TreeState)(0),                     // 17: taskd.v1.TreeState
+	(*NewTask)(nil),                    // 18: taskd.v1.NewTask
+	(*TaskTree)(nil),                   // 19: taskd.v1.TaskTree
+	(*Backoff)(nil),                    // 20: taskd.v1.Backoff
+	(*InsertTasksRequest)(nil),         // 21: taskd.v1.InsertTasksRequest
+	(*InsertResult)(nil),               // 22: taskd.v1.InsertResult
+	(*InsertTasksResponse)(nil),        // 23: taskd.v1.InsertTasksResponse
+	(*TaskResult)(nil),                 // 24: taskd.v1.TaskResult
+	(*WatchTaskRequest)(nil),           // 25: taskd.v1.WatchTaskRequest
+	(*WatchQueueRequest)(nil),          // 26: taskd.v1.WatchQueueRequest
+	(*TaskEvent)(nil),                  // 27: taskd.v1.TaskEvent
+	(*GetTaskRequest)(nil),             // 28: taskd.v1.GetTaskRequest
+	(*Task)(nil),                       // 29: taskd.v1.Task
+	(*TaskAttempt)(nil),                // 30: taskd.v1.TaskAttempt
+	(*TaskAct)(nil),                    // 31: taskd.v1.TaskAct
+	(*TaskFilter)(nil),                 // 32: taskd.v1.TaskFilter
+	(*ListTasksRequest)(nil),           // 33: taskd.v1.ListTasksRequest
+	(*ListTasksResponse)(nil),          // 34: taskd.v1.ListTasksResponse
+	(*ExplainTaskRequest)(nil),         // 35: taskd.v1.ExplainTaskRequest
+	(*TaskLease)(nil),                  // 36: taskd.v1.TaskLease
+	(*TaskFailure)(nil),                // 37: taskd.v1.TaskFailure
+	(*WorkerAnswer)(nil),               // 38: taskd.v1.WorkerAnswer
+	(*TaskExplanation)(nil),            // 39: taskd.v1.TaskExplanation
+	(*PauseQueueRequest)(nil),          // 40: taskd.v1.PauseQueueRequest
+	(*PauseQueueResponse)(nil),         // 41: taskd.v1.PauseQueueResponse
+	(*ResumeQueueRequest)(nil),         // 42: taskd.v1.ResumeQueueRequest
+	(*ResumeQueueResponse)(nil),        // 43: taskd.v1.ResumeQueueResponse
+	(*ListLimitsRequest)(nil),          // 44: taskd.v1.ListLimitsRequest
+	(*ListLimitsResponse)(nil),         // 45: taskd.v1.ListLimitsResponse
+	(*GetLimitRequest)(nil),            // 46: taskd.v1.GetLimitRequest
+	(*SetLimitRequest)(nil),            // 47: taskd.v1.SetLimitRequest
+	(*ClearLimitRequest)(nil),          // 48: taskd.v1.ClearLimitRequest
+	(*ClearLimitResponse)(nil),         // 49: taskd.v1.ClearLimitResponse
+	(*LimitKey)(nil),                   // 50: taskd.v1.LimitKey
+	(*OwnLimits)(nil),                  // 51: taskd.v1.OwnLimits
+	(*ChangeTasksRequest)(nil),         // 52: taskd.v1.ChangeTasksRequest
+	(*ChangeTasksResponse)(nil),        // 53: taskd.v1.ChangeTasksResponse
+	(*RequeueTasksRequest)(nil),        // 54: taskd.v1.RequeueTasksRequest
+	(*RequeueTasksResponse)(nil),       // 55: taskd.v1.RequeueTasksResponse
+	(*CancelTasksRequest)(nil),         // 56: taskd.v1.CancelTasksRequest
+	(*CancelTasksResponse)(nil),        // 57: taskd.v1.CancelTasksResponse
+	(*GetTasksRequest)(nil),            // 58: taskd.v1.GetTasksRequest
+	(*LeasedTask)(nil),                 // 59: taskd.v1.LeasedTask
+	(*GetTasksResponse)(nil),           // 60: taskd.v1.GetTasksResponse
+	(*ItemResult)(nil),                 // 61: taskd.v1.ItemResult
+	(*LimitReport)(nil),                // 62: taskd.v1.LimitReport
+	(*Completion)(nil),                 // 63: taskd.v1.Completion
+	(*CompleteTasksRequest)(nil),       // 64: taskd.v1.CompleteTasksRequest
+	(*CompleteTasksResponse)(nil),      // 65: taskd.v1.CompleteTasksResponse
+	(*Rejection)(nil),                  // 66: taskd.v1.Rejection
+	(*RejectTasksRequest)(nil),         // 67: taskd.v1.RejectTasksRequest
+	(*RejectTasksResponse)(nil),        // 68: taskd.v1.RejectTasksResponse
+	(*Extension)(nil),                  // 69: taskd.v1.Extension
+	(*ExtendTasksRequest)(nil),         // 70: taskd.v1.ExtendTasksRequest
+	(*ExtendTasksResponse)(nil),        // 71: taskd.v1.ExtendTasksResponse
+	(*OpenSession)(nil),                // 72: taskd.v1.OpenSession
+	(*WorkerFrame)(nil),                // 73: taskd.v1.WorkerFrame
+	(*TaskdFrame)(nil),                 // 74: taskd.v1.TaskdFrame
+	(*SessionOpened)(nil),              // 75: taskd.v1.SessionOpened
+	(*FrameAnswer)(nil),                // 76: taskd.v1.FrameAnswer
+	(*SessionClosing)(nil),             // 77: taskd.v1.SessionClosing
+	(*OpenSessionRequest)(nil),         // 78: taskd.v1.OpenSessionRequest
+	(*OpenSessionResponse)(nil),        // 79: taskd.v1.OpenSessionResponse
+	(*WantTasksRequest)(nil),           // 80: taskd.v1.WantTasksRequest
+	(*WantTasksResponse)(nil),          // 81: taskd.v1.WantTasksResponse
+	(*SurrenderTasksRequest)(nil),      // 82: taskd.v1.SurrenderTasksRequest
+	(*SurrenderTasksResponse)(nil),     // 83: taskd.v1.SurrenderTasksResponse
+	(*GetPendingCountRequest)(nil),     // 84: taskd.v1.GetPendingCountRequest
+	(*GetPendingCountResponse)(nil),    // 85: taskd.v1.GetPendingCountResponse
+	(*ReportTasksRequest)(nil),         // 86: taskd.v1.ReportTasksRequest
+	(*ReportTasksResponse)(nil),        // 87: taskd.v1.ReportTasksResponse
+	(*CloseSessionRequest)(nil),        // 88: taskd.v1.CloseSessionRequest
+	(*CloseSessionResponse)(nil),       // 89: taskd.v1.CloseSessionResponse
+	(*RetryTasksRequest)(nil),          // 90: taskd.v1.RetryTasksRequest
+	(*TaskCount)(nil),                  // 91: taskd.v1.TaskCount
+	(*RetryTasksResponse)(nil),         // 92: taskd.v1.RetryTasksResponse
+	(*BulkChange)(nil),                 // 93: taskd.v1.BulkChange
+	(*ListBulkChangesRequest)(nil),     // 94: taskd.v1.ListBulkChangesRequest
+	(*ListBulkChangesResponse)(nil),    // 95: taskd.v1.ListBulkChangesResponse
+	(*GetBulkChangeRequest)(nil),       // 96: taskd.v1.GetBulkChangeRequest
+	(*StopBulkChangeRequest)(nil),      // 97: taskd.v1.StopBulkChangeRequest
+	(*LetterFilter)(nil),               // 98: taskd.v1.LetterFilter
+	(*ListDeadLettersRequest)(nil),     // 99: taskd.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 100: taskd.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 101: taskd.v1.GetDeadLetterRequest
+	(*LetterAttempt)(nil),              // 102: taskd.v1.LetterAttempt
+	(*Letter)(nil),                     // 103: taskd.v1.Letter
+	(*CountDeadLettersRequest)(nil),    // 104: taskd.v1.CountDeadLettersRequest
+	(*CountDeadLettersResponse)(nil),   // 105: taskd.v1.CountDeadLettersResponse
+	(*LetterReason)(nil),               // 106: taskd.v1.LetterReason
+	(*ChangeDeadLettersRequest)(nil),   // 107: taskd.v1.ChangeDeadLettersRequest
+	(*LetterFailure)(nil),              // 108: taskd.v1.LetterFailure
+	(*ChangeDeadLettersResponse)(nil),  // 109: taskd.v1.ChangeDeadLettersResponse
+	(*GetQueueRequest)(nil),            // 110: taskd.v1.GetQueueRequest
+	(*Queue)(nil),                      // 111: taskd.v1.Queue
+	(*ListWorkersRequest)(nil),         // 112: taskd.v1.ListWorkersRequest
+	(*ListWorkersResponse)(nil),        // 113: taskd.v1.ListWorkersResponse
+	(*WorkerInfo)(nil),                 // 114: taskd.v1.WorkerInfo
+	(*ListProcessesRequest)(nil),       // 115: taskd.v1.ListProcessesRequest
+	(*ListProcessesResponse)(nil),      // 116: taskd.v1.ListProcessesResponse
+	(*ProcessInfo)(nil),                // 117: taskd.v1.ProcessInfo
+	(*GetBooksRequest)(nil),            // 118: taskd.v1.GetBooksRequest
+	(*Books)(nil),                      // 119: taskd.v1.Books
+	(*QueueBooks)(nil),                 // 120: taskd.v1.QueueBooks
+	(*FsckRequest)(nil),                // 121: taskd.v1.FsckRequest
+	(*FsckFind)(nil),                   // 122: taskd.v1.FsckFind
+	(*FsckResponse)(nil),               // 123: taskd.v1.FsckResponse
+	(*UncheckedShard)(nil),             // 124: taskd.v1.UncheckedShard
+	(*ListActsRequest)(nil),            // 125: taskd.v1.ListActsRequest
+	(*ListActsResponse)(nil),           // 126: taskd.v1.ListActsResponse
+	(*Act)(nil),                        // 127: taskd.v1.Act
+	(*ListTopicsRequest)(nil),          // 128: taskd.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 129: taskd.v1.ListTopicsResponse
+	(*GetTopicRequest)(nil),            // 130: taskd.v1.GetTopicRequest
+	(*PutTopicRequest)(nil),            // 131: taskd.v1.PutTopicRequest
+	(*DeleteTopicRequest)(nil),         // 132: taskd.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 133: taskd.v1.DeleteTopicResponse
+	(*Topic)(nil),                      // 134: taskd.v1.Topic
+	(*PartitionOffsets)(nil),           // 135: taskd.v1.PartitionOffsets
+	(*Attribute)(nil),                  // 136: taskd.v1.Attribute
+	(*NewRecord)(nil),                  // 137: taskd.v1.NewRecord
+	(*PublishRequest)(nil),             // 138: taskd.v1.PublishRequest
+	(*PublishResult)(nil),              // 139: taskd.v1.PublishResult
+	(*PublishResponse)(nil),            // 140: taskd.v1.PublishResponse
+	(*ReadTopicRequest)(nil),           // 141: taskd.v1.ReadTopicRequest
+	(*TopicRecord)(nil),                // 142: taskd.v1.TopicRecord
+	(*ReadTopicResponse)(nil),          // 143: taskd.v1.ReadTopicResponse
+	(*FollowTopicRequest)(nil),         // 144: taskd.v1.FollowTopicRequest
+	(*FollowTopicResponse)(nil),        // 145: taskd.v1.FollowTopicResponse
+	(*ExplainRecordRequest)(nil),       // 146: taskd.v1.ExplainRecordRequest
+	(*RecordExplanation)(nil),          // 147: taskd.v1.RecordExplanation
+	(*RecordOfSubscription)(nil),       // 148: taskd.v1.RecordOfSubscription
+	(*ListSubscriptionsRequest)(nil),   // 149: taskd.v1.ListSubscriptionsRequest
+	(*ListSubscriptionsResponse)(nil),  // 150: taskd.v1.ListSubscriptionsResponse
+	(*PutSubscriptionRequest)(nil),     // 151: taskd.v1.PutSubscriptionRequest
+	(*GetSubscriptionRequest)(nil),     // 152: taskd.v1.GetSubscriptionRequest
+	(*DeleteSubscriptionRequest)(nil),  // 153: taskd.v1.DeleteSubscriptionRequest
+	(*DeleteSubscriptionResponse)(nil), // 154: taskd.v1.DeleteSubscriptionResponse
+	(*SeekRequest)(nil),                // 155: taskd.v1.SeekRequest
+	(*Subscription)(nil),               // 156: taskd.v1.Subscription
+	(*ReadCounts)(nil),                 // 157: taskd.v1.ReadCounts
+	(*SubscriptionPosition)(nil),       // 158: taskd.v1.SubscriptionPosition
+	(*Tree)(nil),                       // 159: taskd.v1.Tree
+	(*TreeReason)(nil),                 // 160: taskd.v1.TreeReason
+	(*TreeQueue)(nil),                  // 161: taskd.v1.TreeQueue
+	(*ListTreesRequest)(nil),           // 162: taskd.v1.ListTreesRequest
+	(*ListTreesResponse)(nil),          // 163: taskd.v1.ListTreesResponse
+	(*GetTreeRequest)(nil),             // 164: taskd.v1.GetTreeRequest
+	(*WatchTreeRequest)(nil),           // 165: taskd.v1.WatchTreeRequest
+	(*CancelTreeRequest)(nil),          // 166: taskd.v1.CancelTreeRequest
+	(*RetryTreeRequest)(nil),           // 167: taskd.v1.RetryTreeRequest
+	(*Topology)(nil),                   // 168: taskd.v1.Topology
+	(*TopologyStage)(nil),              // 169: taskd.v1.TopologyStage
+	(*TopologyEdge)(nil),               // 170: taskd.v1.TopologyEdge
+	(*ListTopologiesRequest)(nil),      // 171: taskd.v1.ListTopologiesRequest
+	(*ListTopologiesResponse)(nil),     // 172: taskd.v1.ListTopologiesResponse
+	(*GetTopologyRequest)(nil),         // 173: taskd.v1.GetTopologyRequest
+	(*ApplyTopologyRequest)(nil),       // 174: taskd.v1.ApplyTopologyRequest
+	(*DeleteTopologyRequest)(nil),      // 175: taskd.v1.DeleteTopologyRequest
+	(*DeleteTopologyResponse)(nil),     // 176: taskd.v1.DeleteTopologyResponse
+	nil,                                // 177: taskd.v1.NewTask.HeadersEntry
+	nil,                                // 178: taskd.v1.Task.HeadersEntry
+	nil,                                // 179: taskd.v1.TaskFilter.HeadersEntry
+	nil,                                // 180: taskd.v1.GetTasksRequest.WeightsEntry
+	nil,                                // 181: taskd.v1.LeasedTask.HeadersEntry
+	nil,                                // 182: taskd.v1.OpenSession.WeightsEntry
+	nil,                                // 183: taskd.v1.OpenSessionRequest.WeightsEntry
+	nil,                                // 184: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),        // 185: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 186: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	183, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	184, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	183, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	175, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	185, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	186, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	185, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	177, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
-	19,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	184, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	183, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	20,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
+	186, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	185, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.NewTask.on_dead:type_name -> taskd.v1.OnDead
-	18,  // 10: taskd.v1.NewTask.tree:type_name -> taskd.v1.TaskTree
-	183, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
+	19,  // 10: taskd.v1.NewTask.tree:type_name -> taskd.v1.TaskTree
+	185, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
 	3,   // 12: taskd.v1.TaskTree.on_dead:type_name -> taskd.v1.TreeOnDead
 	4,   // 13: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	183, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	183, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	183, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
-	17,  // 17: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	183, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
-	5,   // 19: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
-	6,   // 20: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
-	23,  // 21: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
-	21,  // 22: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
-	1,   // 23: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	184, // 24: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
-	6,   // 25: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	184, // 26: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
-	6,   // 27: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
-	0,   // 28: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	184, // 29: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	184, // 30: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	184, // 31: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
-	1,   // 32: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	176, // 33: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
-	29,  // 34: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
-	30,  // 35: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
-	19,  // 36: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	184, // 37: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
-	7,   // 38: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	184, // 39: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	184, // 40: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	184, // 41: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	184, // 42: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
-	6,   // 43: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	177, // 44: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	184, // 45: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	184, // 46: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
-	184, // 47: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
-	31,  // 48: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	28,  // 49: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	184, // 50: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	184, // 51: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
-	9,   // 52: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	184, // 53: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
-	28,  // 54: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
-	8,   // 55: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	184, // 56: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	184, // 57: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
-	35,  // 58: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
-	36,  // 59: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
-	37,  // 60: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	184, // 61: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
-	49,  // 62: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
-	183, // 63: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
-	184, // 64: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
-	184, // 65: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
-	50,  // 66: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
-	184, // 67: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
-	184, // 68: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
-	0,   // 69: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
-	31,  // 70: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	60,  // 71: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
-	90,  // 72: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
-	92,  // 73: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	183, // 74: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
-	31,  // 75: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	60,  // 76: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
-	90,  // 77: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
-	92,  // 78: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	31,  // 79: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	60,  // 80: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
-	90,  // 81: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
-	92,  // 82: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	183, // 83: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	183, // 84: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	178, // 85: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
-	179, // 86: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	184, // 87: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
-	0,   // 88: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
-	1,   // 89: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
-	58,  // 90: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	10,  // 91: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	184, // 92: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	183, // 93: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
-	183, // 94: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
-	17,  // 95: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
-	1,   // 96: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
-	61,  // 97: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
-	62,  // 98: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
-	57,  // 99: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
-	60,  // 100: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
-	58,  // 101: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	183, // 102: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
-	61,  // 103: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
-	65,  // 104: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	60,  // 105: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	183, // 106: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
-	68,  // 107: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
-	60,  // 108: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	183, // 109: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	183, // 110: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	180, // 111: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
-	71,  // 112: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
-	62,  // 113: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
-	65,  // 114: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
-	68,  // 115: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
-	74,  // 116: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
-	58,  // 117: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
-	75,  // 118: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
-	60,  // 119: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
-	76,  // 120: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	183, // 121: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	183, // 122: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
-	60,  // 123: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
-	60,  // 124: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
-	60,  // 125: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	183, // 126: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	183, // 127: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	183, // 128: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	181, // 129: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
-	183, // 130: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	183, // 131: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	183, // 132: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
-	58,  // 133: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	62,  // 134: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
-	65,  // 135: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
-	68,  // 136: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
-	60,  // 137: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
-	60,  // 138: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
-	60,  // 139: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
-	31,  // 140: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	184, // 141: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
-	60,  // 142: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
-	90,  // 143: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
-	92,  // 144: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	11,  // 145: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
-	31,  // 146: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	184, // 147: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	184, // 148: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
-	92,  // 149: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
-	12,  // 150: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	184, // 151: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	184, // 152: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
-	97,  // 153: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	102, // 154: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	184, // 155: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
-	12,  // 156: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	184, // 157: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
-	101, // 158: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
-	17,  // 159: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
-	97,  // 160: taskd.v1.CountDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	105, // 161: taskd.v1.CountDeadLettersResponse.reasons:type_name -> taskd.v1.LetterReason
-	184, // 162: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
-	184, // 163: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
-	97,  // 164: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
-	107, // 165: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	183, // 166: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
-	113, // 167: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	184, // 168: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	184, // 169: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
-	116, // 170: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	184, // 171: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	184, // 172: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	184, // 173: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
-	119, // 174: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
-	13,  // 175: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	182, // 176: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
-	121, // 177: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
-	123, // 178: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
-	126, // 179: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	184, // 180: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
-	133, // 181: taskd.v1.ListTopicsResponse.topics:type_name -> taskd.v1.Topic
-	183, // 182: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
-	183, // 183: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
-	184, // 184: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
-	134, // 185: taskd.v1.Topic.offsets:type_name -> taskd.v1.PartitionOffsets
-	135, // 186: taskd.v1.NewRecord.attributes:type_name -> taskd.v1.Attribute
-	136, // 187: taskd.v1.PublishRequest.records:type_name -> taskd.v1.NewRecord
-	14,  // 188: taskd.v1.PublishResult.status:type_name -> taskd.v1.PublishStatus
-	138, // 189: taskd.v1.PublishResponse.results:type_name -> taskd.v1.PublishResult
-	183, // 190: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
-	184, // 191: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
-	135, // 192: taskd.v1.TopicRecord.attributes:type_name -> taskd.v1.Attribute
-	141, // 193: taskd.v1.ReadTopicResponse.records:type_name -> taskd.v1.TopicRecord
-	141, // 194: taskd.v1.FollowTopicResponse.records:type_name -> taskd.v1.TopicRecord
-	184, // 195: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
-	147, // 196: taskd.v1.RecordExplanation.subscriptions:type_name -> taskd.v1.RecordOfSubscription
-	15,  // 197: taskd.v1.RecordOfSubscription.fate:type_name -> taskd.v1.RecordFate
-	6,   // 198: taskd.v1.RecordOfSubscription.status:type_name -> taskd.v1.TaskStatus
-	155, // 199: taskd.v1.ListSubscriptionsResponse.subscriptions:type_name -> taskd.v1.Subscription
-	184, // 200: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
-	156, // 201: taskd.v1.Subscription.counts:type_name -> taskd.v1.ReadCounts
-	157, // 202: taskd.v1.Subscription.positions:type_name -> taskd.v1.SubscriptionPosition
-	156, // 203: taskd.v1.SubscriptionPosition.counts:type_name -> taskd.v1.ReadCounts
-	16,  // 204: taskd.v1.Tree.state:type_name -> taskd.v1.TreeState
-	3,   // 205: taskd.v1.Tree.on_dead:type_name -> taskd.v1.TreeOnDead
-	184, // 206: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
-	184, // 207: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
-	184, // 208: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
-	159, // 209: taskd.v1.Tree.queues:type_name -> taskd.v1.TreeQueue
-	28,  // 210: taskd.v1.Tree.waits_for:type_name -> taskd.v1.Task
-	16,  // 211: taskd.v1.ListTreesRequest.state:type_name -> taskd.v1.TreeState
-	184, // 212: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
-	158, // 213: taskd.v1.ListTreesResponse.trees:type_name -> taskd.v1.Tree
-	183, // 214: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
-	184, // 215: taskd.v1.Topology.applied_at:type_name -> google.protobuf.Timestamp
-	3,   // 216: taskd.v1.Topology.on_dead:type_name -> taskd.v1.TreeOnDead
-	183, // 217: taskd.v1.Topology.timeout:type_name -> google.protobuf.Duration
-	167, // 218: taskd.v1.Topology.stages:type_name -> taskd.v1.TopologyStage
-	183, // 219: taskd.v1.TopologyStage.lease:type_name -> google.protobuf.Duration
-	0,   // 220: taskd.v1.TopologyStage.priority:type_name -> taskd.v1.Priority
-	168, // 221: taskd.v1.TopologyStage.edges:type_name -> taskd.v1.TopologyEdge
-	166, // 222: taskd.v1.ListTopologiesResponse.topologies:type_name -> taskd.v1.Topology
-	20,  // 223: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	27,  // 224: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	24,  // 225: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	25,  // 226: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	32,  // 227: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	34,  // 228: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	55,  // 229: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	57,  // 230: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	63,  // 231: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	66,  // 232: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	69,  // 233: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	72,  // 234: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	77,  // 235: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	79,  // 236: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	81,  // 237: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	83,  // 238: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	85,  // 239: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	87,  // 240: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	89,  // 241: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	93,  // 242: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	95,  // 243: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	96,  // 244: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	117, // 245: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	120, // 246: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	98,  // 247: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	100, // 248: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	103, // 249: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
-	106, // 250: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	106, // 251: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	109, // 252: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	111, // 253: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	114, // 254: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	124, // 255: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	51,  // 256: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	53,  // 257: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	39,  // 258: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	41,  // 259: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	43,  // 260: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
-	45,  // 261: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
-	46,  // 262: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
-	47,  // 263: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
-	127, // 264: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
-	130, // 265: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
-	129, // 266: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
-	131, // 267: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
-	137, // 268: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
-	140, // 269: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
-	143, // 270: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
-	145, // 271: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
-	148, // 272: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
-	150, // 273: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
-	151, // 274: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
-	152, // 275: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
-	154, // 276: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
-	160, // 277: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
-	162, // 278: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
-	163, // 279: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
-	164, // 280: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
-	165, // 281: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
-	169, // 282: taskd.v1.Topologies.ListTopologies:input_type -> taskd.v1.ListTopologiesRequest
-	171, // 283: taskd.v1.Topologies.GetTopology:input_type -> taskd.v1.GetTopologyRequest
-	172, // 284: taskd.v1.Topologies.ApplyTopology:input_type -> taskd.v1.ApplyTopologyRequest
-	173, // 285: taskd.v1.Topologies.DeleteTopology:input_type -> taskd.v1.DeleteTopologyRequest
-	22,  // 286: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	28,  // 287: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	26,  // 288: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	26,  // 289: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	33,  // 290: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	38,  // 291: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	56,  // 292: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	59,  // 293: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	64,  // 294: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	67,  // 295: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	70,  // 296: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	73,  // 297: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	78,  // 298: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	80,  // 299: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	82,  // 300: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	84,  // 301: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	86,  // 302: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	88,  // 303: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	91,  // 304: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	94,  // 305: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	92,  // 306: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	92,  // 307: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	118, // 308: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	122, // 309: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	99,  // 310: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	102, // 311: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	104, // 312: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
-	108, // 313: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	108, // 314: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	110, // 315: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	112, // 316: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	115, // 317: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	125, // 318: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	52,  // 319: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	54,  // 320: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	40,  // 321: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	42,  // 322: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	44,  // 323: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
-	49,  // 324: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
-	49,  // 325: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
-	48,  // 326: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
-	128, // 327: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
-	133, // 328: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
-	133, // 329: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
-	132, // 330: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
-	139, // 331: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
-	142, // 332: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
-	144, // 333: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
-	146, // 334: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
-	149, // 335: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
-	155, // 336: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
-	155, // 337: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
-	153, // 338: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
-	155, // 339: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
-	161, // 340: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
-	158, // 341: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
-	158, // 342: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
-	92,  // 343: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
-	92,  // 344: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
-	170, // 345: taskd.v1.Topologies.ListTopologies:output_type -> taskd.v1.ListTopologiesResponse
-	166, // 346: taskd.v1.Topologies.GetTopology:output_type -> taskd.v1.Topology
-	166, // 347: taskd.v1.Topologies.ApplyTopology:output_type -> taskd.v1.Topology
-	174, // 348: taskd.v1.Topologies.DeleteTopology:output_type -> taskd.v1.DeleteTopologyResponse
-	286, // [286:349] is the sub-list for method output_type
-	223, // [223:286] is the sub-list for method input_type
-	223, // [223:223] is the sub-list for extension type_name
-	223, // [223:223] is the sub-list for extension extendee
-	0,   // [0:223] is the sub-list for field type_name
+	185, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	185, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	185, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	18,  // 17: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
+	185, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	5,   // 19: taskd.v1.InsertTasksRequest.wait_for:type_name -> taskd.v1.WaitFor
+	6,   // 20: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
+	7,   // 21: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
+	24,  // 22: taskd.v1.InsertResult.results:type_name -> taskd.v1.TaskResult
+	17,  // 23: taskd.v1.InsertResult.tree_state:type_name -> taskd.v1.TreeState
+	22,  // 24: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
+	1,   // 25: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
+	186, // 26: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	7,   // 27: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
+	186, // 28: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	7,   // 29: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
+	0,   // 30: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
+	186, // 31: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	186, // 32: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	186, // 33: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	1,   // 34: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
+	178, // 35: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	30,  // 36: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
+	31,  // 37: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
+	20,  // 38: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
+	186, // 39: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	8,   // 40: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
+	186, // 41: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	186, // 42: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	186, // 43: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	186, // 44: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	7,   // 45: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
+	179, // 46: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	186, // 47: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	186, // 48: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	186, // 49: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
+	32,  // 50: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	29,  // 51: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
+	186, // 52: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	186, // 53: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	10,  // 54: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
+	186, // 55: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	29,  // 56: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
+	9,   // 57: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
+	186, // 58: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	186, // 59: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	36,  // 60: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
+	37,  // 61: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
+	38,  // 62: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
+	186, // 63: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	50,  // 64: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
+	185, // 65: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
+	186, // 66: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
+	186, // 67: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
+	51,  // 68: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
+	186, // 69: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
+	186, // 70: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
+	0,   // 71: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
+	32,  // 72: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	61,  // 73: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
+	91,  // 74: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
+	93,  // 75: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	185, // 76: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	32,  // 77: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	61,  // 78: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
+	91,  // 79: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
+	93,  // 80: taskd.v1.RequeueTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	32,  // 81: taskd.v1.CancelTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	61,  // 82: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
+	91,  // 83: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
+	93,  // 84: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	185, // 85: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	185, // 86: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	180, // 87: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
+	181, // 88: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	186, // 89: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	0,   // 90: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
+	1,   // 91: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
+	59,  // 92: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	11,  // 93: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
+	186, // 94: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	185, // 95: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	185, // 96: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	18,  // 97: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
+	1,   // 98: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
+	62,  // 99: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
+	63,  // 100: taskd.v1.CompleteTasksRequest.completions:type_name -> taskd.v1.Completion
+	58,  // 101: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
+	61,  // 102: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
+	59,  // 103: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	185, // 104: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	62,  // 105: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
+	66,  // 106: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	61,  // 107: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
+	185, // 108: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	69,  // 109: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
+	61,  // 110: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
+	185, // 111: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	185, // 112: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	182, // 113: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
+	72,  // 114: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
+	63,  // 115: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
+	66,  // 116: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
+	69,  // 117: taskd.v1.WorkerFrame.extensions:type_name -> taskd.v1.Extension
+	75,  // 118: taskd.v1.TaskdFrame.opened:type_name -> taskd.v1.SessionOpened
+	59,  // 119: taskd.v1.TaskdFrame.tasks:type_name -> taskd.v1.LeasedTask
+	76,  // 120: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
+	61,  // 121: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
+	77,  // 122: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
+	185, // 123: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	185, // 124: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	61,  // 125: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
+	61,  // 126: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
+	61,  // 127: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
+	185, // 128: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	185, // 129: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	185, // 130: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	183, // 131: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
+	185, // 132: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	185, // 133: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	185, // 134: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	59,  // 135: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
+	63,  // 136: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
+	66,  // 137: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
+	69,  // 138: taskd.v1.ReportTasksRequest.extensions:type_name -> taskd.v1.Extension
+	61,  // 139: taskd.v1.ReportTasksResponse.completions:type_name -> taskd.v1.ItemResult
+	61,  // 140: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
+	61,  // 141: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
+	32,  // 142: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
+	186, // 143: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
+	61,  // 144: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
+	91,  // 145: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
+	93,  // 146: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
+	12,  // 147: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
+	32,  // 148: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
+	186, // 149: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	186, // 150: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	93,  // 151: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
+	13,  // 152: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
+	186, // 153: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	186, // 154: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	98,  // 155: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	103, // 156: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
+	186, // 157: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	13,  // 158: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
+	186, // 159: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	102, // 160: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
+	18,  // 161: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
+	98,  // 162: taskd.v1.CountDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	106, // 163: taskd.v1.CountDeadLettersResponse.reasons:type_name -> taskd.v1.LetterReason
+	186, // 164: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
+	186, // 165: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
+	98,  // 166: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
+	108, // 167: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
+	185, // 168: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	114, // 169: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
+	186, // 170: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	186, // 171: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	117, // 172: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
+	186, // 173: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	186, // 174: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	186, // 175: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	120, // 176: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
+	14,  // 177: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
+	184, // 178: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	122, // 179: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
+	124, // 180: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
+	127, // 181: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
+	186, // 182: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	134, // 183: taskd.v1.ListTopicsResponse.topics:type_name -> taskd.v1.Topic
+	185, // 184: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
+	185, // 185: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
+	186, // 186: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
+	135, // 187: taskd.v1.Topic.offsets:type_name -> taskd.v1.PartitionOffsets
+	136, // 188: taskd.v1.NewRecord.attributes:type_name -> taskd.v1.Attribute
+	137, // 189: taskd.v1.PublishRequest.records:type_name -> taskd.v1.NewRecord
+	15,  // 190: taskd.v1.PublishResult.status:type_name -> taskd.v1.PublishStatus
+	139, // 191: taskd.v1.PublishResponse.results:type_name -> taskd.v1.PublishResult
+	185, // 192: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
+	186, // 193: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
+	136, // 194: taskd.v1.TopicRecord.attributes:type_name -> taskd.v1.Attribute
+	142, // 195: taskd.v1.ReadTopicResponse.records:type_name -> taskd.v1.TopicRecord
+	142, // 196: taskd.v1.FollowTopicResponse.records:type_name -> taskd.v1.TopicRecord
+	186, // 197: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
+	148, // 198: taskd.v1.RecordExplanation.subscriptions:type_name -> taskd.v1.RecordOfSubscription
+	16,  // 199: taskd.v1.RecordOfSubscription.fate:type_name -> taskd.v1.RecordFate
+	7,   // 200: taskd.v1.RecordOfSubscription.status:type_name -> taskd.v1.TaskStatus
+	156, // 201: taskd.v1.ListSubscriptionsResponse.subscriptions:type_name -> taskd.v1.Subscription
+	186, // 202: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
+	157, // 203: taskd.v1.Subscription.counts:type_name -> taskd.v1.ReadCounts
+	158, // 204: taskd.v1.Subscription.positions:type_name -> taskd.v1.SubscriptionPosition
+	157, // 205: taskd.v1.SubscriptionPosition.counts:type_name -> taskd.v1.ReadCounts
+	17,  // 206: taskd.v1.Tree.state:type_name -> taskd.v1.TreeState
+	3,   // 207: taskd.v1.Tree.on_dead:type_name -> taskd.v1.TreeOnDead
+	186, // 208: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
+	186, // 209: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
+	186, // 210: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
+	161, // 211: taskd.v1.Tree.queues:type_name -> taskd.v1.TreeQueue
+	29,  // 212: taskd.v1.Tree.waits_for:type_name -> taskd.v1.Task
+	160, // 213: taskd.v1.Tree.reasons:type_name -> taskd.v1.TreeReason
+	17,  // 214: taskd.v1.ListTreesRequest.state:type_name -> taskd.v1.TreeState
+	186, // 215: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
+	159, // 216: taskd.v1.ListTreesResponse.trees:type_name -> taskd.v1.Tree
+	185, // 217: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
+	186, // 218: taskd.v1.Topology.applied_at:type_name -> google.protobuf.Timestamp
+	3,   // 219: taskd.v1.Topology.on_dead:type_name -> taskd.v1.TreeOnDead
+	185, // 220: taskd.v1.Topology.timeout:type_name -> google.protobuf.Duration
+	169, // 221: taskd.v1.Topology.stages:type_name -> taskd.v1.TopologyStage
+	185, // 222: taskd.v1.TopologyStage.lease:type_name -> google.protobuf.Duration
+	0,   // 223: taskd.v1.TopologyStage.priority:type_name -> taskd.v1.Priority
+	170, // 224: taskd.v1.TopologyStage.edges:type_name -> taskd.v1.TopologyEdge
+	168, // 225: taskd.v1.ListTopologiesResponse.topologies:type_name -> taskd.v1.Topology
+	21,  // 226: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	28,  // 227: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	25,  // 228: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	26,  // 229: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	33,  // 230: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	35,  // 231: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	56,  // 232: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	58,  // 233: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	64,  // 234: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	67,  // 235: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	70,  // 236: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	73,  // 237: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	78,  // 238: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	80,  // 239: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	82,  // 240: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	84,  // 241: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	86,  // 242: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	88,  // 243: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	90,  // 244: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	94,  // 245: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	96,  // 246: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	97,  // 247: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	118, // 248: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	121, // 249: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	99,  // 250: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	101, // 251: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	104, // 252: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
+	107, // 253: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	107, // 254: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	110, // 255: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	112, // 256: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	115, // 257: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	125, // 258: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	52,  // 259: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	54,  // 260: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	40,  // 261: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	42,  // 262: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	44,  // 263: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
+	46,  // 264: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
+	47,  // 265: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
+	48,  // 266: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
+	128, // 267: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
+	131, // 268: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
+	130, // 269: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
+	132, // 270: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
+	138, // 271: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
+	141, // 272: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
+	144, // 273: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
+	146, // 274: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
+	149, // 275: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
+	151, // 276: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
+	152, // 277: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
+	153, // 278: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
+	155, // 279: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
+	162, // 280: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
+	164, // 281: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
+	165, // 282: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
+	166, // 283: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
+	167, // 284: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
+	171, // 285: taskd.v1.Topologies.ListTopologies:input_type -> taskd.v1.ListTopologiesRequest
+	173, // 286: taskd.v1.Topologies.GetTopology:input_type -> taskd.v1.GetTopologyRequest
+	174, // 287: taskd.v1.Topologies.ApplyTopology:input_type -> taskd.v1.ApplyTopologyRequest
+	175, // 288: taskd.v1.Topologies.DeleteTopology:input_type -> taskd.v1.DeleteTopologyRequest
+	23,  // 289: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	29,  // 290: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	27,  // 291: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	27,  // 292: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	34,  // 293: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	39,  // 294: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	57,  // 295: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	60,  // 296: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	65,  // 297: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	68,  // 298: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	71,  // 299: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	74,  // 300: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	79,  // 301: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	81,  // 302: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	83,  // 303: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	85,  // 304: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	87,  // 305: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	89,  // 306: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	92,  // 307: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	95,  // 308: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	93,  // 309: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	93,  // 310: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	119, // 311: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	123, // 312: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	100, // 313: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	103, // 314: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	105, // 315: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
+	109, // 316: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	109, // 317: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	111, // 318: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	113, // 319: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	116, // 320: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	126, // 321: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	53,  // 322: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	55,  // 323: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	41,  // 324: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	43,  // 325: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	45,  // 326: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
+	50,  // 327: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
+	50,  // 328: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
+	49,  // 329: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
+	129, // 330: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
+	134, // 331: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
+	134, // 332: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
+	133, // 333: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
+	140, // 334: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
+	143, // 335: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
+	145, // 336: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
+	147, // 337: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
+	150, // 338: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
+	156, // 339: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
+	156, // 340: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
+	154, // 341: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
+	156, // 342: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
+	163, // 343: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
+	159, // 344: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
+	159, // 345: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
+	93,  // 346: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
+	93,  // 347: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
+	172, // 348: taskd.v1.Topologies.ListTopologies:output_type -> taskd.v1.ListTopologiesResponse
+	168, // 349: taskd.v1.Topologies.GetTopology:output_type -> taskd.v1.Topology
+	168, // 350: taskd.v1.Topologies.ApplyTopology:output_type -> taskd.v1.Topology
+	176, // 351: taskd.v1.Topologies.DeleteTopology:output_type -> taskd.v1.DeleteTopologyResponse
+	289, // [289:352] is the sub-list for method output_type
+	226, // [226:289] is the sub-list for method input_type
+	226, // [226:226] is the sub-list for extension type_name
+	226, // [226:226] is the sub-list for extension extendee
+	0,   // [0:226] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -14599,8 +14760,8 @@ func file_taskd_v1_taskd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
-			NumEnums:      17,
-			NumMessages:   166,
+			NumEnums:      18,
+			NumMessages:   167,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

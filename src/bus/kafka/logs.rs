@@ -477,7 +477,8 @@ mod tests {
         let logs = KafkaLogs::new(clients, Duration::from_secs(1));
         let (begin, begun) = tokio::sync::oneshot::channel();
         let (end, ends) = mpsc::channel::<()>();
-        let call = logs.with_reader(&Log::EVENTS, move |_, _| {
+        let log = Log::EVENTS;
+        let call = logs.with_reader(&log, move |_, _| {
             begin.send(()).unwrap();
             ends.recv().ok();
             Ok(())

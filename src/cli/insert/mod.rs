@@ -64,6 +64,7 @@ Examples:
       {\"queue\": \"calls\", \"key\": \"7\", \"payload\": {…}, \"limit_key\": \"acme\"}
   taskd insert crawl urls.txt --json | jq .created
   taskd insert check urls.txt --wait 1m | jq -c '[.key, .status, .results[].result]'
+  taskd insert crawl --key https://example.org/ --tree new --wait 1h --wait-for tree
 
 A key is the whole line, with the blanks in it and around it, without the CR of a file with CRLF. \
 JSON comes one task per line, not as one array. \
@@ -71,8 +72,8 @@ taskd reports a wrong line and goes on with the others. Inserting the same file 
 With --wait, the lines on stdout are about tasks, and the summary goes to stderr. \
 After Ctrl-C or SIGTERM it reads no further, waits for the last answers and prints the summary; another one ends it at \
 once.
-Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed, 2 if the server \
-cannot be reached or takes no lines, 130 or 143 after Ctrl-C or SIGTERM.")]
+Exit code: 0 if nothing was rejected, 1 if lines were or --wait saw tasks that were not completed or trees that were \
+not DONE, 2 if the server cannot be reached or takes no lines, 130 or 143 after Ctrl-C or SIGTERM.")]
 pub struct Insert {
     /// Queue of the tasks whose line names none, before the file or with --key; then the file of
     /// lines to insert; - is stdin
@@ -168,6 +169,16 @@ pub struct Insert {
     /// and results
     #[arg(long, value_name = "TIME")]
     wait: Option<Time>,
+
+    /// With --wait: task waits for the ends of the tasks, tree for those of the trees that they are in
+    #[arg(
+        long,
+        value_enum,
+        value_name = "WHAT",
+        requires = "wait",
+        default_value = "task"
+    )]
+    wait_for: wait::Awaited,
 
     /// Print the summary as one JSON object
     #[arg(long)]
@@ -470,7 +481,7 @@ async fn send(
                 let sent = rest.len();
                 let results = response.into_inner().results;
                 if args.wait.is_some() {
-                    stored.extend(wait::stored(&rest, &results));
+                    stored.extend(wait::stored(&rest, &results, args.wait_for));
                 }
                 rest = progress.answered(rest, results);
                 if rest.len() < sent {
@@ -492,7 +503,8 @@ async fn send(
     }
     match args.wait {
         Some(Time(wait)) => {
-            let ends = wait::wait(client, stored, Instant::now() + wait, progress);
+            let until = Instant::now() + wait;
+            let ends = wait::wait(client, stored, args.wait_for, until, progress);
             stop.run_until_cancelled(ends).await.unwrap_or(Ok(()))
         }
         None => Ok(()),

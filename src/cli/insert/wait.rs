@@ -1,4 +1,5 @@
-//! `taskd insert --wait`: waits until the tasks are final, and prints a line for each.
+//! `taskd insert --wait`: waits until the tasks are final or their trees have ended, and prints a
+//! line for each.
 
 use std::{
     collections::HashSet,
@@ -7,6 +8,7 @@ use std::{
 
 use backon::BackoffBuilder as _;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use clap::ValueEnum;
 use serde_json::{Value, json, value::RawValue};
 
 use super::progress::Progress;
@@ -14,6 +16,7 @@ use crate::{
     cli::{
         client::{self, Taskd, WAITS, is_transient},
         print::print,
+        tree::state_of,
     },
     model::TaskStatus,
     wire::{
@@ -31,12 +34,29 @@ const MOST_IN_VAIN: u32 = 7;
 
 const UNKNOWN: &str = "taskd does not say what became of the tasks";
 
-/// Returns the tasks that taskd has stored, for the calls that wait for them. Their deadlines and
-/// trees are left out, because taskd would reject a deadline that has passed, or a tree that has
-/// ended meanwhile.
+/// What `--wait` waits for.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+pub(super) enum Awaited {
+    Task,
+    Tree,
+}
+
+impl From<Awaited> for pb::WaitFor {
+    fn from(awaited: Awaited) -> Self {
+        match awaited {
+            Awaited::Task => Self::Task,
+            Awaited::Tree => Self::Tree,
+        }
+    }
+}
+
+/// Returns the tasks that taskd has stored, for the calls that wait for them. Their deadlines are
+/// left out, because taskd would reject one that has passed, and their trees unless the calls wait
+/// for these: taskd would reject a tree that retention has removed.
 pub(super) fn stored(
     sent: &[(u64, pb::NewTask)],
     results: &[pb::InsertResult],
+    wait_for: Awaited,
 ) -> Vec<(u64, pb::NewTask)> {
     let is_stored = |status| {
         matches!(
@@ -54,7 +74,7 @@ pub(super) fn stored(
                 *number,
                 pb::NewTask {
                     deadline: None,
-                    tree: None,
+                    tree: task.tree.clone().filter(|_| wait_for == Awaited::Tree),
                     ..task.clone()
                 },
             )
@@ -70,13 +90,14 @@ struct Open {
     completed: Option<String>,
 }
 
-/// Waits for tasks that taskd has stored, and prints each one when it is final, or all when the
-/// time is over. Each task comes with the number of its line.
+/// Waits for tasks that taskd has stored, and prints each one when it is final or its tree has
+/// ended, or all when the time is over. Each task comes with the number of its line.
 ///
 /// This inserts the tasks again: taskd answers `DUPLICATE` for them, and waits as for new ones.
 pub(super) async fn wait(
     mut client: DiscoveryClient<Taskd>,
     tasks: Vec<(u64, pb::NewTask)>,
+    wait_for: Awaited,
     until: Instant,
     progress: &Progress<'_>,
 ) -> anyhow::Result<()> {
@@ -103,6 +124,7 @@ pub(super) async fn wait(
                 tasks,
                 wait,
                 max_bytes: u64::MAX,
+                wait_for: pb::WaitFor::from(wait_for).into(),
             })
             .await
         {
@@ -177,6 +199,15 @@ fn still_open(
         // If several tasks have the same key, only the first one gets results.
         let is_first = result.id.is_empty() || seen.insert(result.id.clone());
         let is_rejected = result.status() == pb::InsertStatus::Rejected;
+        let tree_state = result.tree_state();
+        if tree_state == pb::TreeState::Open && !is_over {
+            still.push(Open {
+                number,
+                task,
+                completed: None,
+            });
+            continue;
+        }
         if completed.is_some() && is_first && result.results.is_empty() {
             still.push(Open {
                 number,
@@ -195,8 +226,17 @@ fn still_open(
             });
             continue;
         }
-        tell(number, &task, &result.id, status, &result.results)?;
-        progress.ended(status == Some(TaskStatus::Completed));
+        let mut line = line_of(number, &task, &result.id, status, &result.results);
+        if tree_state != pb::TreeState::Unspecified {
+            line["tree"] = result.tree.into();
+            line["tree_state"] = state_of(tree_state).into();
+        }
+        // A closed stdout is not an error: the remaining lines are inserted all the same.
+        print(line)?;
+        progress.ended(match tree_state {
+            pb::TreeState::Unspecified => status == Some(TaskStatus::Completed),
+            state => state == pb::TreeState::Done,
+        });
     }
     Ok(still)
 }
@@ -213,29 +253,28 @@ fn give_up(open: &[Open], progress: &Progress<'_>) -> anyhow::Result<()> {
         progress.say(&format!(
             "line {number}: taskd left out the results; GET /v1/tasks/{id}/results has them"
         ));
-        tell(*number, task, id, Some(TaskStatus::Completed), &[])?;
+        print(line_of(*number, task, id, Some(TaskStatus::Completed), &[]))?;
         progress.ended(true);
     }
     Ok(())
 }
 
-fn tell(
+/// What is printed of a task.
+fn line_of(
     number: u64,
     task: &pb::NewTask,
     id: &str,
     status: Option<TaskStatus>,
     results: &[pb::TaskResult],
-) -> anyhow::Result<()> {
-    let line = json!({
+) -> Value {
+    json!({
         "line": number,
         "id": id,
         "queue": task.queue,
         "key": String::from_utf8_lossy(&task.key),
         "status": status.map(TaskStatus::as_str),
         "results": results.iter().map(shown).collect::<Vec<_>>(),
-    });
-    // A closed stdout is not an error: the remaining lines are inserted all the same.
-    Ok(print(line)?)
+    })
 }
 
 /// Formats a result: JSON as JSON, text as text, bytes in base64.

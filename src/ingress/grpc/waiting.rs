@@ -8,7 +8,7 @@ use tonic::{Response, Status};
 use super::{Service, results};
 use crate::{
     ingress::net::budget::{Share, WAITING_TASK},
-    model::{Caller, NewTask},
+    model::{Caller, NewTask, WaitFor},
     wire::pb,
 };
 
@@ -18,17 +18,17 @@ const RESULT_BYTES: usize = (3 << 20) + (512 << 10);
 const BESIDE: usize = 512 << 10;
 
 impl Service {
-    /// Inserts tasks, and waits until they end if the request says so. The memory of the request's
+    /// Inserts tasks, and waits until they or their trees end if the request says so. The memory of the request's
     /// parts is given back before the wait.
     pub(super) async fn insert(
         &self,
         caller: &Caller,
         share: &Share,
-        wait: Result<Option<Duration>, String>,
+        wait: Result<Option<(Duration, WaitFor)>, String>,
         max_bytes: u64,
         tasks: Vec<Result<NewTask, String>>,
     ) -> Result<Response<pb::InsertTasksResponse>, Status> {
-        let Some(wait) = wait.map_err(Status::invalid_argument)? else {
+        let Some((wait, wait_for)) = wait.map_err(Status::invalid_argument)? else {
             let answers = self.0.api.insert(caller, tasks).await?;
             return Ok(Response::new(pb::InsertTasksResponse {
                 results: results(answers),
@@ -47,7 +47,7 @@ impl Service {
         let (awaited, room) = self
             .0
             .api
-            .insert_and_wait(caller, tasks, wait, max_bytes, stored, room)
+            .insert_and_wait(caller, tasks, (wait, wait_for), max_bytes, stored, room)
             .await?;
         let mut answer = pb::InsertTasksResponse {
             results: results(awaited),

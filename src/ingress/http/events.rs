@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     api::Watching,
-    model::{InsertStatus, Watched},
+    model::{InsertStatus, WaitFor, Watched},
 };
 
 /// How long a browser waits before it connects again.
@@ -132,12 +132,12 @@ fn written(next: Watched, key: Option<&Bytes>) -> Bytes {
     text.into()
 }
 
-/// Inserts tasks, and answers when they are final or the wait is over. The memory of the request's
-/// parts is given back before the wait.
+/// Inserts tasks, and answers when they are final, or their trees have ended, or the wait is over. The
+/// memory of the request's parts is given back before the wait.
 pub(in crate::ingress) async fn insert_and_wait(
     call: Call,
     asked: NewTasks,
-    wait: Duration,
+    wait: (Duration, WaitFor),
 ) -> Answer {
     let Call {
         state,

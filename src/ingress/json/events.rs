@@ -12,7 +12,7 @@ use super::{
     read::{self, TaskResult},
     text::Time,
 };
-use crate::model::{self, InsertAnswer, Key, TaskEvent, TaskStatus, WatchEnd};
+use crate::model::{self, InsertAnswer, Key, TaskEvent, TaskStatus, TreeState, WaitFor, WatchEnd};
 
 /// A task took on a status.
 #[derive(JsonSchema, Serialize)]
@@ -49,14 +49,28 @@ impl From<WatchEnd> for End {
     }
 }
 
-/// Reads the query of an insert: how long it waits.
-pub(in crate::ingress) fn wait(text: &str) -> Result<Option<Duration>, String> {
-    let parameters = query::parameters(text)?;
-    let Some((_, value)) = parameters.into_iter().find(|(name, _)| name == "wait") else {
-        return Ok(None);
-    };
-    let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
-    Ok(Some(duration))
+/// Reads the query of an insert: how long it waits, and for what; `None` if it does not wait.
+pub(in crate::ingress) fn wait(text: &str) -> Result<Option<(Duration, WaitFor)>, String> {
+    let mut wait = None;
+    let mut wait_for = None;
+    for (name, value) in query::parameters(text)? {
+        match &*name {
+            "wait" => {
+                let Time(duration) = value.parse().map_err(|why| format!("wait: {why}"))?;
+                wait = Some(duration);
+            }
+            "wait_for" => {
+                let read = WaitFor::parse(&value).map_err(|why| format!("wait_for: {why}"))?;
+                wait_for = Some(read);
+            }
+            // The route has refused other names.
+            _ => {}
+        }
+    }
+    match (wait, wait_for) {
+        (None, Some(_)) => Err(WaitFor::NEEDS_WAIT.into()),
+        (wait, wait_for) => Ok(wait.map(|wait| (wait, wait_for.unwrap_or_default()))),
+    }
 }
 
 /// The answer to one inserted task. With `wait`, also what became of it.
@@ -67,6 +81,9 @@ pub(in crate::ingress) struct AwaitedTask<'a> {
     /// Its status at the end of the wait.
     #[serde(skip_serializing_if = "Option::is_none")]
     task_status: Option<TaskStatus>,
+    /// With `wait_for=tree`: the state of its tree at the end of the wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tree_state: Option<TreeState>,
     /// The results, if the task is completed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     results: Vec<TaskResult<'a>>,
@@ -88,10 +105,12 @@ impl<'a> From<&'a model::AwaitedTask> for AwaitedTask<'a> {
             answer,
             status,
             results,
+            tree_state,
         } = awaited;
         Self {
             answer,
             task_status: *status,
+            tree_state: *tree_state,
             results: results.iter().map(Into::into).collect(),
         }
     }

@@ -334,12 +334,13 @@ pub(crate) async fn what_was_counted_is_found_again_and_nothing_else(db: &impl D
     assert_eq!(found(&ended).await, ids(&[0, 1, 2, 3]));
     // A job has found some, and they change before it changes them.
     let of_count = Some(as_of);
-    let retried = store.retry_as_of(&ids(&[4, 10]), NOW, "ops", "retry task", of_count);
+    let (late, mixed) = (ids(&[4, 10]), ids(&[7, 11]));
+    let retried = store.retry_as_of(&late, NOW, "ops", "retry task", of_count);
     assert!(
         retried.await.unwrap().is_empty(),
         "they died after the count"
     );
-    let cancel = store.want_as_of(&ids(&[7, 11]), &Change::Cancel, NOW, &[], of_count);
+    let cancel = store.want_as_of(&mixed, &Change::Cancel, NOW, &[], of_count);
     let cancel = cancel.await.unwrap();
     assert!(
         matches!(&cancel[..], [Wanted::Kept(_), Wanted::Unknown]),

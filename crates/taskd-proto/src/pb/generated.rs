@@ -124,6 +124,9 @@ pub struct InsertTasksRequest {
     /// status and no results.
     #[prost(uint64, tag = "3")]
     pub max_bytes: u64,
+    /// What `wait` waits for.
+    #[prost(enumeration = "WaitFor", tag = "4")]
+    pub wait_for: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertResult {
@@ -146,6 +149,9 @@ pub struct InsertResult {
     /// The tree that the task is in, if the insert named a tree. That of a duplicate is the one that had it first.
     #[prost(string, tag = "6")]
     pub tree: ::prost::alloc::string::String,
+    /// With `wait_for` = TREE: the state of this tree at the end of the wait.
+    #[prost(enumeration = "TreeState", tag = "7")]
+    pub tree_state: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InsertTasksResponse {
@@ -2219,6 +2225,21 @@ pub struct Tree {
     /// The oldest tasks that it waits for.
     #[prost(message, repeated, tag = "21")]
     pub waits_for: ::prost::alloc::vec::Vec<Task>,
+    /// Why it waits for each of them, in the same order.
+    #[prost(message, repeated, tag = "22")]
+    pub reasons: ::prost::alloc::vec::Vec<TreeReason>,
+}
+/// Why a task of a tree is not over.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TreeReason {
+    #[prost(string, tag = "1")]
+    pub task: ::prost::alloc::string::String,
+    /// Where the task is, or which worker holds it. Empty if a server that knows does not answer.
+    #[prost(string, tag = "2")]
+    pub says: ::prost::alloc::string::String,
+    /// What happens next.
+    #[prost(string, tag = "3")]
+    pub next: ::prost::alloc::string::String,
 }
 /// The tasks of a tree that are in one queue, by status.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2541,6 +2562,39 @@ impl BackoffKind {
             "BACKOFF_KIND_CONSTANT" => Some(Self::Constant),
             "BACKOFF_KIND_LINEAR" => Some(Self::Linear),
             "BACKOFF_KIND_EXPONENTIAL" => Some(Self::Exponential),
+            _ => None,
+        }
+    }
+}
+/// What an insert waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WaitFor {
+    /// As TASK.
+    Unspecified = 0,
+    /// The ends of the tasks.
+    Task = 1,
+    /// The ends of the trees of those tasks that name one, and the ends of the other tasks.
+    Tree = 2,
+}
+impl WaitFor {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WAIT_FOR_UNSPECIFIED",
+            Self::Task => "WAIT_FOR_TASK",
+            Self::Tree => "WAIT_FOR_TREE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WAIT_FOR_UNSPECIFIED" => Some(Self::Unspecified),
+            "WAIT_FOR_TASK" => Some(Self::Task),
+            "WAIT_FOR_TREE" => Some(Self::Tree),
             _ => None,
         }
     }

@@ -45,6 +45,12 @@ class BackoffKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BACKOFF_KIND_LINEAR: _ClassVar[BackoffKind]
     BACKOFF_KIND_EXPONENTIAL: _ClassVar[BackoffKind]
 
+class WaitFor(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_FOR_UNSPECIFIED: _ClassVar[WaitFor]
+    WAIT_FOR_TASK: _ClassVar[WaitFor]
+    WAIT_FOR_TREE: _ClassVar[WaitFor]
+
 class InsertStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     INSERT_STATUS_UNSPECIFIED: _ClassVar[InsertStatus]
@@ -180,6 +186,9 @@ BACKOFF_KIND_UNSPECIFIED: BackoffKind
 BACKOFF_KIND_CONSTANT: BackoffKind
 BACKOFF_KIND_LINEAR: BackoffKind
 BACKOFF_KIND_EXPONENTIAL: BackoffKind
+WAIT_FOR_UNSPECIFIED: WaitFor
+WAIT_FOR_TASK: WaitFor
+WAIT_FOR_TREE: WaitFor
 INSERT_STATUS_UNSPECIFIED: InsertStatus
 INSERT_STATUS_CREATED: InsertStatus
 INSERT_STATUS_DUPLICATE: InsertStatus
@@ -342,30 +351,34 @@ class Backoff(_message.Message):
     def __init__(self, kind: _Optional[_Union[BackoffKind, str]] = ..., initial: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., maximum: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., jitter: _Optional[float] = ..., give_up_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class InsertTasksRequest(_message.Message):
-    __slots__ = ("tasks", "wait", "max_bytes")
+    __slots__ = ("tasks", "wait", "max_bytes", "wait_for")
     TASKS_FIELD_NUMBER: _ClassVar[int]
     WAIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_FOR_FIELD_NUMBER: _ClassVar[int]
     tasks: _containers.RepeatedCompositeFieldContainer[NewTask]
     wait: _duration_pb2.Duration
     max_bytes: int
-    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    wait_for: WaitFor
+    def __init__(self, tasks: _Optional[_Iterable[_Union[NewTask, _Mapping]]] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_bytes: _Optional[int] = ..., wait_for: _Optional[_Union[WaitFor, str]] = ...) -> None: ...
 
 class InsertResult(_message.Message):
-    __slots__ = ("status", "id", "error", "task_status", "results", "tree")
+    __slots__ = ("status", "id", "error", "task_status", "results", "tree", "tree_state")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     TASK_STATUS_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
+    TREE_STATE_FIELD_NUMBER: _ClassVar[int]
     status: InsertStatus
     id: str
     error: str
     task_status: TaskStatus
     results: _containers.RepeatedCompositeFieldContainer[TaskResult]
     tree: str
-    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ..., task_status: _Optional[_Union[TaskStatus, str]] = ..., results: _Optional[_Iterable[_Union[TaskResult, _Mapping]]] = ..., tree: _Optional[str] = ...) -> None: ...
+    tree_state: TreeState
+    def __init__(self, status: _Optional[_Union[InsertStatus, str]] = ..., id: _Optional[str] = ..., error: _Optional[str] = ..., task_status: _Optional[_Union[TaskStatus, str]] = ..., results: _Optional[_Iterable[_Union[TaskResult, _Mapping]]] = ..., tree: _Optional[str] = ..., tree_state: _Optional[_Union[TreeState, str]] = ...) -> None: ...
 
 class InsertTasksResponse(_message.Message):
     __slots__ = ("results",)
@@ -2136,7 +2149,7 @@ class SubscriptionPosition(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., replay: _Optional[int] = ..., behind: _Optional[int] = ..., counts: _Optional[_Union[ReadCounts, _Mapping]] = ...) -> None: ...
 
 class Tree(_message.Message):
-    __slots__ = ("id", "queue", "state", "epoch", "tasks", "open", "held", "completed", "dead", "cancelled", "letters", "late", "cancelling", "on_dead", "then", "deadline", "opened_at", "ended_at", "queues", "at_least", "waits_for")
+    __slots__ = ("id", "queue", "state", "epoch", "tasks", "open", "held", "completed", "dead", "cancelled", "letters", "late", "cancelling", "on_dead", "then", "deadline", "opened_at", "ended_at", "queues", "at_least", "waits_for", "reasons")
     ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -2158,6 +2171,7 @@ class Tree(_message.Message):
     QUEUES_FIELD_NUMBER: _ClassVar[int]
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     state: TreeState
@@ -2179,7 +2193,18 @@ class Tree(_message.Message):
     queues: _containers.RepeatedCompositeFieldContainer[TreeQueue]
     at_least: bool
     waits_for: _containers.RepeatedCompositeFieldContainer[Task]
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., epoch: _Optional[int] = ..., tasks: _Optional[int] = ..., open: _Optional[int] = ..., held: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., letters: _Optional[int] = ..., late: _Optional[int] = ..., cancelling: bool = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., then: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., opened_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[TreeQueue, _Mapping]]] = ..., at_least: bool = ..., waits_for: _Optional[_Iterable[_Union[Task, _Mapping]]] = ...) -> None: ...
+    reasons: _containers.RepeatedCompositeFieldContainer[TreeReason]
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., epoch: _Optional[int] = ..., tasks: _Optional[int] = ..., open: _Optional[int] = ..., held: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., letters: _Optional[int] = ..., late: _Optional[int] = ..., cancelling: bool = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., then: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., opened_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[TreeQueue, _Mapping]]] = ..., at_least: bool = ..., waits_for: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., reasons: _Optional[_Iterable[_Union[TreeReason, _Mapping]]] = ...) -> None: ...
+
+class TreeReason(_message.Message):
+    __slots__ = ("task", "says", "next")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    says: str
+    next: str
+    def __init__(self, task: _Optional[str] = ..., says: _Optional[str] = ..., next: _Optional[str] = ...) -> None: ...
 
 class TreeQueue(_message.Message):
     __slots__ = ("queue", "unfinished", "completed", "dead", "cancelled")
