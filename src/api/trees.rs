@@ -162,6 +162,13 @@ impl Api {
         read.instrument(span("tree", caller)).await
     }
 
+    /// The numbers of a tree, without its tasks.
+    pub async fn tree_numbers(&self, caller: &Caller, id: &str) -> Result<TreeView, Error> {
+        let id = tree_id(id)?;
+        let read = self.reached_tree(caller, id);
+        read.instrument(span("tree", caller)).await
+    }
+
     /// Watches a tree.
     pub async fn watch_tree(&self, caller: &Caller, id: &str) -> Result<WatchingTree, Error> {
         let id = tree_id(id)?;

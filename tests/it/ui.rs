@@ -1015,6 +1015,72 @@ async fn the_live_tab_hears_the_events_of_its_queue() {
 
 const HOSTILE: &str = "<img src=x onerror=alert(1)>\"><script>alert(2)</script>\u{202e}'";
 
+#[tokio::test]
+async fn a_tree_is_found_explained_and_cancelled() {
+    let daemon = Daemon::start("", &[]).await;
+    let browser = Browser::new(&daemon);
+    let page = browser.get("/ui/trees").await;
+    assert!(page.of("main").contains("--tree new"), "{}", page.text);
+    let root = json!({"queue": "crawl", "key": "root", "tree": {"then": "reports"}});
+    let ids = daemon.insert(&[root]).await;
+    let id = &ids[0];
+    let child = json!({"queue": "pages", "key": "child", "tree": id});
+    daemon.insert(&[child]).await;
+    let leased = daemon.lease_all("w7", "crawl", 1).await;
+    let page = browser.get(&format!("/ui/tasks/{id}")).await;
+    let link = format!("../trees/{id}");
+    assert!(page.has(&format!("a[href='{link}']")), "{}", page.text);
+    let page = browser.get("/ui/trees?state=OPEN&queue=crawl").await;
+    assert!(
+        page.of(&format!("#t-{id}")).contains("OPEN"),
+        "{}",
+        page.text
+    );
+    let page = browser.get("/ui/trees?state=DONE").await;
+    assert!(page.of("main").contains("No tree matches"), "{}", page.text);
+    let page = browser.get(&format!("/ui/trees/{id}")).await;
+    assert!(
+        page.of("[aria-label='What it waits for'] tbody tr")
+            .contains("Worker w7 holds it."),
+        "{}",
+        page.text
+    );
+    let links = page.values("[aria-label='Tasks by queue'] td a", "href");
+    let pages = links.iter().find(|link| link.contains("queue=pages"));
+    let list = pages.unwrap().trim_start_matches("../");
+    let list = browser.get(&format!("/ui/{list}")).await;
+    assert!(list.of("tbody").contains("child"), "{}", list.text);
+    // A bulk change of this list is only about the tree.
+    let changes = list.values(".acts a", "href");
+    assert!(!changes.is_empty(), "{}", list.text);
+    assert!(
+        changes
+            .iter()
+            .all(|link| link.contains(&format!("tree={id}")))
+    );
+    let asks = browser.get(&format!("/ui/{}", changes[0])).await;
+    assert!(asks.of("dl.facts").contains(id), "{}", asks.text);
+    let asks = browser.get(&format!("/ui/trees/{id}/cancel")).await;
+    assert!(
+        asks.of("main").contains("2 unfinished tasks"),
+        "{}",
+        asks.text
+    );
+    let page = browser
+        .post(&format!("/ui/trees/{id}/cancel"), &[("number", "2")])
+        .await;
+    assert_eq!(page.status, 303, "{}", page.text);
+    assert!(page.location().contains("bulk/"), "{}", page.location());
+    until("the tree has ended", async || {
+        let page = browser.get(&format!("/ui/trees/{id}")).await;
+        page.of(".tiles").contains("FAILED")
+    })
+    .await;
+    let asks = browser.get(&format!("/ui/trees/{id}/cancel")).await;
+    assert!(!asks.has("form.form button"), "there is nothing to cancel");
+    assert_eq!(leased.len(), 1);
+}
+
 /// Nobody's text becomes markup, or changes how other text is shown.
 #[tokio::test]
 async fn texts_of_strangers_are_inert_on_every_page() {
@@ -1062,6 +1128,8 @@ async fn texts_of_strangers_are_inert_on_every_page() {
         format!("/ui/tasks/{}", ids[1]),
         format!("/ui/tasks/{encoded}"),
         format!("/ui/tasks/{}/retry", ids[0]),
+        format!("/ui/trees?queue={encoded}&since={encoded}"),
+        format!("/ui/trees/{encoded}"),
         "/ui/dead".to_owned(),
         format!("/ui/dead?queue=q&reason={encoded}"),
         format!("/ui/dead/{}", ids[0]),
@@ -1134,7 +1202,7 @@ async fn every_link_resolves() {
         .insert(&[
             json!({"queue": "q", "key": "1"}),
             json!({"queue": "a.b", "key": "2"}),
-            json!({"queue": "a.c", "key": "3"}),
+            json!({"queue": "a.c", "key": "3", "tree": "new"}),
         ])
         .await;
     until("the overview has the queues", async || {

@@ -95,6 +95,10 @@ pub fn table() -> Vec<UiRoute> {
         ),
         asks("/ui/tasks/{id}/{act}", &[], get(page::task_acts::ask)),
         acts("/ui/tasks/{id}/{act}", post(page::task_acts::act)),
+        shows("/ui/trees", page::trees::PARAMETERS, get(page::trees::list)),
+        shows("/ui/trees/{id}", &[], get(page::trees::show)),
+        asks("/ui/trees/{id}/{act}", &[], get(page::trees::ask)),
+        acts("/ui/trees/{id}/{act}", post(page::trees::act)),
         shows("/ui/dead", page::dead::PARAMETERS, get(page::dead::list)),
         asks(
             "/ui/dead/purge",

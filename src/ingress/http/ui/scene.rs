@@ -122,6 +122,7 @@ impl Head {
         let mut entries = vec![
             ("", "Overview"),
             ("tasks", "Tasks"),
+            ("trees", "Trees"),
             ("dead", "Dead letters"),
             ("workers", "Workers"),
         ];

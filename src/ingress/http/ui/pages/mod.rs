@@ -11,3 +11,4 @@ mod rows;
 pub(super) mod task;
 pub(super) mod task_acts;
 pub(super) mod tasks;
+pub(super) mod trees;

@@ -34,6 +34,7 @@ pub(in crate::ingress::http::ui) const PARAMETERS: &[&str] = &[
     "since",
     "until",
     "reason",
+    "tree",
     json::query::HEADERS,
 ];
 
@@ -261,7 +262,7 @@ async fn reasons(visit: &Visit) -> Result<Vec<(String, String)>, api::Error> {
 
 /// Whether somebody has to type the number. Nobody knows how many tasks match if the count ended
 /// early.
-fn must_be_typed(matched: u64, at_least: bool) -> bool {
+pub(super) fn must_be_typed(matched: u64, at_least: bool) -> bool {
     matched > TYPED_FROM || at_least
 }
 

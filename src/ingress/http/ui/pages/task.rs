@@ -57,6 +57,8 @@ struct Task {
     attempts: Vec<Row>,
     results: Results,
     payload: Content,
+    /// The tree that it is in, or nothing.
+    tree: String,
     facts: Vec<Fact>,
     headers: Vec<(String, String)>,
     done: Vec<(Moment, String, String)>,
@@ -260,6 +262,7 @@ pub(in crate::ingress::http::ui) async fn show(Id(id): Id, visit: Visit) -> Answ
             .collect(),
         results,
         payload,
+        tree: task.tree.map(|tree| tree.to_string()).unwrap_or_default(),
         facts: facts(&file),
         headers,
         done: done.collect(),

@@ -31,12 +31,13 @@ pub(in crate::ingress::http::ui) const PARAMETERS: &[&str] = &[
     "since",
     "until",
     "reason",
+    "tree",
     "cursor",
     json::query::HEADERS,
 ];
 
 /// The fields of the form: the name, the label, an example.
-const FIELDS: [(&str, &str, &str); 9] = [
+const FIELDS: [(&str, &str, &str); 10] = [
     ("queue", "Queue", ""),
     ("status", "Status", ""),
     ("key", "Key", ""),
@@ -44,6 +45,7 @@ const FIELDS: [(&str, &str, &str); 9] = [
     ("header", "Header", "name=value"),
     ("worker", "Result of worker", ""),
     ("reason", "Died because", ""),
+    ("tree", "Tree", ""),
     ("since", "Inserted since", "2026-01-31T09:00:00Z"),
     ("until", "Inserted before", "2026-01-31T10:00:00Z"),
 ];
