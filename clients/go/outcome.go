@@ -96,7 +96,9 @@ func complete(leased *taskdpb.LeasedTask, task *Task, result any) (_ *taskdpb.Co
 			return nil, nil, fmt.Errorf("a discovered task cannot be sent: %w", err)
 		}
 		bytes += proto.Size(message) + 8
-		if len(completion.Discovered) == mostDiscovered || bytes > mostDiscoveredBytes {
+		isTooMuch := len(completion.Discovered) >= mostDiscovered || bytes > mostDiscoveredBytes
+		// Only taskd knows the queue of an output, and refuses a completion with too many of them.
+		if isTooMuch && message.Port == "" {
 			if message.Traceparent == "" {
 				message.Traceparent = leased.Traceparent
 			}

@@ -560,13 +560,16 @@ pub(super) fn deny_foreign_discoveries(
             not_stored,
             ..
         } = completion;
-        let of_stage = read
-            .lease_token
-            .parse::<LeaseToken>()
-            .is_ok_and(|lease| stages.of(lease.shard.queue.as_str()).is_some());
+        let is_of_stage = || {
+            let lease = read.lease_token.parse::<LeaseToken>();
+            lease.is_ok_and(|lease| stages.of(lease.shard.queue.as_str()).is_some())
+        };
+        // A port that nobody knows yet makes the whole report invalid later.
+        let is_output =
+            |task: &NewTask| task.queue.is_empty() && (!task.port.is_empty() || is_of_stage());
         let mut may_go = |task: &NewTask| match reaches(caller, &task.queue) {
             Ok(()) => true,
-            Err(_) if of_stage && task.queue.is_empty() => true,
+            Err(_) if is_output(task) => true,
             Err(denied) => {
                 not_stored.add(|| format!("a discovered task: {denied}"));
                 false

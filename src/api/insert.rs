@@ -22,9 +22,13 @@ fn complete_for_stages(stages: &Stages, tasks: &mut [Result<NewTask, InsertAnswe
     if stages.is_empty() {
         return;
     }
-    for task in tasks.iter_mut().flatten() {
-        if let Some((topology, stage)) = stages.of(&task.queue) {
-            topology.complete_insert(stage, task);
+    for checked in tasks.iter_mut() {
+        let Ok(task) = checked else { continue };
+        let Some((topology, stage)) = stages.of(&task.queue) else {
+            continue;
+        };
+        if let Err(why) = topology.complete_insert(stage, task) {
+            *checked = Err(InsertAnswer::rejected(why));
         }
     }
 }

@@ -80,6 +80,9 @@ impl Api {
                 let known = query.stored_topology(name).await?;
                 let version = known.as_ref().map_or(0, |known| known.version);
                 let mut removed = known.as_ref().map(queues_of).unwrap_or_default();
+                if known.is_some() {
+                    reaches_unread(caller, name, &removed)?;
+                }
                 for queue in &removed {
                     reaches(caller, queue.as_str())?;
                 }
@@ -113,6 +116,7 @@ impl Api {
                 let known = query.stored_topology(name).await?;
                 let known = known.ok_or_else(|| unknown(name))?;
                 let queues = queues_of(&known);
+                reaches_unread(caller, name, &queues)?;
                 for queue in &queues {
                     reaches(caller, queue.as_str())?;
                 }
@@ -204,11 +208,19 @@ fn unknown(name: &str) -> Error {
 
 /// Refuses a caller that does not reach all stages.
 fn may_see(caller: &Caller, view: &TopologyView) -> Result<(), Error> {
-    if view.stages.is_empty() {
-        reaches(caller, &format!("{}.", view.name))?;
-    }
+    let stages: Vec<_> = view.stages.iter().map(|stage| &stage.queue).collect();
+    reaches_unread(caller, view.name.as_str(), &stages)?;
     for stage in &view.stages {
         reaches(caller, &stage.queue)?;
+    }
+    Ok(())
+}
+
+/// Refuses a caller that does not reach all queues that a topology may have, if this version cannot
+/// read its file, so that it has no `stages`.
+fn reaches_unread<T>(caller: &Caller, name: &str, stages: &[T]) -> Result<(), Error> {
+    if stages.is_empty() {
+        reaches(caller, &format!("{name}."))?;
     }
     Ok(())
 }

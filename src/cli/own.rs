@@ -23,6 +23,8 @@ const START: Duration = Duration::from_secs(60);
 /// The timeout of a stop; taskd itself stops within 25 seconds.
 const STOP: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How often to look whether it has ended by itself.
+const LOOK_OFTEN_ENOUGH: Duration = Duration::from_millis(500);
 /// What is special about a taskd to start.
 pub(super) struct Start<'a> {
     /// Its configuration file.
@@ -118,6 +120,14 @@ impl Own {
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
+    }
+
+    /// Waits until it ends by itself. Returns the last line of its log.
+    pub(super) async fn ended(&mut self) -> anyhow::Result<String> {
+        while self.child.try_wait()?.is_none() {
+            tokio::time::sleep(LOOK_OFTEN_ENOUGH).await;
+        }
+        Ok(self.log().lines().last().unwrap_or_default().to_owned())
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -216,11 +226,16 @@ impl Drop for Folder {
     }
 }
 
-/// This program with the defaults, but without the settings in the environment, which are for
-/// another taskd.
-fn taskd() -> anyhow::Result<Command> {
-    let mut command =
-        Command::new(std::env::current_exe().context("cannot find the program of taskd")?);
+/// This program, without the settings in the environment, which are for another taskd.
+pub(super) fn taskd() -> anyhow::Result<Command> {
+    let program = std::env::current_exe().context("cannot find the program of taskd")?;
+    let mut command = Command::new(program);
+    remove_settings(&mut command);
+    Ok(command)
+}
+
+/// Removes the settings of taskd from a command's environment.
+pub(super) fn remove_settings(command: &mut Command) {
     // taskd also reads the variables of OpenTelemetry as settings.
     let is_setting = |name: &str| {
         ["TASKD_", "OTEL_"]
@@ -230,7 +245,6 @@ fn taskd() -> anyhow::Result<Command> {
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
-    Ok(command)
 }
 
 fn make_token(folder: &Folder) -> anyhow::Result<Token> {

@@ -342,7 +342,10 @@ command = ["sh", "-c", "cat >> pages; echo >> pages; ! grep -q bad pages"]
     let (code, stdout, stderr) = run_topology(folder.path(), text, "a\n");
     assert_eq!(code, 0, "{stderr}");
     let last = stdout.lines().last().unwrap();
-    assert_eq!(last, r#"{"trees":{"done":1,"failed":0}}"#, "{stdout}");
+    assert_eq!(
+        last, r#"{"trees":{"done":1,"failed":0,"open":0}}"#,
+        "{stdout}"
+    );
     let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
     let mut pages: Vec<Value> = Vec::new();
     for page in read("pages").lines() {
@@ -357,7 +360,10 @@ command = ["sh", "-c", "cat >> pages; echo >> pages; ! grep -q bad pages"]
     let (code, stdout, stderr) = run_topology(folder.path(), text, "bad\n");
     assert_eq!(code, 3, "{stderr}");
     let last = stdout.lines().last().unwrap();
-    assert_eq!(last, r#"{"trees":{"done":0,"failed":1}}"#, "{stdout}");
+    assert_eq!(
+        last, r#"{"trees":{"done":0,"failed":1,"open":0}}"#,
+        "{stdout}"
+    );
     assert!(stderr.contains("site.store"), "{stderr}");
 
     // README's.

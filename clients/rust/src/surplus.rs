@@ -102,20 +102,19 @@ fn in_trace(tasks: Vec<pb::NewTask>, traceparent: &str) -> Vec<NewTask> {
     all
 }
 
-/// Removes the tasks that do not fit from `discovered`, and returns them.
+/// Removes the tasks that do not fit from `discovered`, and returns them. An output of a stage stays:
+/// only taskd knows its queue, and refuses a completion with too many of them.
 fn take_surplus(discovered: &mut Vec<pb::NewTask>) -> Vec<pb::NewTask> {
     let mut bytes = 0;
-    let fits = |task: &&pb::NewTask| {
+    let mut count = 0;
+    let is_surplus = |task: &mut pb::NewTask| {
         // Including the field's tag and length in the completion.
         bytes += task.encoded_len() + 8;
-        bytes <= MOST_BYTES
+        count += 1;
+        let fits = bytes <= MOST_BYTES && count <= MOST_DISCOVERED;
+        !fits && task.port.is_empty()
     };
-    let count = discovered
-        .iter()
-        .take(MOST_DISCOVERED)
-        .take_while(fits)
-        .count();
-    discovered.split_off(count)
+    discovered.extract_if(.., is_surplus).collect()
 }
 
 #[cfg(test)]

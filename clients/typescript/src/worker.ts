@@ -571,13 +571,16 @@ export class Worker {
 
 /** The tasks that fit into a completion, and the others. */
 function divide(texts: readonly string[]): [string[], string[]] {
-  let [count, bytes] = [0, 0];
+  const [own, surplus]: [string[], string[]] = [[], []];
+  let bytes = 0;
   for (const text of texts) {
     bytes += Buffer.byteLength(text) + 1;
-    if (count === MOST_DISCOVERED || bytes > MOST_DISCOVERED_BYTES) break;
-    count += 1;
+    const isTooMuch = own.length >= MOST_DISCOVERED || bytes > MOST_DISCOVERED_BYTES;
+    // Only taskd knows the queue of an output, and refuses a completion with too many of them.
+    const isSurplus = isTooMuch && !("port" in (JSON.parse(text) as object));
+    (isSurplus ? surplus : own).push(text);
   }
-  return [texts.slice(0, count), texts.slice(count)];
+  return [own, surplus];
 }
 
 /** A part of an error as text. What a handler throws may be anything, also something that throws when it is read. */

@@ -8,10 +8,14 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
+use nix::{
+    sys::signal::{Signal as Kill, kill},
+    unistd::Pid,
+};
 use serde::Deserialize;
 use tokio::{
     process::{Child, ChildStdin, Command},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
     time::{sleep, timeout},
 };
 
@@ -20,7 +24,7 @@ use crate::{
     cli::{
         ask::{ask, printable},
         http::HttpPort,
-        own::{Own, Start},
+        own::{Own, Start, remove_settings, taskd},
         print::{print, say},
         trust::Trust,
     },
@@ -33,6 +37,8 @@ const FAILED: u8 = 3;
 const PREPARE: Duration = Duration::from_secs(600);
 /// How long a worker may take to finish its tasks, which may take 10 minutes each.
 const FINISH: Duration = Duration::from_secs(630);
+/// How long a worker may take to end the tasks that run.
+const STOP: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How many dead letters are named at the end.
 const NAMED: usize = 5;
@@ -53,7 +59,7 @@ Examples:
 stdout has a JSON line for each task that was worked on, and at the end one with the trees. The taskd and all its data \
 are removed at the end. Ctrl-C finishes the tasks that run, and ends it.
 
-Exit code: 0 if all trees are done or without --exit-when-done, 3 if some failed, 1 if the file has mistakes or lines \
+Exit code: 0 if all trees are done or without --exit-when-done, 3 if some failed or are still open, 1 if the file has mistakes or lines \
 were rejected, 2 if something cannot be started or was stopped before all trees had ended.")]
 pub(super) struct Run {
     /// File of a topology
@@ -79,16 +85,13 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
         return Ok(1);
     };
     let start = check(&args, &plan)?;
-    let mut signals = (
-        signal(SignalKind::interrupt())?,
-        signal(SignalKind::terminate())?,
-    );
-    let own = Own::start(Start {
+    let mut signals = Signals::listen()?;
+    let mut own = Own::start(Start {
         config: String::new(),
         settings: &[],
         with_token: false,
-    });
-    let own = own.await?;
+    })
+    .await?;
     let url = format!("http://{}", own.addresses.http);
     let server = HttpPort::new(&url, Trust::default())?;
     let mut world = World {
@@ -100,20 +103,39 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
     };
     let worked = tokio::select! {
         worked = world.work(&args, start, &text) => worked,
-        _ = signals.0.recv() => stopped(&args),
-        _ = signals.1.recv() => stopped(&args),
+        () = signals.next() => stopped(&args),
+        last = own.ended() => last.and_then(|last| bail!("taskd ended: {last}")),
     };
-    // A second signal ends the workers at once, as it does for `taskd work`.
-    let ended = tokio::select! {
-        ended = world.end() => ended,
-        _ = signals.0.recv() => Err(anyhow::anyhow!("stopped before all workers had finished")),
-        _ = signals.1.recv() => Err(anyhow::anyhow!("stopped before all workers had finished")),
-    };
+    let ended = world.end(signals.next()).await;
     drop(world);
-    own.stop().await?;
+    let stopped = own.stop().await;
     let code = worked?;
     ended?;
+    stopped?;
     Ok(code)
+}
+
+/// The signals that end a run: the first one when the tasks are done that run, the second one at
+/// once.
+struct Signals([Signal; 3]);
+
+impl Signals {
+    fn listen() -> anyhow::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ]))
+    }
+
+    async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
 }
 
 /// Checks what only a run needs. Returns the queue of lines that name none.
@@ -188,7 +210,7 @@ impl<'a> World<'a> {
         ));
         let mut code = 0;
         if let Some(input) = &args.input {
-            let mut insert = self.taskd()?;
+            let mut insert = self.client()?;
             insert.arg("insert");
             if !start.is_empty() {
                 insert.arg(start);
@@ -215,20 +237,18 @@ impl<'a> World<'a> {
     }
 
     /// This program as a client of the taskd.
-    fn taskd(&self) -> anyhow::Result<Command> {
-        let program = std::env::current_exe().context("cannot find the program of taskd")?;
-        let mut command = Command::new(program);
-        command
-            .env("TASKD_URL", self.url)
-            .env_remove("TASKD_TOKEN")
-            .kill_on_drop(true);
+    fn client(&self) -> anyhow::Result<Command> {
+        let mut command = Command::from(taskd()?);
+        command.env("TASKD_URL", self.url).kill_on_drop(true);
         Ok(command)
     }
 
     fn worker(&self, stage: &Stage, concurrency: u16) -> anyhow::Result<Child> {
-        let mut command = self.taskd()?;
+        // Two runs of one file on this machine are different workers.
+        let name = format!("{}-{}", stage.name, std::process::id());
+        let mut command = self.client()?;
         command
-            .args(["work", stage.queue.as_str(), "--name", &stage.name])
+            .args(["work", stage.queue.as_str(), "--name", &name])
             .args(["--concurrency", &concurrency.to_string()])
             .args(["--json", "--stop-with-stdin", "--discover-fd"])
             .args(["--discover-port", "out", "--"])
@@ -247,14 +267,14 @@ impl<'a> World<'a> {
             return Ok(());
         };
         let name = &stage.name;
-        let status = Command::new(program)
+        let mut command = std::process::Command::new(program);
+        remove_settings(&mut command);
+        command
             .args(arguments)
             .env("TASKD_URL", self.url)
             .env("TASKD_QUEUE", stage.queue.as_str())
-            .env_remove("TASKD_TOKEN")
-            .stdin(Stdio::null())
-            .kill_on_drop(true)
-            .status();
+            .stdin(Stdio::null());
+        let status = Command::from(command).kill_on_drop(true).status();
         let status = timeout(PREPARE, status)
             .await
             .with_context(|| format!("{what} of stage {name} takes longer than {PREPARE:?}"))?
@@ -276,25 +296,43 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Stops the workers, which finish their tasks, and runs `on_stop` of all stages that began.
-    async fn end(&mut self) -> anyhow::Result<()> {
+    /// Stops the workers, which finish their tasks unless `hurry` comes before, and runs `on_stop` of
+    /// all stages that began.
+    async fn end(&mut self, hurry: impl Future<Output = ()>) -> anyhow::Result<()> {
         for worker in &mut self.workers {
             drop(worker.stdin.take());
         }
-        let mut first = Ok(());
+        tokio::select! {
+            () = self.workers_end(FINISH) => {}
+            () = hurry => {}
+        }
+        for worker in &self.workers {
+            // The end of its stdin was the first signal to stop.
+            if let Some(pid) = worker.child.id().and_then(|pid| i32::try_from(pid).ok()) {
+                kill(Pid::from_raw(pid), Kill::SIGTERM).ok();
+            }
+        }
+        self.workers_end(STOP).await;
         for Worker { stage, child, .. } in &mut self.workers {
-            if timeout(FINISH, child.wait()).await.is_err() {
+            if child.id().is_some() {
                 say(format_args!(
                     "taskd: the worker of stage {stage} does not stop, and is killed"
                 ));
-                child.kill().await?;
+                child.kill().await.ok();
             }
         }
+        let mut first = Ok(());
         for stage in std::mem::take(&mut self.started) {
             let stopped = self.prepare("on_stop", stage, &stage.on_stop).await;
             first = first.and(stopped);
         }
         first
+    }
+
+    /// Waits until all workers have ended, or this time is over.
+    async fn workers_end(&mut self, within: Duration) {
+        let ends = self.workers.iter_mut().map(|worker| worker.child.wait());
+        timeout(within, futures::future::join_all(ends)).await.ok();
     }
 }
 
@@ -307,6 +345,7 @@ fn shown(status: std::io::Result<ExitStatus>) -> String {
 
 #[derive(Deserialize)]
 struct Books {
+    at: String,
     bus: Bus,
     queues: Vec<QueueBooks>,
 }
@@ -330,6 +369,8 @@ struct Held {
 
 /// Waits until no task of these queues is unfinished, and no report is on its way.
 async fn all_done(server: &HttpPort, queues: &[&str]) -> anyhow::Result<()> {
+    // The books of one second are shared, so the first ones may be from before the last insert.
+    let mut empty_at: Option<String> = None;
     loop {
         let answer = ask::<Books>(server, "/v1/books").await?;
         let (_, books) = answer.context("taskd has no books")?;
@@ -338,8 +379,11 @@ async fn all_done(server: &HttpPort, queues: &[&str]) -> anyhow::Result<()> {
             .iter()
             .filter(|one| queues.contains(&one.queue.as_str()));
         let is_on_its_way = books.bus.pipeline + books.bus.task_results > 0;
-        if !is_on_its_way && of_stages.all(|one| one.held.total == 0) {
-            return Ok(());
+        let is_empty = !is_on_its_way && of_stages.all(|one| one.held.total == 0);
+        match &empty_at {
+            Some(at) if is_empty && *at != books.at => return Ok(()),
+            Some(_) if is_empty => {}
+            _ => empty_at = is_empty.then_some(books.at),
         }
         sleep(LOOK_EVERY).await;
     }
@@ -370,9 +414,9 @@ struct Letter {
     reason: String,
 }
 
-/// Says how the trees ended. Returns whether some failed; one that only dead tasks hold did.
+/// Says how the trees ended. Returns whether some failed, or are still open.
 async fn conclude(server: &HttpPort) -> anyhow::Result<bool> {
-    let (mut done, mut failed) = (0_u64, 0_u64);
+    let (mut done, mut failed, mut open) = (0_u64, 0_u64, 0_u64);
     let mut path = "/v1/trees?limit=1000".to_owned();
     loop {
         let answer = ask::<Trees>(server, &path).await?;
@@ -380,7 +424,8 @@ async fn conclude(server: &HttpPort) -> anyhow::Result<bool> {
         for tree in &page.trees {
             match tree.state.as_str() {
                 "DONE" => done += 1,
-                _ => failed += 1,
+                "FAILED" => failed += 1,
+                _ => open += 1,
             }
         }
         match page.cursor {
@@ -388,8 +433,13 @@ async fn conclude(server: &HttpPort) -> anyhow::Result<bool> {
             None => break,
         }
     }
-    print(serde_json::json!({"trees": {"done": done, "failed": failed}}))?;
-    if failed > 0 {
+    print(serde_json::json!({"trees": {"done": done, "failed": failed, "open": open}}))?;
+    if open > 0 {
+        say(format_args!(
+            "taskd: {open} trees are open: dead tasks hold them, or their tasks in other queues are unfinished"
+        ));
+    }
+    if failed + open > 0 {
         let answer = ask::<Letters>(server, &format!("/v1/dead-letters?limit={NAMED}")).await?;
         for letter in answer.map(|(_, page)| page.letters).unwrap_or_default() {
             say(format_args!(
@@ -400,5 +450,5 @@ async fn conclude(server: &HttpPort) -> anyhow::Result<bool> {
             ));
         }
     }
-    Ok(failed > 0)
+    Ok(failed + open > 0)
 }

@@ -426,6 +426,10 @@ fn finish(plan: &Plan, show: &Show, task: &Task, ended: &Ended) -> Result<Done, 
     let named = named.split(|byte| *byte == b'\n');
     let discovered = Found::read(lines.into_iter().chain(named), goal);
     if let Some(complaint) = discovered.complaint() {
+        if plan.port.is_some() {
+            // Without its outputs, what the command printed would be one.
+            return Err(Failure::new(complaint));
+        }
         show.not_stored(task, &complaint);
     }
     let done = if plan.is_json {

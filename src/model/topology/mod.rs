@@ -98,12 +98,12 @@ impl Topology {
     }
 
     /// Completes a task to insert into a stage: with the settings of the stage, and for a start
-    /// stage with a tree. What the task says itself stays.
-    pub fn complete_insert(&self, stage: usize, task: &mut NewTask) {
+    /// stage with a tree. What the task says itself stays. Fails if no stage can have the task.
+    pub fn complete_insert(&self, stage: usize, task: &mut NewTask) -> Result<(), String> {
         let stage = &self.stages[stage];
-        stage.apply_to(task);
+        stage.apply_to(task)?;
         if !stage.is_start {
-            return;
+            return Ok(());
         }
         let tree = task
             .tree
@@ -115,15 +115,25 @@ impl Topology {
             tree.timeout = tree.timeout.or(self.timeout);
             tree.on_dead = tree.on_dead.or(Some(self.on_dead));
         }
+        Ok(())
     }
 }
 
 impl Stage {
     /// Gives a task of this stage its settings. What the task says itself stays.
-    fn apply_to(&self, task: &mut NewTask) {
+    ///
+    /// Fails if several workers are to complete the task: only the outputs of the first would count.
+    fn apply_to(&self, task: &mut NewTask) -> Result<(), String> {
+        if let Some(replicas) = task.replicas.filter(|replicas| *replicas > 1) {
+            return Err(format!(
+                "replicas is {replicas}; a task of stage {} is for one worker",
+                self.queue
+            ));
+        }
         task.lease_duration = task.lease_duration.or(self.lease);
         task.max_attempts = task.max_attempts.or(self.max_attempts);
         task.backoff = task.backoff.or(self.backoff);
         task.priority = task.priority.or(self.priority);
+        Ok(())
     }
 }

@@ -38,7 +38,7 @@ impl Topology {
                 payload_encoding: report.result_encoding,
                 ..NewTask::default()
             };
-            self.send(stage, parent, 0, output, &mut report.discovered);
+            self.send(stage, parent, 0, output, &mut report.discovered)?;
         } else {
             let outputs = std::mem::take(&mut report.discovered);
             for (index, mut output) in outputs.into_iter().enumerate() {
@@ -60,10 +60,10 @@ impl Topology {
                         stage.no_port(&output.port)
                     ));
                 }
-                self.send(stage, parent, index, output, &mut report.discovered);
+                self.send(stage, parent, index, output, &mut report.discovered)?;
                 if report.discovered.len() > most {
                     return Err(format!(
-                        "the outputs become more than {most} tasks: insert some of them first"
+                        "the outputs become more than {most} tasks; send fewer, or in several stages"
                     ));
                 }
             }
@@ -79,7 +79,7 @@ impl Topology {
         index: usize,
         output: NewTask,
         tasks: &mut Vec<NewTask>,
-    ) {
+    ) -> Result<(), String> {
         let port = match output.port.as_str() {
             "" => OUT,
             port => port,
@@ -98,9 +98,11 @@ impl Topology {
                 task.key = format!("{parent}:{index}:{port}").into();
             }
             task.port = String::new();
-            to.apply_to(&mut task);
+            to.apply_to(&mut task)
+                .map_err(|why| format!("discovered[{index}]: {why}"))?;
             tasks.push(task);
         }
+        Ok(())
     }
 }
 

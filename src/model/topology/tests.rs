@@ -325,7 +325,7 @@ fn tasks_of_a_stage_have_its_settings() {
         max_attempts: Some(9),
         ..NewTask::default()
     };
-    crawl.complete_insert(0, &mut task);
+    crawl.complete_insert(0, &mut task).unwrap();
     assert_eq!(task.max_attempts, Some(9));
     assert_eq!(task.priority, Some(Priority::Low));
     assert!(task.backoff.is_some());
@@ -336,8 +336,11 @@ fn tasks_of_a_stage_have_its_settings() {
     };
     assert_eq!(task.tree.as_deref(), Some(&TaskTree::Root(expected)));
     let mut task = NewTask::default();
-    crawl.complete_insert(2, &mut task);
+    crawl.complete_insert(2, &mut task).unwrap();
     assert_eq!(task, NewTask::default());
+    task.replicas = Some(2);
+    let error = crawl.complete_insert(2, &mut task).unwrap_err();
+    assert!(error.contains("is for one worker"), "{error}");
 }
 
 #[test]

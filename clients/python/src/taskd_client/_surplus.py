@@ -36,23 +36,25 @@ class Surplus:
         duplicate, so an attempt that fails after this loses nothing. It goes on for as long as taskd is away: the
         worker cancels it when the lease ends. Raises an error of taskd that does not pass.
         """
-        count = size = 0
-        for task in completion.discovered[:_MOST_DISCOVERED]:
+        own: list[pb.NewTask] = []
+        surplus: list[pb.NewTask] = []
+        size = 0
+        for task in completion.discovered:
             size += task.ByteSize() + 8
-            if size > _MOST_BYTES:
-                break
-            count += 1
-        if count == len(completion.discovered):
+            is_too_much = size > _MOST_BYTES or len(own) >= _MOST_DISCOVERED
+            # Only taskd knows the queue of an output, and refuses a completion with too many of them.
+            (surplus if is_too_much and not task.port else own).append(task)
+        if not surplus:
             return completion
         batch = Batch()
-        for task in completion.discovered[count:]:
+        for task in surplus:
             if not task.traceparent:
                 task.traceparent = completion.lease.traceparent
             if not batch.add(task):
                 await self._insert(batch.take(), not_stored)
                 batch.add(task)
         await self._insert(batch.take(), not_stored)
-        return replace(completion, discovered=completion.discovered[:count])
+        return replace(completion, discovered=own)
 
     async def _insert(self, tasks: list[pb.NewTask], not_stored: list[str]) -> None:
         if self._client is None:
