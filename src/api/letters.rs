@@ -295,7 +295,8 @@ fn checked(pages: LetterPages, usual: u32) -> Result<LetterPages, Error> {
 }
 
 /// Inserts tasks that were never stored, and purges their letters. If the process is killed in
-/// between, a letter remains whose task is a duplicate by then.
+/// between, a letter remains whose task is a duplicate by then. The letter of a tree goes in the
+/// transaction of the insert, which takes it off the tree's count.
 async fn insert_again(
     query: &Reader,
     discovery: &discovery::Handle,

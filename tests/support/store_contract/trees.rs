@@ -555,6 +555,39 @@ pub(crate) async fn letters_count_in_their_tree<D: Database>(db: &D) {
         numbers(&*store, &first).await,
         (TreeState::Done, 2, [2, 0, 2, 0, 0])
     );
+
+    // A letter that goes lifts no mark, and a tree that stays FAILED does not end again.
+    let other = root("other", TreeSettings::default());
+    let marked = root("marked", TreeSettings::default());
+    insert_new(&*store, &[other.clone(), marked.clone()]).await;
+    let letters = [
+        letter(&other, "d"),
+        letter(&other, "e"),
+        letter(&marked, "f"),
+    ];
+    store.keep_letters(&letters).await.unwrap();
+    settle(&*store, &[completed(&other, "w")]).await;
+    assert_eq!(cancel_tree(&*store, &marked, 10).await, AddedBulk::Yes);
+    for (of, letter, key) in [(&other, &letters[0], "d"), (&marked, &letters[2], "f")] {
+        insert_new(&*store, &[row("full", key)]).await;
+        let returns = RowTree::Returns {
+            tree: of.task.id,
+            letter: letter.id(),
+        };
+        let duplicate = fresh(TaskRow {
+            tree: Some(Box::new(returns)),
+            ..task("full", key)
+        });
+        let stored = store.insert(&[duplicate]).await.unwrap();
+        assert!(matches!(stored.answers[..], [Duplicate { .. }]));
+    }
+    let tree = tree_of(&*store, &other).await;
+    assert_eq!(
+        (tree.state, tree.epoch, tree.letters),
+        (TreeState::Failed, 0, 1)
+    );
+    let tree = tree_of(&*store, &marked).await;
+    assert_eq!((tree.cancelling, tree.letters), (true, 0));
 }
 
 pub(crate) async fn the_deadline_of_a_tree_is_that_of_its_tasks<D: Database>(db: &D) {

@@ -85,8 +85,10 @@ struct TreeChange {
     late: i64,
     /// Dead tasks that are removed, and hold nothing any more.
     removed_dead: i64,
-    /// A final task became unfinished again, or a letter was sent again.
+    /// A final task became unfinished again, or the task of a letter joins.
     is_back: bool,
+    /// A letter is gone.
+    letter_gone: bool,
     /// Tasks of the tree discovered others.
     discovers: bool,
     /// Inserts added tasks.
@@ -205,12 +207,12 @@ impl Trees {
         self.change(tree, at_ms).letters += i64::try_from(count).unwrap_or(i64::MAX);
     }
 
-    /// Records that a letter is gone because its task was sent again. The tree is open again, even
-    /// if the task is a duplicate.
+    /// Records that a letter is gone because its task was sent again. The task may be a duplicate,
+    /// so a tree that has ended only ends again if it ends in another way without the letter.
     pub(crate) fn letter_gone(&mut self, tree: TaskId, at_ms: i64) {
         let change = self.change(tree, at_ms);
         change.letters -= 1;
-        change.is_back = true;
+        change.letter_gone = true;
     }
 
     /// Stores the changes, and the tasks of the trees that end. Returns these trees.
@@ -588,7 +590,8 @@ impl TreeRow {
             add(&mut view.held, change.dead - change.removed_dead);
         }
         count_completed(view);
-        if view.state != TreeState::Open && (change.is_back || change.open > 0) {
+        let ends_otherwise = change.letter_gone && view.end(at_ms).state != view.state;
+        if view.state != TreeState::Open && (change.is_back || change.open > 0 || ends_otherwise) {
             view.state = TreeState::Open;
             view.epoch += 1;
             view.ended_unix_ms = None;
