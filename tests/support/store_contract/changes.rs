@@ -385,6 +385,19 @@ pub(crate) async fn a_higher_num_reopens_a_completed_task<D: Database>(db: &D) {
     );
     store.settle(&[completed(&one, "b")]).await.unwrap();
     assert_eq!(detail_of(&*store, &one).await.status, Completed);
+
+    // Of a bulk change: the answer to its COMMIT is lost, so it comes again.
+    let as_of = Some(store.begin_era(NOW + 1_000).await.unwrap());
+    let (ids, more) = ([one.task.id], Change::Update(replicas(3)));
+    let acts = [act(&one)];
+    let wanted = store.want_as_of(&ids, &more, NOW + 2_000, &acts, as_of);
+    assert_eq!(wanted.await.unwrap(), [Wanted::Reopened]);
+    let wanted = store.want_as_of(&ids, &more, NOW + 2_000, &acts, as_of);
+    kept_of(&wanted.await.unwrap()[0]);
+    // Another call finds that the task has changed since.
+    let others = [act(&one)];
+    let wanted = store.want_as_of(&ids, &more, NOW + 2_000, &others, as_of);
+    assert_eq!(wanted.await.unwrap(), [Wanted::Unknown]);
 }
 
 pub(crate) async fn a_completion_before_a_higher_num_reopens_once_sql_has_it<D: Database>(db: &D) {

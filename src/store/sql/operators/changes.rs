@@ -115,6 +115,36 @@ async fn targets<S: Session>(
     Ok(targets)
 }
 
+/// The tasks that a change is wanted for. An earlier attempt of the same call, the answer to whose
+/// COMMIT was lost, may have reopened some of them, which then have changed since `as_of_ms`: their
+/// acts are recorded. These are locked after the others; if that meets another transaction, the
+/// database ends one of the two, which is tried again.
+async fn wanted_targets<S: Session>(
+    session: &mut S,
+    ids: &[TaskId],
+    acts: &[TaskAct],
+    as_of_ms: Option<i64>,
+) -> Result<HashMap<TaskId, Target>> {
+    let mut found = targets(session, &ids.iter().copied().collect(), as_of_ms).await?;
+    if as_of_ms.is_none() || found.len() == ids.len() {
+        return Ok(found);
+    }
+    let others: Vec<&TaskAct> = acts
+        .iter()
+        .filter(|(id, _)| !found.contains_key(id))
+        .collect();
+    let recorded = tokens::recorded(session, others.iter().map(|(_, act)| act)).await?;
+    let before: BTreeSet<TaskId> = others
+        .into_iter()
+        .filter(|(_, act)| recorded.contains(&act.id))
+        .map(|(id, _)| *id)
+        .collect();
+    if !before.is_empty() {
+        found.extend(targets(session, &before, None).await?);
+    }
+    Ok(found)
+}
+
 pub(crate) async fn want<S: Session>(
     session: &mut S,
     ids: &[TaskId],
@@ -123,7 +153,7 @@ pub(crate) async fn want<S: Session>(
     acts: &[TaskAct],
     events: &Arc<EventQueues>,
 ) -> Result<(Vec<Wanted>, Vec<EndedTree>)> {
-    let mut targets = targets(session, &ids.iter().copied().collect(), as_of_ms).await?;
+    let mut targets = wanted_targets(session, ids, acts, as_of_ms).await?;
     let mut steps = Steps::new(events);
     let mut reopened = BTreeSet::new();
     if let Change::Update(update) = change {
