@@ -132,7 +132,7 @@ async fn declare(
     }
     put(store, logs, name, &settings, known.as_ref(), &act).await?;
     if let Some(known) = known
-        && let Err(error) = change(logs, &known, &settings).await
+        && let Err(error) = change(store, logs, &known, &settings).await
     {
         // Records go to it nevertheless, and the next start tries again.
         let why = in_short(&error);
@@ -143,12 +143,33 @@ async fn declare(
 
 /// Applies the bounds of a topic that exists to its log. Also if they did not change: an earlier call
 /// may have got no further than SQL.
-async fn change(logs: &dyn Logs, known: &Topic, settings: &TopicSettings) -> bus::Result<()> {
-    let topic = Topic {
+///
+/// Another call may have stored others meanwhile, and applied them before this one did. So what SQL
+/// has afterwards is applied, too.
+async fn change(
+    store: &dyn Store,
+    logs: &dyn Logs,
+    known: &Topic,
+    settings: &TopicSettings,
+) -> Result<(), Error> {
+    let mut topic = Topic {
         settings: settings.clone(),
         ..known.clone()
     };
-    logs.change(&Log::from(&topic)).await
+    for _ in 0..CHANGES {
+        logs.change(&Log::from(&topic)).await?;
+        match known_topic(store, &known.name).await? {
+            Some(now)
+                if !now.is_deleting
+                    && now.created_unix_ms == known.created_unix_ms
+                    && now.settings != topic.settings =>
+            {
+                topic = now;
+            }
+            _ => break,
+        }
+    }
+    Ok(())
 }
 
 /// The settings of a topic that somebody else has made. Its partitions are those that it has now.
@@ -252,8 +273,10 @@ async fn put(
     if let Err(bus::Error::NotMade(_)) = made
         && known.is_none()
         && !logs.exists(&log).await?
+        && known_topic(store, name).await?.as_ref() == Some(&topic)
     {
-        // The server may never make it, for example because of its name.
+        // The server may never make it, for example because of its name. A row that somebody has
+        // changed meanwhile is theirs.
         store.begin_delete_topic(&topic, act).await?;
         store.end_delete_topic(&topic).await?;
     }
@@ -505,7 +528,7 @@ impl Reader {
         put(self.store(), &*logs, name, &settings, known.as_ref(), &act).await?;
         self.topics.forget();
         if let Some(known) = &known {
-            change(&*logs, known, &settings).await?;
+            change(self.store(), &*logs, known, &settings).await?;
         }
         let created_unix_ms = known.map_or(now, |known| known.created_unix_ms);
         Ok(TopicView::from(&Topic {

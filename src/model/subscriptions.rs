@@ -30,8 +30,8 @@ impl TopicPattern {
     pub fn new(text: &str) -> Result<Self, String> {
         let name = text.strip_suffix('*').unwrap_or(text);
         let is_own = OwnTopic::of(text).is_some();
-        // A star alone means every topic of users.
-        if !is_own && !(name.is_empty() && text == "*") {
+        let is_every_topic_of_users = text == "*";
+        if !is_own && !is_every_topic_of_users {
             super::topic_of_users(name)?;
         }
         Ok(Self(text.into()))

@@ -1,7 +1,7 @@
 //! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of
 //! the old ones must not hold up anything.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prost::Message as _;
 use rdkafka::{
@@ -408,11 +408,14 @@ async fn tasks_that_nobody_read_in_partitions_that_are_no_more() {
 /// changes the bounds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bounds() {
+    const PARTITIONS: u32 = 64;
     let bed = Bed::new().await;
     let config = bed.broker.config();
     let name = |topic: &str| format!("{}{topic}", config.topic_prefix);
     let foreign = name("foreign");
-    let new = NewTopic::new(&foreign, 2, TopicReplication::Fixed(1)).set("retention.ms", "777000");
+    let count = i32::try_from(PARTITIONS).unwrap();
+    let new =
+        NewTopic::new(&foreign, count, TopicReplication::Fixed(1)).set("retention.ms", "777000");
     let options = AdminOptions::new();
     let created = bed.admin.create_topics([&new], &options).await;
     created.expect("an answer")[0].as_ref().expect("created");
@@ -441,12 +444,12 @@ async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bound
     assert_eq!(status, 200, "{topic}");
     assert_eq!(
         (&topic["partitions"], &topic["attached"]),
-        (&json!(2), &json!(true))
+        (&json!(PARTITIONS), &json!(true))
     );
     let logs = Kafka::open(config.clone()).await.expect("open").logs();
     let log = Log {
         name: "foreign".into(),
-        partitions: 2,
+        partitions: PARTITIONS,
         keep: Retention {
             age: Duration::from_secs(3600),
             records: 1000,
@@ -463,10 +466,23 @@ async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bound
     logs.append(&log, &records).await.expect("published");
     subscribe(&daemon, "s", json!({"topic": "foreign", "start": "0"})).await;
     until_it_has(&daemon, "s", &[("read", 3), ("waiting", 3), ("skipped", 0)]).await;
+    // Nobody tells taskd what others publish, and a round of all partitions takes longer.
+    let began = Instant::now();
+    let each = (0..PARTITIONS).map(|partition| LogRecord {
+        partition,
+        value: "2".into(),
+        ..LogRecord::default()
+    });
+    let each: Vec<LogRecord> = each.collect();
+    logs.append(&log, &each).await.expect("published");
+    let read = 3 + u64::from(PARTITIONS);
+    until_it_has(&daemon, "s", &[("read", read), ("waiting", read)]).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
     let url = format!("{}/v1/topics/foreign", daemon.http());
     let deleted = http_client().delete(url).send().await.unwrap();
     assert_eq!(deleted.status(), 204);
-    assert_eq!(logs.ends(&log).await.expect("it is there").len(), 2);
+    assert_eq!(logs.ends(&log).await.expect("it is there").len(), 64);
     assert_eq!(
         settings(&foreign, "retention.ms").await.as_deref(),
         Some("777000")

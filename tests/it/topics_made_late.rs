@@ -1,22 +1,28 @@
 //! Topics whose logs are made, or not, while nobody hears of it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use taskd::{
     api::declare_topic,
     bus::{Error, Log, LogEnd, LogMessage, LogRecord, Logs, Result, Retention},
-    model::{Offset, Topic, TopicName, TopicSettings},
-    store::Store,
+    model::{Act, Offset, Topic, TopicName, TopicSettings},
+    store::{KeptTopic, Store},
 };
 
 use crate::support::{sqlite::SqliteFile, store_contract::Database};
+
+type Meanwhile = (Arc<dyn Store>, [Topic; 2]);
 
 /// Logs of a server that answers the first call for a log with this error, and makes it or not.
 struct Late {
     error: Mutex<Option<Error>>,
     is_there: Mutex<bool>,
+    /// The numbers of records that logs were changed to keep.
+    changed: Mutex<Vec<u64>>,
+    /// What another call makes of a topic while a log is changed.
+    meanwhile: Mutex<Option<Meanwhile>>,
 }
 
 impl Late {
@@ -24,6 +30,8 @@ impl Late {
         Self {
             error: Mutex::new(Some(error)),
             is_there: Mutex::new(is_made),
+            changed: Mutex::default(),
+            meanwhile: Mutex::default(),
         }
     }
 }
@@ -40,6 +48,17 @@ impl Logs for Late {
         }
         *self.is_there.lock() = true;
         Ok(log.partitions)
+    }
+
+    async fn change(&self, log: &Log) -> Result<()> {
+        self.changed.lock().push(log.keep.records);
+        let meanwhile = self.meanwhile.lock().take();
+        if let Some((store, [known, new])) = meanwhile {
+            let act = Act::new("ops", "put topic", "t");
+            let kept = store.keep_topic(&new, Some(&known), &act).await.unwrap();
+            assert!(matches!(kept, KeptTopic::Yes));
+        }
+        Ok(())
     }
 
     async fn delete(&self, _log: &Log) -> Result<()> {
@@ -121,4 +140,19 @@ async fn a_topic_that_the_server_refuses_is_forgotten_unless_it_is_there() {
         let expected: &[&str] = if is_made { &["t"] } else { &[] };
         assert_eq!(names(&*store).await, expected);
     }
+}
+
+#[tokio::test]
+async fn a_log_has_the_bounds_that_another_call_stored_while_it_was_changed() {
+    let file = SqliteFile::create().await;
+    let store = file.try_open().await.unwrap();
+    let logs = Late::new(Error::Setup("no answer".into()), true);
+    declare(&*store, &logs).await.unwrap_err();
+    let known = store.topics().await.unwrap().remove(0);
+    let mut new = known.clone();
+    new.settings.retention_records = 7;
+    let before = known.settings.retention_records;
+    *logs.meanwhile.lock() = Some((Arc::clone(&store), [known, new]));
+    declare(&*store, &logs).await.unwrap();
+    assert_eq!(*logs.changed.lock(), [before, 7]);
 }

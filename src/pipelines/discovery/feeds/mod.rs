@@ -8,7 +8,7 @@
 //! Nothing polls a topic that is idle: publishers tell which partitions have records. For a message
 //! that was lost, each second a few partitions are looked at, and each of them twice a minute. To an
 //! attached topic others publish, too, and to those of taskd itself the other pipelines. They tell
-//! nobody, so the ends of these topics are asked for each second.
+//! nobody, so the ends of these topics are asked for each second, and less often if that takes long.
 //!
 //! Subscriptions may read topics of taskd itself, about tasks. A task that comes of such a record
 //! must not make another one: records about tasks of the queues of these subscriptions are left out.
@@ -67,7 +67,11 @@ const LOOK_ROUND: usize = 30;
 /// How often what is left to read is measured, in ticks.
 const MEASURE_EVERY: u64 = 5;
 /// How many of the topics that nobody tells of are asked for their ends at once.
-const ASKED_AT_ONCE: usize = 4;
+const ASKED_AT_ONCE: usize = 2;
+/// After that nobody asks for this many times as long as it took, and at most for this long: a slow
+/// server is not asked each second.
+const ASKING_RESTS: u32 = 5;
+const ASKING_RESTS_MOST: Duration = Duration::from_secs(30);
 /// How many records behind a position may have been inserted: a page whose move has not ended, and the
 /// next one.
 const AHEAD: usize = 2 * PAGE;
@@ -127,6 +131,8 @@ impl Feeder {
         let mut measuring: FuturesUnordered<BoxFuture<'static, Measured>> = FuturesUnordered::new();
         let mut looking: FuturesUnordered<BoxFuture<'static, SeenEnds>> = FuturesUnordered::new();
         let mut tick_at = cx.clock().now();
+        // When the last look began, and when the next one may.
+        let (mut looked_at, mut look_at) = (tick_at, tick_at);
         while !cx.stop.is_cancelled() {
             if cx.clock().now() >= tick_at {
                 let mut done = Vec::new();
@@ -135,8 +141,10 @@ impl Feeder {
                 if feeds.is_measured_now() && measuring.is_empty() {
                     measuring.push(Box::pin(self.measure(&feeds)));
                 }
-                if feeds.has_untold() && looking.is_empty() {
+                let now = cx.clock().now();
+                if feeds.has_untold() && looking.is_empty() && now >= look_at {
                     looking.push(feeds.ends_of_untold().boxed());
+                    looked_at = now;
                 }
                 tick_at = cx.clock().now() + TICK;
                 for ended in done {
@@ -171,7 +179,11 @@ impl Feeder {
                 }
                 heard = heard => feeds.hear(&heard),
                 Some(measured) = measuring.next() => feeds.set_gauges(measured),
-                Some(seen) = looking.next() => feeds.see(&seen),
+                Some(seen) = looking.next() => {
+                    feeds.see(&seen);
+                    let now = cx.clock().now();
+                    look_at = now + asking_rest(now.saturating_duration_since(looked_at));
+                }
                 () = cx.clock().sleep(pause) => {}
                 () = cx.stop.cancelled() => {}
             }
@@ -793,6 +805,11 @@ fn is_untold(log: &Log) -> bool {
     log.is_attached || log.is_report
 }
 
+/// How long nobody asks for the ends of topics after that took so long.
+fn asking_rest(took: Duration) -> Duration {
+    took.saturating_mul(ASKING_RESTS).min(ASKING_RESTS_MOST)
+}
+
 /// How long a subscription waits that has been held for this time.
 fn held_for(before: Duration) -> Duration {
     (before * 2).clamp(HELD_FIRST, HELD_MOST)
@@ -943,6 +960,14 @@ mod tests {
         assert_eq!(due(&mut feeds), [] as [u32; 0]);
         feeds.see(&vec![(topic, vec![end(1), end(8)])]);
         assert_eq!(due(&mut feeds), [0, 1]);
+    }
+
+    #[test]
+    fn a_slow_server_is_not_asked_for_ends_each_second() {
+        let rest = |ms| asking_rest(Duration::from_millis(ms));
+        assert!(rest(20) < TICK);
+        assert_eq!(rest(2_000), Duration::from_secs(10));
+        assert_eq!(rest(60_000), ASKING_RESTS_MOST);
     }
 
     /// The positions of [`idle`] with this replay number.
