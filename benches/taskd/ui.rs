@@ -38,6 +38,18 @@ const PAGES: [(&str, &str); 5] = [
     ("ui/workers", "v1/workers"),
 ];
 
+/// The live pages. The viewers share them evenly.
+const LIVE: [&str; 8] = [
+    "ui/?flat=1",
+    "ui/queues/q0",
+    "ui/tasks?queue=q0",
+    "ui/dead",
+    "ui/workers",
+    "ui/processes",
+    "ui/books",
+    "ui/bulk",
+];
+
 pub(crate) async fn run(scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Table>> {
     let [tasks, queues] = scale.shown;
     progress.step(format!("ui: {tasks} tasks in {queues} queues"));
@@ -173,7 +185,7 @@ async fn viewers(
 ) -> anyhow::Result<Table> {
     let cases = [
         ("nobody", 0),
-        ("1 viewer", 1),
+        ("a viewer of each page", LIVE.len()),
         ("100 viewers", VIEWERS),
         ("nobody afterwards", 0),
     ];
@@ -200,11 +212,11 @@ async fn viewers(
             });
         }
     }
-    let conditions = "each viewer asks for the overview's frame every two seconds";
+    let conditions = "each viewer asks for the frame of a live page every two seconds";
     Ok(table(
         "ui: viewers",
         conditions,
-        &["nobody", "one viewer"],
+        &["nobody", "a viewer of each page"],
         rows,
     ))
 }
@@ -261,7 +273,7 @@ async fn look(daemon: &Daemon, viewers: usize, duration: Duration) -> anyhow::Re
     let views = (0..viewers).map(|viewer| async move {
         tokio::time::sleep(FRAME_EVERY * viewer as u32 / viewers as u32).await;
         while Instant::now() < until {
-            daemon.text("ui/?flat=1", Some("none")).await?;
+            daemon.text(LIVE[viewer % LIVE.len()], Some("none")).await?;
             tokio::time::sleep(FRAME_EVERY).await;
         }
         anyhow::Ok(())

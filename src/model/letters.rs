@@ -1,6 +1,6 @@
 //! Dead letters: what taskd gave up on, how an operator finds it, and what can be done with it.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use bytes::Bytes;
 use schemars::JsonSchema;
@@ -227,6 +227,30 @@ pub struct LetterReason {
     #[serde(rename = "last_at", serialize_with = "rfc_3339")]
     #[schemars(with = "Rfc3339")]
     pub last_unix_ms: i64,
+    /// The workers that failed last at most of these, at most three.
+    pub workers: Vec<String>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    by_worker: BTreeMap<String, u64>,
+}
+
+impl LetterReason {
+    /// How many workers are named.
+    const MOST_WORKERS: usize = 3;
+
+    fn count_worker(&mut self, letter: &DeadLetter) {
+        if let Some(failure) = letter.history.last().filter(|last| !last.worker.is_empty()) {
+            *self.by_worker.entry(failure.worker.clone()).or_default() += 1;
+        }
+    }
+
+    fn name_workers(&mut self) {
+        let by_worker = std::mem::take(&mut self.by_worker);
+        let mut workers: Vec<(String, u64)> = by_worker.into_iter().collect();
+        workers.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        workers.truncate(Self::MOST_WORKERS);
+        self.workers = workers.into_iter().map(|(worker, _)| worker).collect();
+    }
 }
 
 impl LetterReasons {
@@ -246,16 +270,23 @@ impl LetterReasons {
                     known.count += 1;
                     known.first_unix_ms = known.first_unix_ms.min(letter.at_unix_ms);
                     known.last_unix_ms = known.last_unix_ms.max(letter.at_unix_ms);
+                    known.count_worker(letter);
                 }
                 // Further reasons are rare, or all letters have different ones.
                 None if !has_room => {}
-                None => self.reasons.push(LetterReason {
-                    reason,
-                    prefix,
-                    count: 1,
-                    first_unix_ms: letter.at_unix_ms,
-                    last_unix_ms: letter.at_unix_ms,
-                }),
+                None => {
+                    let mut new = LetterReason {
+                        reason,
+                        prefix,
+                        count: 1,
+                        first_unix_ms: letter.at_unix_ms,
+                        last_unix_ms: letter.at_unix_ms,
+                        workers: Vec::new(),
+                        by_worker: BTreeMap::new(),
+                    };
+                    new.count_worker(letter);
+                    self.reasons.push(new);
+                }
             }
         }
     }
@@ -265,6 +296,7 @@ impl LetterReasons {
         self.reasons
             .sort_by(|a, b| (b.count, &a.reason).cmp(&(a.count, &b.reason)));
         self.reasons.truncate(Self::MOST);
+        self.reasons.iter_mut().for_each(LetterReason::name_workers);
     }
 }
 
@@ -415,6 +447,11 @@ mod tests {
             letter: DeadLetter {
                 reason: reason.into(),
                 at_unix_ms,
+                history: vec![Failure {
+                    at_unix_ms,
+                    worker: format!("w{}", at_unix_ms % 3),
+                    reason: String::new(),
+                }],
                 ..Default::default()
             },
         };
@@ -431,6 +468,8 @@ mod tests {
             count: 2,
             first_unix_ms: 3,
             last_unix_ms: 8,
+            workers: vec!["w0".into(), "w2".into()],
+            by_worker: BTreeMap::new(),
         };
         assert_eq!((&reasons.reasons[0], reasons.looked_at), (&first, 3));
         assert_eq!(reasons.reasons[1].prefix, "gone");

@@ -371,6 +371,12 @@ async fn pages_and_forms_work_below_the_path_of_a_proxy() {
     browser.click("nav a").await;
     browser.shows("#q-q", "q").await;
     assert_eq!(browser.path().await, "/ops/taskd/ui/");
+    // Commands name the address that the browser uses.
+    browser.open("workers").await;
+    let address = format!("--url {}/ops/taskd hello", proxy.url());
+    browser.shows("#frame pre", &address).await;
+    browser.open("").await;
+    browser.shows("#q-q", "q").await;
     // The API does not get the cookie.
     let script = "const done = arguments[arguments.length - 1]; \
         fetch('../v1/queues').then((answer) => done(answer.status));";

@@ -900,6 +900,11 @@ async fn a_question_names_the_reasons_that_begin_alike() {
         "{text}"
     );
     assert_eq!(text.matches("all that begin so").count(), 4, "{text}");
+    let (status, counted) = daemon.get("/v1/dead-letters:reasons?queue=q").await;
+    assert_eq!(
+        (status, &counted["reasons"][0]["workers"]),
+        (200, &json!(["w"]))
+    );
     for path in [
         "dead/purge?queue=q&reason=error%20",
         "bulk/new?what=retry&status=DEAD&queue=q&reason=error%20",
@@ -908,6 +913,11 @@ async fn a_question_names_the_reasons_that_begin_alike() {
         let named = page.of("#reasons");
         assert_eq!(named, "2 error # in fetch 1 error # in parse", "{path}");
     }
+    // Letters cannot tell which of these tasks have such a key.
+    let path = "bulk/new?what=retry&status=DEAD&queue=q&reason=error%20&key_prefix=0";
+    let page = browser.get(&format!("/ui/{path}")).await;
+    assert!(page.text.contains("1 task match"), "{}", page.text);
+    assert!(!page.has("#reasons"), "{}", page.text);
 }
 
 /// While Redis is away, what SQL knows goes on. What Redis said last is marked as old.
@@ -971,6 +981,10 @@ async fn workers_and_processes_are_shown_to_whom_they_concern() {
     assert!(page.of("tbody tr").contains("working"), "{}", page.text);
     assert_eq!(browser.get("/ui/workers?queue=q").await.status, 403);
     assert_eq!(browser.get("/ui/processes").await.status, 403);
+    let one = token(&daemon, "one", &["--roles", "read", "--worker", "ours"]).await;
+    browser.cookie = Some(one);
+    let page = browser.get("/ui/workers").await;
+    assert_eq!(page.values("tbody tr", "id"), ["w-ours"], "{}", page.text);
 }
 
 /// The stream of a queue's live tab comes with the cookie, and needs the queue's scope.

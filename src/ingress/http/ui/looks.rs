@@ -37,6 +37,8 @@ const AT_MOST: Duration = Duration::from_secs(60);
 
 /// How long a viewer waits for a look, and a look for one of several servers.
 const WAITS: Duration = Duration::from_secs(5);
+/// How long a look at one thing may take.
+const TAKES: Duration = Duration::from_secs(60);
 
 /// Rates are those of the last minute, from counts that are at least this far apart.
 const RATES_OVER: Duration = Duration::from_secs(60);
@@ -120,7 +122,6 @@ impl AllBooks {
 /// Who works. Each page takes what its viewer may see.
 pub(super) struct Workers {
     pub(super) look: WorkersLook,
-    pub(super) all: SeenWorkers,
     pub(super) heard: Heard,
 }
 
@@ -284,7 +285,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
     {
         if let Some(mut over) = self.begin(tasks, now_unix_ms, ask) {
             // It ends with an error: the sender is dropped.
-            let _ = tokio::time::timeout(WAITS, over.changed()).await;
+            drop(tokio::time::timeout(WAITS, over.changed()).await);
         }
         self.seen.lock().kept.look()
     }
@@ -347,9 +348,62 @@ impl<T: Send + Sync + 'static> Shared<T> {
 /// What the look at queues knows between two answers.
 #[derive(Default)]
 struct Parts {
-    stored: Mutex<Kept<StoredQueues>>,
-    held: Mutex<Kept<HeldQueues>>,
+    stored: Mutex<Half<StoredQueues>>,
+    held: Mutex<Half<HeldQueues>>,
     counts: Mutex<VecDeque<Counts>>,
+}
+
+/// What one of the two servers said. While the other one is away, this one rests as usual.
+struct Half<T> {
+    kept: Kept<T>,
+    /// When it is asked again at the earliest.
+    next: Option<Instant>,
+    /// How often it was forgotten. An answer from before that is too old.
+    number: u64,
+}
+
+impl<T> Default for Half<T> {
+    fn default() -> Self {
+        Self {
+            kept: Kept::default(),
+            next: None,
+            number: 0,
+        }
+    }
+}
+
+impl<T> Half<T> {
+    fn forget(&mut self) {
+        self.next = None;
+        self.number += 1;
+    }
+}
+
+/// Asks a server, unless it rests: then its last answer stays.
+async fn ask_half<T>(
+    half: &Mutex<Half<T>>,
+    now_unix_ms: i64,
+    ask: impl Future<Output = Result<T, api::Error>>,
+) -> Result<Look<T>, Failure> {
+    let number = {
+        let half = half.lock();
+        if half.next.is_some_and(|next| next > Instant::now()) {
+            return half.kept.look();
+        }
+        half.number
+    };
+    let began = Instant::now();
+    let answer = within(WAITS, ask).await;
+    let rested = match &answer {
+        Ok(_) => rest(began.elapsed()),
+        Err(_) => AT_LEAST,
+    };
+    let mut half = half.lock();
+    if half.number == number {
+        half.next = Some(Instant::now() + rested);
+        half.kept.keep(answer, now_unix_ms);
+    }
+    half.kept.look()
 }
 
 /// The totals of each queue at a time.
@@ -364,21 +418,14 @@ impl Parts {
         let now = api.now_unix_ms();
         // Together, so that they are of the same moment.
         let (stored, held) = tokio::join!(
-            within(api.stored_queues(&caller)),
-            within(api.held_queues(&caller))
+            ask_half(&self.stored, now, api.stored_queues(&caller)),
+            ask_half(&self.held, now, api.held_queues(&caller))
         );
-        let of_sql = {
-            let mut kept = self.stored.lock();
-            kept.keep(stored, now);
-            kept.look()?
-        };
-        let of_redis = {
-            let mut kept = self.held.lock();
-            kept.keep(held, now);
-            kept.look()?
-        };
+        let (of_sql, of_redis) = (stored?, held?);
         let queues = merged_queues(&of_sql.value, &of_redis.value, now);
-        let rates = if of_sql.failed.is_none() && of_redis.failed.is_none() {
+        let are_whole = of_sql.failed.is_none() && of_redis.failed.is_none();
+        // After a failure one of them may still rest.
+        let rates = if are_whole && of_sql.at_unix_ms == of_redis.at_unix_ms {
             self.rates(&queues, Instant::now())
         } else {
             HashMap::new()
@@ -428,8 +475,11 @@ impl<T> From<Look<T>> for State {
     }
 }
 
-async fn within<T>(ask: impl Future<Output = Result<T, api::Error>>) -> Result<T, Failure> {
-    match tokio::time::timeout(WAITS, ask).await {
+async fn within<T>(
+    time: Duration,
+    ask: impl Future<Output = Result<T, api::Error>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(time, ask).await {
         Ok(answer) => answer.map_err(Failure::from),
         Err(_) => Err(Failure::late()),
     }
@@ -464,6 +514,8 @@ impl Default for Looks {
 impl Looks {
     /// Looks at the queues again for the next viewer, who has changed one.
     pub(super) fn forget_queues(&self) {
+        self.parts.stored.lock().forget();
+        self.parts.held.lock().forget();
         self.queues.forget();
     }
 
@@ -495,18 +547,20 @@ impl Looks {
     }
 
     pub(super) async fn books(&self, api: &Arc<Api>) -> Result<Look<AllBooks>, Failure> {
-        let ask =
-            |api: Arc<Api>| async move { Ok(AllBooks::new(api.books(&everybody(), "").await?)) };
+        let ask = |api: Arc<Api>| async move {
+            let books = within(TAKES, api.books(&everybody(), "")).await?;
+            Ok(AllBooks::new(books))
+        };
         self.get(&self.books, api, ask).await
     }
 
     pub(super) async fn workers(&self, api: &Arc<Api>) -> Result<Look<Workers>, Failure> {
         let ask = |api: Arc<Api>| async move {
             let caller = everybody();
-            let look = api.workers_look(&caller, "").await?;
+            let look = within(TAKES, api.workers_look(&caller, "")).await?;
             let all = look.seen_by(&caller, "")?;
             let heard = Heard::new(&all, api.now_unix_ms());
-            Ok(Workers { look, all, heard })
+            Ok(Workers { look, heard })
         };
         self.get(&self.workers, api, ask).await
     }
@@ -515,7 +569,7 @@ impl Looks {
         &self,
         api: &Arc<Api>,
     ) -> Result<Look<Vec<SeenProcess>>, Failure> {
-        let ask = |api: Arc<Api>| async move { Ok(api.processes(&everybody()).await?) };
+        let ask = |api: Arc<Api>| async move { within(TAKES, api.processes(&everybody())).await };
         self.get(&self.processes, api, ask).await
     }
 
@@ -532,20 +586,21 @@ impl Looks {
                 limit,
                 after: None,
             };
-            Ok(api.letters(&everybody(), Ok(pages)).await?.letters.len())
+            let dead = within(TAKES, api.letters(&everybody(), Ok(pages))).await?;
+            Ok(dead.letters.len())
         };
         self.get(&self.dead, api, ask).await
     }
 
     pub(super) async fn depths(&self, api: &Arc<Api>) -> Result<Look<Depths>, Failure> {
         let ask = |api: Arc<Api>| async move {
-            let entries = api.all_depths(&everybody()).await?;
+            let entries = within(TAKES, api.all_depths(&everybody())).await?;
             Ok(Lately::of_all(&entries.hour, api.now_unix_ms()))
         };
         let look = self.get(&self.depths, api, ask).await?;
         let depths = Depths {
             // These are large. The API knows them, and forgets them when nobody asks.
-            entries: api.all_depths(&everybody()).await?,
+            entries: within(WAITS, api.all_depths(&everybody())).await?,
             queues: look.value,
         };
         Ok(Look {
@@ -666,6 +721,27 @@ mod tests {
         gate.add_permits(1);
         let never = || async { panic!("the first look goes on") };
         assert_eq!(*shared.get(&tasks, 0, never).await.unwrap().value, 7);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_answers_rests_while_the_other_one_is_away() {
+        let half: Mutex<Half<usize>> = Mutex::default();
+        let answer = |value| async move {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            Ok(value)
+        };
+        let look = ask_half(&half, 1, answer(1)).await.unwrap();
+        assert_eq!((*look.value, look.at_unix_ms), (1, 1));
+        let look = ask_half(&half, 2, answer(2)).await.unwrap();
+        assert_eq!((*look.value, look.at_unix_ms), (1, 1), "without asking");
+        half.lock().forget();
+        let look = ask_half(&half, 3, answer(3)).await.unwrap();
+        assert_eq!((*look.value, look.at_unix_ms), (3, 3));
+        half.lock().forget();
+        let fails = async { Err(api::Error::Invalid("away".to_owned())) };
+        let look = ask_half(&half, 4, fails).await.unwrap();
+        assert!(look.failed.is_some());
+        assert!(half.lock().next.unwrap() <= Instant::now() + AT_LEAST);
     }
 
     #[test]

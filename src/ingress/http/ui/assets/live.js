@@ -16,14 +16,22 @@
       if (time.querySelector(".utc") || Number.isNaN(at.getTime())) continue;
       const now = new Date();
       const today = at.toDateString() === now.toDateString();
-      const sameInUtc = at.toISOString().slice(0, 10) === now.toISOString().slice(0, 10);
-      const utc = document.createElement("span");
-      utc.className = "utc";
-      utc.textContent = sameInUtc && today ? time.textContent.slice(11) : time.textContent;
+      const utcToday = today && at.toISOString().slice(0, 10) === now.toISOString().slice(0, 10);
+      const utc = Object.assign(document.createElement("span"), { className: "utc" });
+      utc.textContent = utcToday ? time.textContent.slice(11) : time.textContent;
       time.replaceChildren(today ? at.toLocaleTimeString() : at.toLocaleString(), " ", utc);
     }
   };
   local(document);
+
+  // Below the path of a proxy, taskd does not know its address, but the browser does.
+  const { address, root: way } = html.dataset;
+  const base = new URL(`${way}..`, location.href).href.replace(/\/$/, "");
+  const named = (root) => {
+    for (const command of base === address ? [] : root.querySelectorAll("pre:not(.payload)"))
+      command.textContent = command.textContent.replaceAll(address, base);
+  };
+  named(document);
 
   // A form that asks for a text sends nothing else; the server compares it, too.
   for (const input of document.querySelectorAll("input[data-typed]")) {
@@ -87,6 +95,7 @@
     const again = selected();
     const fresh = new DOMParser().parseFromString(text, "text/html").body;
     local(fresh);
+    named(fresh);
     window.Idiomorph.morph(frame, fresh.childNodes, {
       morphStyle: "innerHTML",
       ignoreActiveValue: true,
@@ -116,11 +125,9 @@
         merge(await answer.text());
         version = answer.headers.get("taskd-frame") || "";
       }
-      if (!lost) {
-        heard = Date.now();
-        after = Number(answer.headers.get("taskd-frame-after")) || EVERY;
-        if (after > EVERY) next = heard + after - EVERY / 2;
-      }
+      if (!lost) heard = Date.now();
+      if (!lost) after = Number(answer.headers.get("taskd-frame-after")) || EVERY;
+      if (!lost && after > EVERY) next = heard + after - EVERY / 2;
     } catch {
       lost = true;
     } finally {
@@ -136,9 +143,7 @@
     show();
     ask();
   });
-  document.addEventListener("visibilitychange", () => {
-    if (!document.hidden) { heard = Date.now(); ask(); }
-  });
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) { heard = Date.now(); ask(); } });
   setInterval(ask, EVERY);
   setInterval(show, 1000);
   show();

@@ -68,6 +68,7 @@ struct Reason {
     count: String,
     first: Moment,
     last: Moment,
+    workers: String,
     show: String,
     retry: String,
     purge: String,
@@ -267,6 +268,7 @@ async fn reasons(visit: &Visit) -> Result<(Vec<Reason>, String), Problem> {
             count: format::count(reason.count),
             first: Moment::new(reason.first_unix_ms),
             last: Moment::new(reason.last_unix_ms),
+            workers: format::line(&reason.workers.join(", ")),
             show: link(format!("dead{}", format::query(&of_reason))),
             retry,
             purge: link(format!("dead/purge{}", format::query(&of_reason))),
@@ -421,6 +423,10 @@ pub(in crate::ingress::http::ui) async fn act(TwoIds(id, act): TwoIds, visit: Vi
 /// The most frequent reasons, and how many letters have each. The last one stands for the others.
 pub(super) fn named(reasons: &LetterReasons) -> Vec<(String, String)> {
     const NAMED: usize = 10;
+    let some = |count| match reasons.at_least {
+        true => format!("at least {}", format::count(count)),
+        false => format::count(count),
+    };
     let mut named: Vec<(String, String)> = Vec::new();
     for reason in reasons.reasons.iter().take(NAMED) {
         let text = if reason.reason.is_empty() {
@@ -428,7 +434,7 @@ pub(super) fn named(reasons: &LetterReasons) -> Vec<(String, String)> {
         } else {
             format::line(&reason.reason)
         };
-        named.push((format::count(reason.count), text));
+        named.push((some(reason.count), text));
     }
     let shown: u64 = reasons
         .reasons
@@ -437,7 +443,7 @@ pub(super) fn named(reasons: &LetterReasons) -> Vec<(String, String)> {
         .map(|one| one.count)
         .sum();
     if reasons.looked_at > shown {
-        let rest = format::count(reasons.looked_at - shown);
+        let rest = some(reasons.looked_at - shown);
         named.push((rest, "of other reasons".to_owned()));
     }
     named

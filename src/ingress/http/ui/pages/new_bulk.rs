@@ -16,7 +16,7 @@ use crate::{
     },
     model::{
         BulkAction, ChangeTasks, ChosenTasks, LetterFilter, LetterKind, LetterPages, Priority,
-        QueueName, Requeue, RequeueTasks, TaskCount, TaskFilter, TaskPages, TasksChanged, Update,
+        Requeue, RequeueTasks, TaskCount, TaskFilter, TaskPages, TaskStatus, TasksChanged, Update,
         WorkerName,
     },
 };
@@ -179,8 +179,10 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
         as_of_unix_ms: Some(as_of),
         ..filter
     };
+    let filter = change.filter(filter).map_err(Problem::bad_request)?;
+    let reasons = reasons(&visit, &filter).await;
     let pages = TaskPages {
-        filter: change.filter(filter).map_err(Problem::bad_request)?,
+        filter,
         limit: SAMPLES,
         after: None,
     };
@@ -192,7 +194,6 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
     let samples = samples
         .iter()
         .map(|task| (format::bytes(&task.key), format!("tasks/{}", task.id)));
-    let reasons = reasons(&visit).await?;
     let number = format::count(matched);
     let least = if at_least { "At least " } else { "" };
     let mut hidden: Vec<(String, String)> = visit
@@ -241,23 +242,34 @@ pub(in crate::ingress::http::ui) async fn ask(visit: Visit) -> Answer {
 }
 
 /// The reasons of the letters that a filter by reason chooses: it goes by their beginning, which
-/// others may share.
-async fn reasons(visit: &Visit) -> Result<Vec<(String, String)>, api::Error> {
-    if visit.get("reason").is_empty() || visit.get("queue").is_empty() {
-        return Ok(Vec::new());
+/// others may share. None if the filter chooses by something else, too, which letters cannot tell,
+/// or if the letters cannot be read.
+async fn reasons(visit: &Visit, filter: &TaskFilter) -> Vec<(String, String)> {
+    let by_reason = TaskFilter {
+        queue: filter.queue.clone(),
+        statuses: filter.statuses.clone(),
+        reason: filter.reason.clone(),
+        as_of_unix_ms: filter.as_of_unix_ms,
+        ..TaskFilter::default()
+    };
+    let is_of_letters = filter.queue.is_some()
+        && !filter.reason.is_empty()
+        && filter.statuses.contains(&TaskStatus::Dead);
+    if !is_of_letters || *filter != by_reason {
+        return Vec::new();
     }
     let filter = LetterFilter {
-        queue: QueueName::new(visit.get("queue")).ok(),
+        queue: filter.queue.clone(),
         kind: Some(LetterKind::Task),
-        reason: visit.get("reason").to_owned(),
+        reason: filter.reason.clone(),
         ..LetterFilter::default()
     };
     let pages = LetterPages {
         filter,
         ..LetterPages::default()
     };
-    let found = visit.api().letter_reasons(&visit.caller, Ok(pages)).await?;
-    Ok(named(&found))
+    let found = visit.api().letter_reasons(&visit.caller, Ok(pages)).await;
+    found.map(|found| named(&found)).unwrap_or_default()
 }
 
 /// Whether somebody has to type the number. Nobody knows how many tasks match if the count ended

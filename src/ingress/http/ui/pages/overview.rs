@@ -8,7 +8,7 @@ use super::rows::{Banner, QueueState, Row};
 use crate::{
     ingress::http::ui::{
         format::{self, Moment},
-        looks::{AllBooks, Look, MOST_DEAD, Queues},
+        looks::{AllBooks, Failure, Look, MOST_DEAD, Queues},
         scene::Head,
         visit::{Answer, Visit, page},
     },
@@ -80,7 +80,12 @@ pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
     let Queues { sql, redis, .. } = &*queues.value;
     let depths = depths.ok();
     let of_books = books.as_ref().ok();
-    let heard = workers.as_ref().ok().map(|workers| &workers.value.heard);
+    // Who was heard before a failure may be gone, and others may have come.
+    let heard = workers
+        .as_ref()
+        .ok()
+        .filter(|workers| workers.failed.is_none())
+        .map(|workers| &workers.value.heard);
     let reaches = |queue: &str| visit.caller.access.reaches(queue);
     let mut rows = Vec::new();
     for view in &queues.value.queues {
@@ -96,51 +101,33 @@ pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
     let mut banners = Banner::of_servers(sql, redis);
     let servers_answer = banners.is_empty();
     add_banners(&mut banners, &rows);
-    match &books {
-        Ok(books) if books.failed.is_some() => {
-            let failed = Banner::of_failure("The books", books.failed.as_ref());
-            banners.extend(failed.map(|banner| banner.linked("books", "Books")));
-        }
-        Ok(books) => add_books(&mut banners, &books.value, reaches),
-        Err(failure) => {
-            let text = format!(
-                "The books cannot be read now: {}",
-                format::line(failure.why())
-            );
-            banners.push(Banner::new("The books", "warn", text, "books", "Books"));
-        }
-    }
+    add_books(&mut banners, &books, reaches);
     let sees_all = visit.scene.sees_all;
     // The numbers of the sentence. An old one is left out.
-    let fresh = |look: Look<_>| (sees_all && look.failed.is_none()).then_some(look.value);
-    let processes = processes.ok().and_then(fresh);
-    if let Some(processes) = &processes {
-        add_processes(&mut banners, processes);
-    } else if sees_all && servers_answer {
-        let text = "The list of processes cannot be read now.".to_owned();
-        banners.push(Banner::new(
-            "Processes",
-            "warn",
-            text,
-            "processes",
-            "Processes",
-        ));
-    }
-    if let Some(why) = visit.api().memory_shortage().filter(|_| sees_all) {
-        let text = format::sentence(&why);
-        banners.push(Banner::new(
-            "memory",
-            "warn",
-            text,
-            "processes",
-            "Processes",
-        ));
+    let processes = processes
+        .ok()
+        .filter(|look| sees_all && look.failed.is_none());
+    let processes = processes.map(|look| look.value);
+    if sees_all {
+        add_memory(&mut banners, visit.api().memory_shortage());
+        match &processes {
+            Some(processes) => add_processes(&mut banners, processes),
+            None if servers_answer => {
+                let text = "The list of processes cannot be read now.".to_owned();
+                let link = "processes";
+                banners.push(Banner::new("Processes", "warn", text, link, "Processes"));
+            }
+            None => {}
+        }
     }
     let is_empty = rows.is_empty();
     let is_well = banners.is_empty();
     let numbers = Numbers {
         processes: processes.map(|processes| processes.len()),
-        workers: heard.filter(|_| sees_all).map(|heard| heard.workers),
+        workers: workers
+            .ok()
+            .filter(|look| sees_all && look.failed.is_none())
+            .map(|look| look.value.heard.workers),
         queues: rows.len(),
         dead: dead
             .ok()
@@ -150,16 +137,9 @@ pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
     let sentence = sentence(&banners, &numbers);
     let filter = visit.get("q");
     let group = visit.get("group");
-    if !filter.is_empty() {
-        let lower = filter.to_lowercase();
-        rows.retain(|row| row.name.to_lowercase().contains(&lower));
-    } else if !group.is_empty() {
-        rows.retain(|row| group_of(&row.name) == Some(group));
-    } else if visit.get("flat").is_empty() {
-        rows = grouped(rows, visit.get("sort"));
-    }
     let sort = visit.get("sort");
-    order(&mut rows, sort);
+    let is_flat = !visit.get("flat").is_empty();
+    let rows = listed(rows, filter, group, is_flat, sort);
     let address = &visit.scene.address;
     let host = address.split("://").nth(1).unwrap_or_default();
     visit.show(&Overview {
@@ -185,6 +165,20 @@ pub(in crate::ingress::http::ui) async fn show(mut visit: Visit) -> Answer {
             ""
         },
     })
+}
+
+/// The rows that the page lists, in their order.
+fn listed(mut rows: Vec<Row>, filter: &str, group: &str, is_flat: bool, sort: &str) -> Vec<Row> {
+    if !filter.is_empty() {
+        let lower = filter.to_lowercase();
+        rows.retain(|row| row.name.to_lowercase().contains(&lower));
+    } else if !group.is_empty() {
+        rows.retain(|row| group_of(&row.name) == Some(group));
+    } else if !is_flat {
+        rows = grouped(rows, sort);
+    }
+    order(&mut rows, sort);
+    rows
 }
 
 /// The headings, which sort by their column.
@@ -264,7 +258,35 @@ fn add_banners(banners: &mut Vec<Banner>, rows: &[Row]) {
     }
 }
 
-fn add_books(banners: &mut Vec<Banner>, all: &AllBooks, reaches: impl Fn(&str) -> bool) {
+fn add_memory(banners: &mut Vec<Banner>, shortage: Option<String>) {
+    if let Some(why) = shortage {
+        let text = format::sentence(&why);
+        let link = "processes";
+        banners.push(Banner::new("memory", "warn", text, link, "Processes"));
+    }
+}
+
+fn add_books(
+    banners: &mut Vec<Banner>,
+    books: &Result<Look<AllBooks>, Failure>,
+    reaches: impl Fn(&str) -> bool,
+) {
+    let all = match books {
+        Ok(books) if books.failed.is_some() => {
+            let failed = Banner::of_failure("The books", books.failed.as_ref());
+            banners.extend(failed.map(|banner| banner.linked("books", "Books")));
+            return;
+        }
+        Ok(books) => &books.value,
+        Err(failure) => {
+            let text = format!(
+                "The books cannot be read now: {}",
+                format::line(failure.why())
+            );
+            banners.push(Banner::new("The books", "warn", text, "books", "Books"));
+            return;
+        }
+    };
     let unbalanced: Vec<&str> = all
         .books
         .queues

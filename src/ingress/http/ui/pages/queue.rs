@@ -105,7 +105,11 @@ pub(in crate::ingress::http::ui) async fn show(Id(name): Id, mut visit: Visit) -
         }
     };
     let rates = looks.value.rates.get(&name);
-    let heard = workers.as_ref().ok().map(|look| &look.value.heard);
+    let heard = workers
+        .as_ref()
+        .ok()
+        .filter(|look| look.failed.is_none())
+        .map(|look| &look.value.heard);
     let now = api.now_unix_ms();
     let depths = depths.ok();
     let lately = depths
@@ -308,11 +312,12 @@ async fn oldest(
             Ok((list.tasks, list.next.is_some()))
         })
     };
-    last_of_list(first, now, list).await
+    last_of_list(first, now, list, |a, b| a.id == b.id).await
 }
 
 /// The last [`EXPLAINED`] of a list that begins with the newest task, the oldest first. `list`
-/// returns those before a time, and whether there are older ones than it has.
+/// returns those before a time, and whether there are older ones than it has. `is_same` says whether
+/// two entries of lists are the same task.
 ///
 /// This asks for a short time after `first`, and for longer ones until there are enough tasks. A
 /// list that is cut has not the oldest ones, so then it asks for times in between.
@@ -320,6 +325,7 @@ async fn last_of_list<'a, T, E>(
     first: i64,
     now: i64,
     list: impl Fn(i64) -> BoxFuture<'a, Result<(Vec<T>, bool), E>>,
+    is_same: fn(&T, &T) -> bool,
 ) -> Result<Vec<T>, E> {
     let (mut few, mut many) = (0, None);
     let mut oldest: Vec<T> = Vec::new();
@@ -347,6 +353,7 @@ async fn last_of_list<'a, T, E>(
     // So many were inserted at the same moment that the list does not show all.
     let missing = EXPLAINED.saturating_sub(oldest.len());
     if many.is_some() {
+        cut.retain(|task| !oldest.iter().any(|known| is_same(known, task)));
         oldest.extend(cut.into_iter().rev().take(missing));
     }
     oldest.truncate(EXPLAINED);
@@ -419,7 +426,7 @@ mod tests {
             let list = before.into_iter().take(LISTED as usize).collect();
             Box::pin(async move { Ok::<_, Infallible>((list, is_cut)) })
         };
-        let Ok(oldest) = last_of_list(first, now, list).await;
+        let Ok(oldest) = last_of_list(first, now, list, |a, b| a == b).await;
         oldest
     }
 
@@ -433,6 +440,10 @@ mod tests {
         // Of a single moment, any are the oldest.
         let mut inserted: Vec<i64> = (0..5).collect();
         inserted.extend(std::iter::repeat_n(5_000, 3_000));
+        assert_eq!(oldest_of(&inserted, now).await, inserted[..EXPLAINED]);
+        // The list that is cut has two of the five.
+        let mut inserted: Vec<i64> = (0..5).collect();
+        inserted.extend(std::iter::repeat_n(5_000, LISTED as usize - 2));
         assert_eq!(oldest_of(&inserted, now).await, inserted[..EXPLAINED]);
         let few: Vec<i64> = vec![0, 9_000_000];
         assert_eq!(oldest_of(&few, now).await, few);

@@ -606,7 +606,7 @@ mod tests {
         let line = line(&history, 0, 20).unwrap();
         assert_eq!((line.lanes.len(), line.left_out), (30, 10));
         assert!(line.says.starts_with("40 attempts by 40 workers"));
-        assert_eq!(line.lanes[1].shown, "crawler-d…9f8-abc01");
+        assert_eq!(line.lanes[1].shown, "crawler-d…-7d9f8-abc01");
     }
 
     #[test]

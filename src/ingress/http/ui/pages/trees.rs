@@ -335,6 +335,7 @@ pub(in crate::ingress::http::ui) async fn ask(TwoIds(id, act): TwoIds, visit: Vi
         head: visit.head("trees", title),
         asks: format!("{} {does}", format::count(number)),
         filter: vec![("Tree".to_owned(), tree.id.to_string())],
+        reasons: Vec::new(),
         samples: Vec::new(),
         action: format!("trees/{}/{act}", tree.id),
         hidden: vec![("number".to_owned(), number.to_string())],
