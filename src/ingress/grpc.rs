@@ -521,7 +521,7 @@ mod tests {
         assert!(
             sizes
                 .into_iter()
-                .zip([2000, 1300, 1750, 3200])
+                .zip([2000, 1300, 1800, 3200])
                 .all(|(size, most)| size <= most),
             "{sizes:?}"
         );

@@ -49,6 +49,11 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
         "builds taskd; this test runs the one that is built",
     ),
     (
+        "README.md",
+        "ls *.md | taskd topology run",
+        "has a taskd of its own; the tests of topologies run it",
+    ),
+    (
         "docs/workers.md",
         "python3 -m venv",
         "fetches from PyPI; scripts/check-python installs the package",

@@ -1,24 +1,23 @@
 //! `taskd topology`: checks, draws, applies and shows topologies.
 
+mod file;
 mod run;
 
 use std::{fs, io::Write as _, path::PathBuf};
 
-use anyhow::{Context as _, bail};
-use axum::body::Bytes;
+use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use hyper::Method;
 use serde::Deserialize;
-use serde_json::{Value, json};
-use url::form_urlencoded;
+use serde_json::Value;
 
+use self::file::{apply_to, path, read};
 use super::{
     address::Server,
     ask::{ask, ask_with, printable},
-    http::HttpPort,
     print::{self, print, say},
 };
-use crate::model::{MAX_TOPOLOGY_BYTES, Topology as Plan, TopologyName};
+use crate::model::TopologyName;
 
 /// Check, draw, apply, show and run topologies: graphs of stages, whose queues are TOPOLOGY.STAGE
 #[derive(Args)]
@@ -189,30 +188,6 @@ async fn run_one(command: Command) -> anyhow::Result<bool> {
     }
 }
 
-fn path(topology: &str) -> String {
-    let encoded: String = form_urlencoded::byte_serialize(topology.as_bytes()).collect();
-    format!("/v1/topologies/{}", encoded.replace('+', "%20"))
-}
-
-/// Reads a file. `None` if it has mistakes, which stderr names.
-fn read(file: &PathBuf) -> anyhow::Result<Option<(String, Plan)>> {
-    let shown = file.display();
-    let bytes = fs::metadata(file).with_context(|| format!("cannot read {shown}"))?;
-    if bytes.len() > MAX_TOPOLOGY_BYTES as u64 {
-        bail!("{shown} is larger than a topology may be: {MAX_TOPOLOGY_BYTES} bytes");
-    }
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
-    match Plan::read(&text) {
-        Ok(plan) => Ok(Some((text, plan))),
-        Err(mistakes) => {
-            for mistake in mistakes {
-                say(printable(&format!("{shown}:{mistake}")));
-            }
-            Ok(None)
-        }
-    }
-}
-
 fn new(name: &str) -> anyhow::Result<()> {
     let name = TopologyName::new(name)?;
     let file = format!("{name}.toml");
@@ -246,20 +221,6 @@ async fn apply(apply: &Apply) -> anyhow::Result<bool> {
         plan.name, applied["version"]
     ))?;
     Ok(true)
-}
-
-/// Applies the text of a file. `None` if taskd knows no topologies, which stderr says.
-async fn apply_to(
-    server: &HttpPort,
-    name: &TopologyName,
-    text: &str,
-) -> anyhow::Result<Option<Value>> {
-    let body = serde_json::to_vec(&json!({"text": text}))?;
-    let body = Some(("application/json", Bytes::from(body)));
-    let answer = ask_with(server, Method::PUT, &path(name.as_str()), body).await?;
-    Ok(answer
-        .map(|answer| serde_json::from_slice(&answer))
-        .transpose()?)
 }
 
 #[derive(Deserialize)]

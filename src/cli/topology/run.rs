@@ -19,7 +19,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{apply_to, read};
+use super::file::{apply_to, read};
 use crate::{
     cli::{
         ask::{ask, printable},
@@ -108,11 +108,16 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
     };
     let ended = world.end(signals.next()).await;
     drop(world);
+    // After what the workers print at their ends.
+    let failed = match worked {
+        Ok(_) if args.exit_when_done => conclude(&server).await,
+        _ => Ok(false),
+    };
     let stopped = own.stop().await;
     let code = worked?;
     ended?;
     stopped?;
-    Ok(code)
+    Ok(if failed? { FAILED } else { code })
 }
 
 /// The signals that end a run: the first one when the tasks are done that run, the second one at
@@ -232,8 +237,7 @@ impl<'a> World<'a> {
         let queues: Vec<&str> = stages.map(|stage| stage.queue.as_str()).collect();
         self.unless_a_worker_ends(all_done(server, &queues))
             .await??;
-        let failed = conclude(server).await?;
-        Ok(if failed { FAILED } else { code })
+        Ok(code)
     }
 
     /// This program as a client of the taskd.
