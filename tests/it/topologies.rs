@@ -377,7 +377,14 @@ command = ["sh", "-c", "cat >> pages; echo >> pages; ! grep -q bad pages"]
     assert!(readme.contains(&format!("```toml\n{words}```")), "{words}");
     let (code, stdout, stderr) = run_topology(folder.path(), &words, "t.toml\n");
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.contains("words.count"), "{stdout}");
+    let mut events = stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap());
+    let result = events.find(|event: &Value| event["event"] == "result");
+    let result = result.expect("the last stage has a result");
+    assert_eq!(result["queue"], "words.count", "{stdout}");
+    let count: usize = result["result"].as_str().unwrap().trim().parse().unwrap();
+    assert_eq!(count, words.split_whitespace().count(), "{stdout}");
 
     // Nothing is started without commands, and what cannot start is named.
     let (code, _, stderr) = run_topology(folder.path(), "name = \"t\"\n[stage.a]\n", "a\n");

@@ -56,7 +56,8 @@ Examples:
   taskd topology run crawl.toml --input urls.ndjson --exit-when-done
   echo https://example.org/ | taskd topology run crawl.toml --input - --exit-when-done
 
-stdout has a JSON line for each task that was worked on, and at the end one with the trees. The taskd and all its data \
+stdout has a JSON line for each task that was worked on, one for each result of a stage that nothing follows, and at \
+the end one with the trees. The taskd and all its data \
 are removed at the end. Ctrl-C finishes the tasks that run, and ends it.
 
 Exit code: 0 if all trees are done or without --exit-when-done, 3 if some failed or are still open, 1 if the file has mistakes or lines \
@@ -255,6 +256,7 @@ impl<'a> World<'a> {
             .args(["work", stage.queue.as_str(), "--name", &name])
             .args(["--concurrency", &concurrency.to_string()])
             .args(["--json", "--stop-with-stdin", "--discover-fd"])
+            .args(stage.edges.is_empty().then_some("--results"))
             .args(["--discover-port", "out", "--"])
             .args(&stage.command)
             // The pipe ends however this process does. Ctrl-C reaches this process alone.

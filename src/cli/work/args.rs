@@ -94,6 +94,10 @@ pub struct Work {
     #[arg(long)]
     pub(super) json: bool,
 
+    /// Print a JSON line with each result, too
+    #[arg(long, requires = "json", conflicts_with = "http_check")]
+    pub(super) results: bool,
+
     /// Stop in order when stdin ends: the worker of `taskd topology run` outlives no run
     #[arg(long, hide = true)]
     pub(in crate::cli) stop_with_stdin: bool,

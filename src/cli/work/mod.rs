@@ -43,7 +43,7 @@ pub(super) async fn run(args: Work) -> anyhow::Result<()> {
     if args.exit_when_idle.is_some() {
         drained.may_ask().await?;
     }
-    let show = Arc::new(Show::new(args.json).context("cannot start a thread")?);
+    let show = Arc::new(Show::new(args.json, args.results).context("cannot start a thread")?);
     show.up(&name);
     let worker = worker(&args, name, &show);
     let stop = worker.stop();

@@ -28,6 +28,7 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 pub(super) struct Show {
     /// Prints JSON lines, and no progress bar.
     is_json: bool,
+    shows_results: bool,
     output: Output,
     state: Mutex<State>,
 }
@@ -53,7 +54,7 @@ struct Away {
 }
 
 impl Show {
-    pub(super) fn new(is_json: bool) -> io::Result<Self> {
+    pub(super) fn new(is_json: bool, shows_results: bool) -> io::Result<Self> {
         let is_json = is_json || !io::stdout().is_terminal();
         let bar = (!is_json)
             .then(progress_bar)
@@ -76,6 +77,7 @@ impl Show {
         };
         Ok(Self {
             is_json,
+            shows_results,
             output: Output::new(bar)?,
             state: state.into(),
         })
@@ -151,8 +153,17 @@ impl Show {
         self.say("away", why);
     }
 
-    /// What the command of a task has printed, which becomes its result. JSON lines leave it out.
+    /// What the command of a task has printed, which becomes its result. JSON lines leave it out,
+    /// unless it is asked for.
     pub(super) fn printed(&self, task: &TaskInfo, printed: &[u8]) {
+        if self.is_json && self.shows_results {
+            let result = String::from_utf8_lossy(printed);
+            self.line(&json!({
+                "event": "result", "id": task.id(), "queue": task.queue(), "key": task.key(),
+                "result": result.strip_suffix('\n').unwrap_or(&result),
+            }));
+            return;
+        }
         if self.is_json || printed.is_empty() {
             return;
         }
@@ -313,7 +324,7 @@ mod tests {
 
     #[test]
     fn a_worker_is_idle_while_calls_do_not_fail_and_gives_up_if_they_fail_for_a_minute() {
-        let show = Show::new(true).unwrap();
+        let show = Show::new(true, false).unwrap();
         let mut state = show.state();
         let began = state.at;
         let after = |seconds| began + Duration::from_secs(seconds);
