@@ -5,10 +5,11 @@
 //! subscription in steps ([`step`]), many at once, so that a subscription whose queue is full holds
 //! up no other. A record is read once for all subscriptions at its place ([`pages`]).
 //!
-//! Nothing polls a topic that is idle: publishers tell which partitions have records. For a message
-//! that was lost, each second a few partitions are looked at, and each of them twice a minute. To an
-//! attached topic others publish, too, and to those of taskd itself the other pipelines. They tell
-//! nobody, so the ends of these topics are asked for each second, and less often if that takes long.
+//! Publishers tell which partitions have records. For a message that was lost, each second a few
+//! topics are asked for their ends, and each of them twice a minute, however many subscriptions it
+//! has. To an attached topic others publish, too, and to those of taskd itself the other pipelines.
+//! They tell nobody, so these topics are asked each second. All are asked less often if that takes
+//! long.
 //!
 //! Subscriptions may read topics of taskd itself, about tasks. A task that comes of such a record
 //! must not make another one: records about tasks of the queues of these subscriptions are left out.
@@ -23,7 +24,6 @@ pub use record_task::record_task;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    ops::Bound,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
@@ -62,11 +62,11 @@ const LEASE: Duration = Duration::from_secs(4);
 const TICK: Duration = Duration::from_secs(1);
 /// How many steps run at once.
 const STEPS: usize = 32;
-/// In how many ticks every partition is looked at.
+/// In how many ticks every topic is asked for its ends.
 const LOOK_ROUND: usize = 30;
 /// How often what is left to read is measured, in ticks.
 const MEASURE_EVERY: u64 = 5;
-/// How many of the topics that nobody tells of are asked for their ends at once.
+/// How many topics are asked for their ends at once.
 const ASKED_AT_ONCE: usize = 2;
 /// After that nobody asks for this many times as long as it took, and at most for this long: a slow
 /// server is not asked each second.
@@ -98,7 +98,7 @@ struct Feeder {
 
 type Running = FuturesUnordered<BoxFuture<'static, Ended>>;
 
-/// The ends of the partitions of topics that nobody tells of.
+/// The ends of the partitions of topics.
 type SeenEnds = Vec<(TopicName, Vec<Option<Offset>>)>;
 
 /// What has ended.
@@ -142,8 +142,8 @@ impl Feeder {
                     measuring.push(Box::pin(self.measure(&feeds)));
                 }
                 let now = cx.clock().now();
-                if feeds.has_untold() && looking.is_empty() && now >= look_at {
-                    looking.push(feeds.ends_of_untold().boxed());
+                if feeds.until.is_some() && looking.is_empty() && now >= look_at {
+                    looking.push(feeds.next_ends().boxed());
                     looked_at = now;
                 }
                 tick_at = cx.clock().now() + TICK;
@@ -237,7 +237,6 @@ impl Feeder {
         if !feeds.is_loaded {
             self.load(feeds).await?;
         }
-        feeds.look();
         feeds.ticks += 1;
         Ok(())
     }
@@ -351,8 +350,8 @@ struct Feeds {
     turns: Turns,
     held: BTreeSet<(Instant, PositionKey)>,
     pages: Pages,
-    /// The partition that was looked at last.
-    looked_at: Option<PositionKey>,
+    /// The topic of the rounds that was asked last.
+    asked: Option<TopicName>,
     said: LastSaid,
     ticks: u64,
     /// How many steps were begun.
@@ -382,8 +381,8 @@ struct Cursor {
     held_for: Duration,
     /// The last move of the position, which may not have ended.
     moving: Option<Moving>,
-    /// The end of its partition that it was made due for, if nobody tells of it. The last offsets may be no records,
-    /// and then it never gets there.
+    /// The end of its partition that it was made due for without being told. The last offsets may be
+    /// no records, and then it never gets there.
     seen: Option<Offset>,
 }
 
@@ -436,7 +435,7 @@ impl Feeds {
             turns: Turns::default(),
             held: BTreeSet::new(),
             pages: Pages::default(),
-            looked_at: None,
+            asked: None,
             said: LastSaid::nothing(),
             ticks: 0,
             steps: 0,
@@ -564,17 +563,30 @@ impl Feeds {
         }
     }
 
-    fn has_untold(&self) -> bool {
-        self.until.is_some() && self.logs.values().any(|log| is_untold(log))
-    }
-
-    /// Asks for the ends of the topics that subscriptions read, and that nobody tells of.
-    fn ends_of_untold(&self) -> impl Future<Output = SeenEnds> + use<> {
-        let mut asked = Vec::new();
-        for (topic, log) in self.logs.iter().filter(|(_, log)| is_untold(log)) {
-            if self.readers.contains_key(topic) {
-                asked.push((topic.clone(), Arc::clone(log)));
-            }
+    /// Asks for the ends of those topics that nobody tells of, and of the next few others.
+    fn next_ends(&mut self) -> impl Future<Output = SeenEnds> + use<> {
+        let read = |topic: &TopicName| self.readers.contains_key(topic);
+        let (untold, told): (Vec<_>, Vec<_>) = self
+            .logs
+            .iter()
+            .filter(|(topic, _)| read(topic))
+            .partition(|(_, log)| is_untold(log));
+        let first = match &self.asked {
+            Some(asked) => told.partition_point(|(topic, _)| *topic <= asked),
+            None => 0,
+        };
+        let others = told[first..].iter().take(told.len().div_ceil(LOOK_ROUND));
+        let mut asked: Vec<(TopicName, Arc<Log>)> = Vec::new();
+        let mut ask = |(topic, log): &(&TopicName, &Arc<Log>)| {
+            asked.push(((*topic).clone(), Arc::clone(log)));
+        };
+        untold.iter().for_each(&mut ask);
+        others.clone().for_each(&mut ask);
+        // Begins again after the last one.
+        let is_last = first + others.len() >= told.len();
+        self.asked = others.last().map(|(topic, _)| (*topic).clone());
+        if is_last {
+            self.asked = None;
         }
         let logs = Arc::clone(&self.handle);
         let asked = stream::iter(asked).map(move |(topic, log)| {
@@ -600,7 +612,9 @@ impl Feeds {
                     let Some(cursor) = self.cursors.get_mut(key) else {
                         continue;
                     };
-                    if *end > cursor.up_to.after && *end != cursor.seen {
+                    // One that lies before the position is that of a log that was made anew.
+                    let is_other = end.is_some() && *end != cursor.up_to.after;
+                    if is_other && *end != cursor.seen {
                         cursor.seen = *end;
                         keys.push(key.clone());
                     }
@@ -612,22 +626,6 @@ impl Feeds {
             self.pages.forget(&key.topic, &[key.partition].into());
             self.make_due(&key, Cause::Told);
         }
-    }
-
-    /// Looks at some partitions of which nothing was heard.
-    fn look(&mut self) {
-        let count = self.cursors.len().div_ceil(LOOK_ROUND);
-        let after = match self.looked_at.take() {
-            Some(key) => Bound::Excluded(key),
-            None => Bound::Unbounded,
-        };
-        let next = self.cursors.range((after, Bound::Unbounded));
-        let keys: Vec<PositionKey> = next.take(count).map(|(key, _)| key.clone()).collect();
-        for key in &keys {
-            self.make_due(key, Cause::Look);
-        }
-        // Begins again after the last one.
-        self.looked_at = keys.into_iter().last();
     }
 
     /// Lets those go on that have been held long enough, unless their queues still take nothing:
@@ -922,6 +920,14 @@ mod tests {
         feeds
     }
 
+    /// Makes all partitions due.
+    fn look(feeds: &mut Feeds) {
+        let keys: Vec<PositionKey> = feeds.cursors.keys().cloned().collect();
+        for key in &keys {
+            feeds.make_due(key, Cause::Look);
+        }
+    }
+
     /// Takes the steps that are due, and says of which partitions they are.
     fn due(feeds: &mut Feeds) -> Vec<u32> {
         let steps: Vec<Step> = std::iter::from_fn(|| feeds.next_step()).collect();
@@ -960,6 +966,15 @@ mod tests {
         assert_eq!(due(&mut feeds), [] as [u32; 0]);
         feeds.see(&vec![(topic, vec![end(1), end(8)])]);
         assert_eq!(due(&mut feeds), [0, 1]);
+        // A log that was made anew ends before the position.
+        let at = |feeds: &mut Feeds, after| {
+            let cursors = feeds.cursors.values_mut();
+            cursors.for_each(|cursor| cursor.up_to.after = after);
+        };
+        at(&mut feeds, end(9));
+        let topic = TopicName::new("t").unwrap();
+        feeds.see(&vec![(topic, vec![end(9), end(2), None])]);
+        assert_eq!(due(&mut feeds), [1]);
     }
 
     #[test]
@@ -985,7 +1000,7 @@ mod tests {
     fn a_seek_during_a_step_makes_its_partition_due() {
         let now = Instant::now();
         let mut feeds = idle(1);
-        feeds.look();
+        look(&mut feeds);
         let step = feeds.next_step().unwrap();
         // The new positions are read before the step finds that it moved nothing, or after it.
         feeds.set_positions(sought(&feeds, 1));
@@ -1002,7 +1017,7 @@ mod tests {
     fn a_step_from_before_the_lease_was_lost_leaves_the_new_cursor_as_it_is() {
         let now = Instant::now();
         let mut feeds = idle(1);
-        feeds.look();
+        look(&mut feeds);
         let old = feeds.next_step().unwrap();
         let positions = sought(&feeds, 0);
         feeds.forget();
@@ -1041,7 +1056,7 @@ mod tests {
     #[test]
     fn a_move_whose_answer_was_lost_holds_up_no_later_step() {
         let mut feeds = idle(1);
-        feeds.look();
+        look(&mut feeds);
         let step = feeds.next_step().unwrap();
         let to = ReadUpTo {
             count: Some(1),
@@ -1069,7 +1084,7 @@ mod tests {
     #[test]
     fn nothing_is_read_for_a_queue_that_takes_nothing() {
         let mut feeds = idle(1);
-        feeds.look();
+        look(&mut feeds);
         let step = feeds.next_step().unwrap();
         let mut now = Instant::now();
         feeds.finish(&step, Outcome::Held("it is full".to_owned()), now);
