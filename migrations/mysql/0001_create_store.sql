@@ -78,7 +78,7 @@ CREATE TABLE tasks (
     sequence_place   BIGINT          NULL, -- its place there, once it ended without being completed
     -- meta.era when reports or operators changed it last. A count with a later era saw that.
     era              BIGINT          NOT NULL DEFAULT 0,
-    tree             VARBINARY(16)   NULL, -- the tree that it is in; NULL or empty: none
+    tree             VARBINARY(32)   NULL, -- the tree that it is in, and its subtree behind it; NULL or empty: none
     KEY tasks_on_bus (on_bus, id, queue, shard),
     -- The earliest finished first.
     KEY tasks_finished (status, updated_ms),
@@ -200,7 +200,8 @@ CREATE TABLE trees (
     dead        BIGINT      NOT NULL, -- and not sent again
     cancelled   BIGINT      NOT NULL, -- and not sent again
     letters     BIGINT      NOT NULL, -- discovered tasks that became letters, and were not sent again
-    late        BIGINT      NOT NULL, -- surplus reports
+    late        BIGINT      NOT NULL, -- surplus reports, and outputs to joins of no subtree
+    joins       BIGINT      NOT NULL, -- subtrees that joins wait for
     cancelling  TINYINT     NOT NULL, -- 1: nothing is added any more
     on_dead     TINYINT     NOT NULL, -- what a dead task means: 0 it counts, 1 nothing, 2 it holds the tree
     deadline_ms BIGINT      NOT NULL, -- 0: none
@@ -219,6 +220,35 @@ CREATE TABLE tree_tasks (
     tree BINARY(16) NOT NULL,
     task BINARY(16) NOT NULL,
     PRIMARY KEY (tree, task)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Subtrees: what came out of one task of a fork, until its join has all of it. The row of the tree
+-- is the lock.
+CREATE TABLE subtrees (
+    id         BINARY(16)     NOT NULL PRIMARY KEY,
+    tree       BINARY(16)     NOT NULL,
+    path       VARBINARY(512) NOT NULL, -- the subtrees around it, outermost first
+    fork       BINARY(16)     NOT NULL, -- a task
+    open_tasks BIGINT         NOT NULL, -- unfinished
+    held_tasks BIGINT         NOT NULL, -- dead ones that keep it open
+    children   BIGINT         NOT NULL, -- subtrees within it
+    parts      BIGINT         NOT NULL, -- all that came, stored or not
+    part_bytes BIGINT         NOT NULL, -- theirs, roughly
+    join_task  TEXT           NOT NULL, -- JSON: the task that it becomes
+    KEY subtrees_tree (tree)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The outputs that joins wait for the last of, and the tasks of their forks.
+CREATE TABLE parts (
+    subtree  BINARY(16)      NOT NULL,
+    task     BINARY(16)      NOT NULL, -- which sent it
+    place    BIGINT          NOT NULL, -- in its report; -1: it is the task of the fork itself
+    stage    VARCHAR(64)     NOT NULL,
+    port     VARCHAR(64)     NOT NULL,
+    part_key VARBINARY(4096) NOT NULL,
+    encoding TINYINT         NOT NULL, -- as in tasks
+    payload  LONGBLOB        NOT NULL,
+    PRIMARY KEY (subtree, task, place)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,

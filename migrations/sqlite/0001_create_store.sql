@@ -73,7 +73,7 @@ CREATE TABLE tasks (
     sequence_place   INTEGER, -- its place there, once it ended without being completed
     -- meta.era when reports or operators changed it last. A count with a later era saw that.
     era              INTEGER NOT NULL DEFAULT 0,
-    tree             BLOB -- the tree that it is in; NULL or empty: none
+    tree             BLOB -- the tree that it is in, and its subtree behind it; NULL or empty: none
 ) STRICT;
 
 -- The earliest finished first.
@@ -220,7 +220,8 @@ CREATE TABLE trees (
     dead        INTEGER NOT NULL, -- and not sent again
     cancelled   INTEGER NOT NULL, -- and not sent again
     letters     INTEGER NOT NULL, -- discovered tasks that became letters, and were not sent again
-    late        INTEGER NOT NULL, -- surplus reports
+    late        INTEGER NOT NULL, -- surplus reports, and outputs to joins of no subtree
+    joins       INTEGER NOT NULL, -- subtrees that joins wait for
     cancelling  INTEGER NOT NULL, -- 1: nothing is added any more
     on_dead     INTEGER NOT NULL, -- what a dead task means: 0 it counts, 1 nothing, 2 it holds the tree
     deadline_ms INTEGER NOT NULL, -- 0: none
@@ -240,6 +241,35 @@ CREATE TABLE tree_tasks (
     tree BLOB NOT NULL,
     task BLOB NOT NULL,
     PRIMARY KEY (tree, task)
+) STRICT, WITHOUT ROWID;
+
+-- Subtrees: what came out of one task of a fork, until its join has all of it.
+CREATE TABLE subtrees (
+    id         BLOB    NOT NULL PRIMARY KEY,
+    tree       BLOB    NOT NULL,
+    path       BLOB    NOT NULL, -- the subtrees around it, outermost first
+    fork       BLOB    NOT NULL, -- a task
+    open_tasks INTEGER NOT NULL, -- unfinished
+    held_tasks INTEGER NOT NULL, -- dead ones that keep it open
+    children   INTEGER NOT NULL, -- subtrees within it
+    parts      INTEGER NOT NULL, -- all that came, stored or not
+    part_bytes INTEGER NOT NULL, -- theirs, roughly
+    join_task  TEXT    NOT NULL -- JSON: the task that it becomes
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX subtrees_tree ON subtrees (tree);
+
+-- The outputs that joins wait for the last of, and the tasks of their forks.
+CREATE TABLE parts (
+    subtree  BLOB    NOT NULL,
+    task     BLOB    NOT NULL, -- which sent it
+    place    INTEGER NOT NULL, -- in its report; -1: it is the task of the fork itself
+    stage    TEXT    NOT NULL,
+    port     TEXT    NOT NULL,
+    part_key BLOB    NOT NULL,
+    encoding INTEGER NOT NULL, -- as in tasks
+    payload  BLOB    NOT NULL,
+    PRIMARY KEY (subtree, task, place)
 ) STRICT, WITHOUT ROWID;
 
 -- Events of queues with `events = true`, until they are on the topic: a row for each transaction,

@@ -91,6 +91,7 @@ mod tests {
             cancelled: 0,
             letters: 0,
             late: 0,
+            joins: 0,
             cancelling: false,
             on_dead: TreeOnDead::Count,
             then: None,

@@ -430,6 +430,7 @@ fn line(tree: &pb::Tree) -> String {
         (tree.dead, "dead"),
         (tree.cancelled, "cancelled"),
         (tree.letters, "became letters"),
+        (tree.joins, "joins wait"),
     ] {
         if count > 0 {
             line.push_str(&format!(", {} {what}", HumanCount(count)));
@@ -458,6 +459,7 @@ fn json(tree: &pb::Tree) -> Value {
         ("cancelled", tree.cancelled),
         ("letters", tree.letters),
         ("late", tree.late),
+        ("joins", tree.joins),
     ] {
         set(name, count.into());
     }

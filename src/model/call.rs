@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Access, Encoding, LeaseToken, LimitReport, NewBackoff, OnDead, Priority, QueueName, Rfc3339,
-    TaskId, TaskRow, TaskTree, WorkerName, rfc_3339, some_rfc_3339,
+    Access, Encoding, Joining, LeaseToken, LimitReport, NewBackoff, NewJoin, OnDead, Priority,
+    QueueName, Rfc3339, TaskId, TaskRow, TaskTree, WorkerName, rfc_3339, some_rfc_3339,
 };
 
 /// The client of a connection.
@@ -263,6 +263,8 @@ pub struct Completion {
     pub result_encoding: Encoding,
     /// The tasks that the worker discovered.
     pub discovered: Vec<NewTask>,
+    /// What joins of the task's topology have to do with it.
+    pub joining: Option<Box<Joining<NewJoin>>>,
     /// Discovered tasks with values that this version cannot read. They become dead letters.
     pub unreadable: Vec<Box<UnreadableTask>>,
     /// What is wrong with individual discovered tasks, to be put into the answer.

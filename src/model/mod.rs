@@ -13,6 +13,7 @@ mod explain;
 mod fsck;
 mod history;
 mod idempotency;
+mod joins;
 pub mod json;
 mod letters;
 mod limit_keys;
@@ -71,6 +72,7 @@ pub use explain::{
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
+pub use joins::{Forked, Join, Joining, MOST_LEVELS, NewJoin, Part, Way, subtree_id};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterKind, LetterPage,
     LetterPages, LetterReason, LetterReasons, LettersChanged, StoredLetter,
@@ -332,8 +334,13 @@ pub enum RowTree {
     Root(TreeSettings),
     /// It joins a tree.
     Joins(TaskId),
-    /// A task of this tree discovered it.
-    Discovered(TaskId),
+    /// A task of a topology discovered it. SQL decides what tree and subtree that is.
+    Sent(Way),
+    /// A task of this tree discovered it, and it is in this subtree.
+    Discovered {
+        tree: TaskId,
+        subtree: Option<TaskId>,
+    },
     /// It was discovered in this tree, became this letter, and is sent again.
     Returns { tree: TaskId, letter: LetterId },
 }
@@ -342,8 +349,15 @@ impl RowTree {
     /// The tree of a task with this id.
     pub fn id(&self, task: TaskId) -> TaskId {
         match self {
-            Self::Root(_) => task,
-            Self::Joins(tree) | Self::Discovered(tree) | Self::Returns { tree, .. } => *tree,
+            Self::Root(_) | Self::Sent(_) => task,
+            Self::Joins(tree) | Self::Discovered { tree, .. } | Self::Returns { tree, .. } => *tree,
+        }
+    }
+
+    pub fn subtree(&self) -> Option<TaskId> {
+        match self {
+            Self::Discovered { subtree, .. } => *subtree,
+            _ => None,
         }
     }
 }

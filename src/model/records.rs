@@ -4,7 +4,10 @@ use bytes::Bytes;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Encoding, LeaseNumber, NewTask, QueueName, Rfc3339, TaskId, UnreadableTask, rfc_3339};
+use super::{
+    Encoding, Joining, LeaseNumber, NewJoin, NewTask, QueueName, Rfc3339, TaskId, UnreadableTask,
+    rfc_3339,
+};
 
 /// A task being moved from SQL to the queue.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,6 +48,8 @@ pub struct Completed {
     pub result: Bytes,
     pub result_encoding: Encoding,
     pub discovered: Vec<DiscoveredTask>,
+    /// As in [`Completion`](super::Completion).
+    pub joining: Option<Box<Joining<NewJoin>>>,
     pub attempt: u32,
     pub lease: LeaseNumber,
     /// When the lease was granted, or 0 if unknown.

@@ -120,8 +120,8 @@ pub struct TreeSettings {
     pub then: Option<ThenTask>,
 }
 
-/// The task that is stored when a tree ends, as far as it is known when the tree begins: with the
-/// settings that its queue has then. SQL stores it as JSON.
+/// The task that is stored when a tree or a subtree ends, as far as it is known at its beginning:
+/// with the settings that its queue has then. SQL stores it as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ThenTask {
     pub queue: String,
@@ -132,6 +132,9 @@ pub struct ThenTask {
     pub lease_ms: u32,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub limit_key: String,
+    /// [`super::Backoff::packed`]; `None`: that of its queue.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) backoff: Option<Vec<u8>>,
 }
 
 #[cfg(test)]

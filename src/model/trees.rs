@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    Encoding, KeyHash, Priority, QueueName, Rfc3339, TaskCursor, TaskId, TaskRow, TaskView,
-    ThenTask, TreeOnDead, TreeState, rfc_3339, some_rfc_3339, to_rfc_3339,
+    Backoff, Encoding, KeyHash, Priority, QueueName, Rfc3339, TaskCursor, TaskId, TaskRow,
+    TaskView, ThenTask, TreeOnDead, TreeState, rfc_3339, some_rfc_3339, to_rfc_3339,
 };
 
 impl From<&TaskRow> for ThenTask {
@@ -19,6 +19,9 @@ impl From<&TaskRow> for ThenTask {
             max_attempts: row.max_attempts,
             lease_ms: row.lease_ms,
             limit_key: row.limit_key.clone(),
+            backoff: row
+                .backoff
+                .map(|backoff| backoff.packed(backoff.give_up_after_ms).to_vec()),
         }
     }
 }
@@ -30,20 +33,28 @@ impl ThenTask {
     /// Returns `None` if the queue's name is not valid, which happens only if somebody has changed
     /// the row in SQL.
     pub fn row(&self, end: &TreeEnd) -> Option<TaskRow> {
-        let queue = QueueName::new(&self.queue).ok()?;
         let epoch = end.epoch.to_be_bytes();
         let id = TaskId::derived_from(
             &[b"then", &end.tree.as_bytes()[..], &epoch],
             end.ended_unix_ms,
         );
         let payload = serde_json::to_vec(end).expect("texts and numbers are always JSON");
+        self.task(id, payload.into(), end.ended_unix_ms)
+    }
+
+    /// The task with this id and this payload in JSON, without a key.
+    pub(super) fn task(&self, id: TaskId, payload: Bytes, at_unix_ms: i64) -> Option<TaskRow> {
+        let backoff = match &self.backoff {
+            None => None,
+            Some(packed) => Some(Backoff::unpacked(packed).ok()?),
+        };
         Some(TaskRow {
             id,
-            queue,
+            queue: QueueName::new(&self.queue).ok()?,
             partition: self.shard,
             key: Bytes::new(),
             key_hash: KeyHash::without_key(id),
-            payload: payload.into(),
+            payload,
             payload_encoding: Encoding::Json,
             replicas: self.replicas,
             priority: Priority::from_number(self.priority),
@@ -52,14 +63,28 @@ impl ThenTask {
             not_before_unix_ms: 0,
             headers: Vec::new(),
             traceparent: String::new(),
-            created_unix_ms: end.ended_unix_ms,
-            backoff: None,
+            created_unix_ms: at_unix_ms,
+            backoff,
             deadline_unix_ms: 0,
             limit_key: self.limit_key.clone(),
             sequence: None,
             idempotency: None,
             tree: None,
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn of_queue(queue: &str) -> Self {
+        Self {
+            queue: queue.to_owned(),
+            shard: 0,
+            replicas: 1,
+            priority: Priority::Medium as i64,
+            max_attempts: 3,
+            lease_ms: 60_000,
+            limit_key: String::new(),
+            backoff: None,
+        }
     }
 }
 
@@ -107,8 +132,11 @@ pub struct TreeView {
     pub cancelled: u64,
     /// Discovered tasks that were not stored, and were not sent again.
     pub letters: u64,
-    /// Surplus reports: their discovered tasks are outside of the tree.
+    /// Surplus reports, whose discovered tasks are outside of the tree, and outputs that came to a join
+    /// of no subtree.
     pub late: u64,
+    /// Subtrees that joins wait for.
+    pub joins: u64,
     /// Somebody has cancelled it: nothing is added any more.
     pub cancelling: bool,
     pub on_dead: TreeOnDead,
@@ -265,6 +293,7 @@ mod tests {
             cancelled: 0,
             letters: 0,
             late: 1,
+            joins: 0,
             cancelling: false,
             on_dead: TreeOnDead::Count,
             then: None,
@@ -313,6 +342,7 @@ mod tests {
             max_attempts: 5,
             lease_ms: 30_000,
             limit_key: String::new(),
+            backoff: None,
         };
         let end = view().end(2_000);
         let row = then.row(&end).unwrap();

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Priority,
+    Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Part, Priority,
     QueueName, Sequence, TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
     limit_hash, limit_partition,
@@ -86,6 +86,17 @@ pub struct Checked {
     idempotency_window: Duration,
     limit_key: String,
     sequence: Option<Sequence>,
+}
+
+/// Validates an output that goes into a join. Returns the encoding of its payload.
+pub fn part(part: &Part) -> Result<Encoding, String> {
+    if part.key.len() > MAX_KEY_BYTES {
+        return Err(format!(
+            "key has {} bytes; at most {MAX_KEY_BYTES}",
+            part.key.len()
+        ));
+    }
+    encoding("payload", part.encoding, &part.payload)
 }
 
 /// Validates `task` and turns it into a row with id `id`.

@@ -30,6 +30,8 @@ pub struct WrongTree {
     /// What the tasks say.
     pub counted_open: u64,
     pub counted_held: u64,
+    /// How many of its subtrees are counted wrong, or are over and still there.
+    pub subtrees: usize,
     /// The row is open, and the tree waits for nothing.
     pub is_over: bool,
 }

@@ -5,8 +5,8 @@ use std::collections::HashSet;
 use bytes::Bytes;
 
 use crate::model::{
-    Encoding, Failure, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId, StoredStatus,
-    TaskId, TaskRow,
+    Encoding, Failure, Join, Joining, KeyHash, LeaseNumber, Offset, Priority, QueueName, ShardId,
+    StoredStatus, TaskId, TaskRow,
 };
 
 /// The answer to one row of an insert.
@@ -147,6 +147,8 @@ pub enum Settlement {
         leased_unix_ms: i64,
         at_unix_ms: i64,
         discovered: Vec<NewRow>,
+        /// What it says of the joins of a topology.
+        joining: Option<Box<Joining<Join>>>,
     },
     Died {
         id: TaskId,

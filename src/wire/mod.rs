@@ -9,6 +9,7 @@ mod events;
 mod explain;
 mod fsck;
 mod history;
+mod joins;
 mod letters;
 mod limits;
 pub mod own_topics;

@@ -7,7 +7,7 @@ use super::{
     body::{body_blob, encoded_body},
     call::{discovered_task, of_discovered, with_values},
     history::read_failure,
-    pb,
+    joins, pb,
 };
 use crate::model::{
     Completed, DeadLetter, Died, Encoding, Expiration, FailedAttempt, Failure, LeaseNumber,
@@ -87,7 +87,7 @@ pub fn read_pipeline_record(value: &Bytes) -> Result<PipelineTask, String> {
 /// Encodes the report of a completion, without its time. Returns its size as `Err` if that is above
 /// `max` bytes.
 pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<Bytes, usize> {
-    let done = pb::Completed {
+    let mut done = pb::Completed {
         worker: completed.worker,
         result: completed.result,
         result_encoding: pb::Encoding::from(completed.result_encoding).into(),
@@ -101,7 +101,9 @@ pub fn completed_report(id: TaskId, completed: Completed, max: usize) -> Result<
         grant: completed.lease.grant,
         leased_unix_ms: completed.leased_unix_ms,
         traceparent: completed.traceparent,
+        ..Default::default()
     };
+    joins::write(completed.joining, &mut done);
     let bytes = done.encoded_len();
     if bytes > max {
         return Err(bytes);
@@ -216,7 +218,8 @@ fn report(report: pb::Report) -> Result<Report, String> {
     let id =
         TaskId::from_slice(&report.task_id).ok_or("a report whose task_id has not 16 bytes")?;
     let what = match report.what {
-        Some(pb::report::What::Completed(done)) => What::Completed(Completed {
+        Some(pb::report::What::Completed(mut done)) => What::Completed(Completed {
+            joining: joins::read(&mut done)?,
             worker: done.worker,
             result: done.result,
             result_encoding: Encoding::from_number(done.result_encoding.into()),

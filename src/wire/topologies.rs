@@ -33,6 +33,7 @@ impl From<StageView> for pb::TopologyStage {
             max_attempts: stage.max_attempts,
             priority: pb::Priority::from(stage.priority).into(),
             edges: stage.edges.into_iter().map(Into::into).collect(),
+            join: stage.join,
         }
     }
 }

@@ -126,6 +126,7 @@ impl From<TreeView> for pb::Tree {
             cancelled: tree.cancelled,
             letters: tree.letters,
             late: tree.late,
+            joins: tree.joins,
             cancelling: tree.cancelling,
             on_dead: pb::TreeOnDead::from(tree.on_dead).into(),
             then: tree.then.unwrap_or_default(),

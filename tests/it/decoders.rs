@@ -73,6 +73,7 @@ fn records() -> Vec<Bytes> {
         result: "{}".into(),
         result_encoding: taskd::model::Encoding::Json,
         discovered: vec![Ok(task())],
+        joining: None,
         attempt: 1,
         lease: LeaseNumber {
             generation: 1,

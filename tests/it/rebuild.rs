@@ -93,6 +93,7 @@ fn completed(id: TaskId) -> Settlement {
         leased_unix_ms: 0,
         at_unix_ms: now_unix_ms(),
         discovered: vec![],
+        joining: None,
     }
 }
 

@@ -1004,6 +1004,7 @@ async fn a_repeat_is_ok_for_as_long_as_sql_has_the_result() {
         leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered: vec![],
+        joining: None,
     };
     service.store.settle(&[done]).await.unwrap();
 

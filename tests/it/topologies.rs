@@ -137,6 +137,130 @@ async fn a_crawl_with_a_loop_ends_once_whatever_is_killed() {
     assert_eq!(checked["finds"], json!([]), "{checked}");
 }
 
+/// Two joins, one within the other.
+const LANDS: &str = r#"
+name = "geo"
+then = "reports"
+
+[stage.land]
+start = true
+
+[stage.town]
+from = "land"
+ports = ["street", "bare"]
+
+[stage.street]
+from = "town.street"
+lease = "3s"
+max_attempts = 9
+
+[stage.town_map]
+join = "town"
+from = ["street", "town.bare"]
+
+[stage.land_map]
+join = "land"
+from = "town_map"
+"#;
+
+/// What the worker of a stage of [`LANDS`] reports: a land has three towns, of which the first one has
+/// no street and the others two, and the second street of a town sends nothing.
+fn of_stage(stage: &str, task: &Value) -> Value {
+    let output = |port: &str, payload: Value| json!({"port": port, "payload": payload});
+    let outputs = match stage {
+        "land" => (0..3).map(|town| output("out", json!(town))).collect(),
+        "town" if task["payload"] == 0 => vec![output("bare", json!("bare"))],
+        "town" => (0..2)
+            .map(|street| output("street", json!(street)))
+            .collect(),
+        "street" if task["payload"] == 1 => vec![],
+        "street" => vec![output("out", task["payload"].clone())],
+        "town_map" => {
+            let parts = task["payload"]["parts"].as_array().unwrap();
+            let parts: Vec<&Value> = parts.iter().map(|part| &part["payload"]).collect();
+            vec![output(
+                "out",
+                json!({"town": task["payload"]["fork"]["payload"], "parts": parts}),
+            )]
+        }
+        _ => vec![],
+    };
+    json!({"discovered": outputs})
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn joins_have_all_parts_once_whatever_is_killed() {
+    let mut daemon = Daemon::start("", &[]).await;
+    assert_eq!(apply(&daemon, LANDS), (0, String::new()));
+    let lands = ["a", "b"].map(|key| json!({"queue": "geo.land", "key": key}));
+    let (_, answer) = daemon.post("/v1/tasks", &json!(lands)).await;
+    let trees: Vec<String> = (0..2)
+        .map(|land| answer["results"][land]["tree"].as_str().unwrap().to_owned())
+        .collect();
+
+    let mut maps: Vec<Value> = Vec::new();
+    let mut rounds = 0;
+    until("both lands are drawn", async || {
+        rounds += 1;
+        for stage in ["land", "town", "street", "town_map", "land_map"] {
+            for task in leased(&daemon, &format!("geo.{stage}")).await {
+                let answer = report(&daemon, &task, of_stage(stage, &task)).await;
+                let is_done = answer.is_some_and(|answer| answer["status"] == "OK");
+                if is_done && stage == "land_map" {
+                    maps.push(task);
+                }
+            }
+            if rounds % 3 == 1 && ["town", "town_map"].contains(&stage) {
+                daemon.kill9_and_restart();
+                daemon.ready().await;
+            }
+        }
+        let mut done = 0;
+        for tree in &trees {
+            let answer = daemon.try_get(&format!("/v1/trees/{tree}")).await;
+            done += usize::from(matches!(answer, Some((200, tree)) if tree["state"] == "DONE"));
+        }
+        done == 2
+    })
+    .await;
+    assert_eq!(maps.len(), 2, "one for each land: {maps:?}");
+    for map in &maps {
+        let payload = &map["payload"];
+        assert_eq!(payload["missing"], json!([]), "{payload}");
+        assert!(["a", "b"].contains(&payload["fork"]["key"].as_str().unwrap()));
+        let parts = payload["parts"].as_array().unwrap();
+        let mut towns: Vec<(i64, &Value)> = parts
+            .iter()
+            .map(|part| {
+                assert_eq!(
+                    (&part["stage"], &part["port"]),
+                    (&json!("town_map"), &json!("out"))
+                );
+                let town = part["payload"]["town"].as_i64().unwrap();
+                (town, &part["payload"]["parts"])
+            })
+            .collect();
+        towns.sort_by_key(|(town, _)| *town);
+        let expected = [(0, json!(["bare"])), (1, json!([0])), (2, json!([0]))];
+        assert_eq!(
+            towns,
+            expected.each_ref().map(|(town, parts)| (*town, parts))
+        );
+    }
+    for tree in &trees {
+        let (_, ended) = daemon.get(&format!("/v1/trees/{tree}")).await;
+        // A land, three towns, four streets, three maps of towns, and one of the land.
+        let counts = ["tasks", "completed", "late", "joins", "epoch"].map(|name| &ended[name]);
+        assert_eq!(
+            counts,
+            [&json!(12), &json!(12), &json!(0), &json!(0), &json!(0)],
+            "{ended}"
+        );
+    }
+    let (_, checked) = daemon.post("/v1/fsck", &json!({})).await;
+    assert_eq!(checked["finds"], json!([]), "{checked}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_output_that_goes_nowhere_is_invalid_and_its_task_goes_on() {
     let daemon = Daemon::start("", &[]).await;
@@ -269,13 +393,13 @@ fn files_are_made_checked_and_drawn_without_a_server() {
     assert!(mermaid.contains("s0 --> s1"), "{mermaid}");
     fs::write(
         folder.path().join("bad.toml"),
-        "name = \"bad\"\n[stage.a]\njoin = 1\nx = 1\n",
+        "name = \"bad\"\n[stage.a]\ntopic = \"t\"\nx = 1\n",
     )
     .unwrap();
     let (code, _, error) = on(&["topology", "check", "bad.toml"]);
     assert_eq!((code, error.lines().count()), (1, 2), "{error}");
     assert!(
-        error.contains("bad.toml:3:1: this version of taskd has no join"),
+        error.contains("bad.toml:3:1: this version of taskd has no topic"),
         "{error}"
     );
 }

@@ -41,6 +41,7 @@ mod retention;
 mod search;
 mod sequences;
 mod subscriptions;
+mod subtrees;
 mod topics;
 mod topologies;
 mod trees;
@@ -65,6 +66,7 @@ pub(crate) use retention::*;
 pub(crate) use search::*;
 pub(crate) use sequences::*;
 pub(crate) use subscriptions::*;
+pub(crate) use subtrees::*;
 pub(crate) use topics::*;
 pub(crate) use topologies::*;
 pub(crate) use trees::*;
@@ -224,6 +226,15 @@ macro_rules! store_contract {
             a_wrong_tree_is_found_and_corrected,
             the_end_of_a_tree_is_an_event_of_its_root,
             two_settlers_end_a_tree_once,
+            a_join_gets_one_task_when_its_subtree_is_over,
+            a_subtree_without_parts_makes_no_task,
+            a_join_waits_for_the_joins_within_it,
+            a_dead_task_ends_or_holds_its_subtree,
+            a_join_that_is_too_large_becomes_a_letter,
+            a_cancelled_tree_joins_nothing,
+            a_fork_outside_of_trees_becomes_a_root,
+            two_settlers_end_a_subtree_once,
+            a_wrong_subtree_is_found_and_corrected,
             tokens_come_and_go_with_their_acts,
             old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,
@@ -331,6 +342,7 @@ pub(crate) fn discovering(row: &NewRow, worker: &str, discovered: Vec<NewRow>) -
         leased_unix_ms: 0,
         at_unix_ms: NOW + 10,
         discovered,
+        joining: None,
     }
 }
 
@@ -809,6 +821,7 @@ pub(crate) async fn large_rows_fit(db: &impl Database) {
         leased_unix_ms: 0,
         at_unix_ms: NOW,
         discovered: vec![],
+        joining: None,
     };
     let answers = store
         .settle(&batch.iter().map(report).collect::<Vec<_>>())

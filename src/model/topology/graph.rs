@@ -9,9 +9,10 @@ impl Topology {
     pub fn to_dot(&self) -> String {
         let mut text = format!("digraph {:?} {{\n  rankdir = LR;\n", self.name.as_str());
         for stage in &self.stages {
-            let shape = match stage.is_start {
-                true => "doubleoctagon",
-                false => "box",
+            let shape = match (stage.is_start, stage.join) {
+                (true, _) => "doubleoctagon",
+                (false, Some(_)) => "invtrapezium",
+                (false, None) => "box",
             };
             push(
                 &mut text,
@@ -38,9 +39,10 @@ impl Topology {
         let mut text = "flowchart LR\n".to_owned();
         for (number, stage) in self.stages.iter().enumerate() {
             let name = &stage.name;
-            let node = match stage.is_start {
-                true => format!("  s{number}([\"{name}\"])\n"),
-                false => format!("  s{number}[\"{name}\"]\n"),
+            let node = match (stage.is_start, stage.join) {
+                (true, _) => format!("  s{number}([\"{name}\"])\n"),
+                (false, Some(_)) => format!("  s{number}[\\\"{name}\"/]\n"),
+                (false, None) => format!("  s{number}[\"{name}\"]\n"),
             };
             text.push_str(&node);
         }

@@ -4,6 +4,7 @@
 //! ports, and each edge of a port makes an output a task of another stage.
 
 mod graph;
+mod levels;
 mod read;
 mod route;
 #[cfg(test)]
@@ -14,7 +15,7 @@ use std::{fmt, time::Duration};
 
 pub use self::view::{EdgeView, StageView, TopologyView};
 use super::{
-    Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead,
+    Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead, Way,
 };
 
 /// The most topologies.
@@ -51,6 +52,9 @@ pub struct Stage {
     pub queue: QueueName,
     /// Inserts begin here, so each opens a tree.
     pub is_start: bool,
+    /// The place of the fork: the stage gets one task for each task of it, when all that came out of
+    /// that is over.
+    pub join: Option<usize>,
     pub lease: Option<Duration>,
     pub max_attempts: Option<u32>,
     pub backoff: Option<NewBackoff>,
@@ -75,6 +79,9 @@ pub struct Edge {
     pub matching: Matching,
     /// It closes a cycle.
     pub goes_back: bool,
+    /// Through the levels of joins. [`Way::Into`] has the place of the join in
+    /// [`Topology::stages`].
+    pub way: Way,
 }
 
 /// A mistake in a file, or a remark on it.

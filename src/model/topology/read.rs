@@ -8,18 +8,21 @@ use toml::{
     de::{DeArray, DeTable, DeValue},
 };
 
-use super::{Edge, MAX_TOPOLOGY_BYTES, MOST_EDGES, MOST_STAGES, Mistake, OUT, Stage, Topology};
+use super::{
+    Edge, MAX_TOPOLOGY_BYTES, MOST_EDGES, MOST_STAGES, Mistake, OUT, Stage, Topology, levels,
+};
 use crate::model::{
     Backoff, BackoffKind, ECHO, Matching, NewBackoff, NewTree, Priority, QueueName, TopologyName,
-    TreeOnDead, shorten,
+    TreeOnDead, Way, shorten,
 };
 
 /// The most mistakes that are named.
 const MOST_MISTAKES: usize = 100;
 
 const KEYS: [&str; 5] = ["name", "on_dead", "timeout", "then", "stage"];
-const STAGE_KEYS: [&str; 11] = [
+const STAGE_KEYS: [&str; 12] = [
     "from",
+    "join",
     "start",
     "loop",
     "lease",
@@ -34,7 +37,7 @@ const STAGE_KEYS: [&str; 11] = [
 const BACKOFF_KEYS: [&str; 5] = ["kind", "initial", "maximum", "jitter", "give_up_after"];
 /// What later versions have.
 const LATER_KEYS: [&str; 3] = ["feed", "max_open", "test"];
-const LATER_STAGE_KEYS: [&str; 2] = ["join", "topic"];
+const LATER_STAGE_KEYS: [&str; 1] = ["topic"];
 
 const NO_STAGE: &str = "there is no stage: write [stage.NAME] for each";
 
@@ -85,6 +88,7 @@ struct Draft {
     at: usize,
     stage: Stage,
     from: Vec<FromDraft>,
+    join: Option<(usize, String)>,
     has_start: bool,
     loops: Option<usize>,
     ports: Vec<(usize, String)>,
@@ -179,6 +183,7 @@ impl File<'_> {
         self.connect(&mut drafts);
         let backward = self.find_cycles(&drafts);
         self.find_unreachable(&drafts);
+        self.find_levels(&mut drafts);
         let mut notes = Vec::new();
         for (at, from, to) in backward {
             let edge = drafts[from]
@@ -291,6 +296,7 @@ impl File<'_> {
                 name: name.to_owned(),
                 queue,
                 is_start: false,
+                join: None,
                 lease: None,
                 max_attempts: None,
                 backoff: None,
@@ -302,6 +308,7 @@ impl File<'_> {
                 edges: Vec::new(),
             },
             from: Vec::new(),
+            join: None,
             has_start: false,
             loops: None,
             ports: Vec::new(),
@@ -310,6 +317,7 @@ impl File<'_> {
         for (key, value) in table {
             match &**key.get_ref() {
                 "from" => draft.from = self.from(value),
+                "join" => draft.join = self.text("join", value).map(|fork| (at(value), fork)),
                 "start" => draft.has_start = self.flag("start", value),
                 "loop" => draft.loops = self.flag("loop", value).then_some(key.span().start),
                 "lease" => stage.lease = self.lease(value),
@@ -584,6 +592,7 @@ impl File<'_> {
                     to,
                     matching: from.matching.clone(),
                     goes_back: false,
+                    way: Way::default(),
                 });
                 drafts[to].from.push(from);
             }
@@ -646,6 +655,41 @@ impl File<'_> {
             }
         }
         backward
+    }
+
+    /// Finds the forks of all joins, and the levels between them.
+    fn find_levels(&mut self, drafts: &mut [Draft]) {
+        let is_right_so_far = self.mistakes.is_empty();
+        for place in 0..drafts.len() {
+            let Some((at, fork)) = drafts[place].join.clone() else {
+                continue;
+            };
+            let known = drafts.iter().position(|one| one.stage.name == fork);
+            if known.is_none() {
+                let fork = shorten(&fork, ECHO);
+                self.wrong(at, format!("there is no stage {fork:?} to join"));
+            }
+            drafts[place].stage.join = known;
+        }
+        // Ways through a graph with other mistakes say nothing.
+        if !is_right_so_far || !self.mistakes.is_empty() {
+            return;
+        }
+        let mut stages: Vec<Stage> = drafts.iter().map(|draft| draft.stage.clone()).collect();
+        match levels::set_ways(&mut stages) {
+            Ok(()) => {
+                for (draft, stage) in drafts.iter_mut().zip(stages) {
+                    draft.stage = stage;
+                }
+            }
+            Err(mistakes) => {
+                for (place, says) in mistakes {
+                    let draft = &drafts[place];
+                    let at = draft.join.as_ref().map_or(draft.at, |(at, _)| *at);
+                    self.wrong(at, says);
+                }
+            }
+        }
     }
 
     fn find_unreachable(&mut self, drafts: &[Draft]) {

@@ -3,7 +3,9 @@
 use serde_json::Value;
 
 use super::{OUT, Stage, Topology};
-use crate::model::{Completion, ECHO, Encoding, NewTask, TaskId, shorten};
+use crate::model::{
+    Completion, ECHO, Encoding, Joining, NewJoin, NewTask, Part, TaskId, Way, shorten,
+};
 
 /// What an output has that edges can ask for.
 struct Facts {
@@ -32,13 +34,20 @@ impl Topology {
         let is_plain = report.discovered.is_empty()
             && report.unreadable.is_empty()
             && report.not_stored.is_empty();
+        let mut sent = Sent {
+            parent,
+            most,
+            tasks: Vec::new(),
+            joining: Joining::default(),
+            joins: Vec::new(),
+        };
         if is_plain && !report.result.is_empty() && stage.has_port(OUT) {
             let output = NewTask {
                 payload: report.result.clone(),
                 payload_encoding: report.result_encoding,
                 ..NewTask::default()
             };
-            self.send(stage, parent, 0, output, &mut report.discovered)?;
+            self.send(stage, 0, output, &mut sent)?;
         } else {
             let outputs = std::mem::take(&mut report.discovered);
             for (index, mut output) in outputs.into_iter().enumerate() {
@@ -48,7 +57,7 @@ impl Topology {
                             "discovered[{index}] names a queue and a port; name one of them"
                         ));
                     }
-                    report.discovered.push(output);
+                    sent.task(output, Way::TOP)?;
                     continue;
                 }
                 if output.port.is_empty() {
@@ -60,25 +69,25 @@ impl Topology {
                         stage.no_port(&output.port)
                     ));
                 }
-                self.send(stage, parent, index, output, &mut report.discovered)?;
-                if report.discovered.len() > most {
-                    return Err(format!(
-                        "the outputs become more than {most} tasks; send fewer, or in several stages"
-                    ));
-                }
+                self.send(stage, index, output, &mut sent)?;
             }
+        }
+        report.discovered = sent.tasks;
+        // Only topologies with joins have levels.
+        let has_joins = self.stages.iter().any(|stage| stage.join.is_some());
+        if has_joins && !sent.joining.is_plain() {
+            report.joining = Some(Box::new(sent.joining));
         }
         Ok(())
     }
 
-    /// Adds a task for each edge of the output's port whose condition it fulfils.
+    /// Sends an output over each edge of its port whose condition it fulfils.
     fn send(
         &self,
         from: &Stage,
-        parent: TaskId,
         index: usize,
         output: NewTask,
-        tasks: &mut Vec<NewTask>,
+        sent: &mut Sent,
     ) -> Result<(), String> {
         let port = match output.port.as_str() {
             "" => OUT,
@@ -91,19 +100,99 @@ impl Topology {
                 continue;
             }
             let to = &self.stages[edge.to];
+            let way = match edge.way {
+                Way::Into(join) => sent.begin(self, place(join))?,
+                out => out,
+            };
+            if to.join.is_some() {
+                sent.part(Part {
+                    way,
+                    join: to.queue.as_str().to_owned(),
+                    index: u32::try_from(index).unwrap_or(u32::MAX),
+                    stage: from.name.clone(),
+                    port: port.to_owned(),
+                    key: output.key.clone(),
+                    payload: output.payload.clone(),
+                    encoding: output.payload_encoding,
+                })?;
+                continue;
+            }
             let mut task = output.clone();
             task.queue = to.queue.as_str().to_owned();
             if task.key.is_empty() {
                 // The hash of the payload would drop equal outputs.
-                task.key = format!("{parent}:{index}:{port}").into();
+                task.key = format!("{}:{index}:{port}", sent.parent).into();
             }
             task.port = String::new();
             to.apply_to(&mut task)
                 .map_err(|why| format!("discovered[{index}]: {why}"))?;
-            tasks.push(task);
+            sent.task(task, way)?;
         }
         Ok(())
     }
+}
+
+/// What the outputs of a report became.
+struct Sent {
+    parent: TaskId,
+    /// The most tasks and parts.
+    most: usize,
+    tasks: Vec<NewTask>,
+    joining: Joining<NewJoin>,
+    /// The place in [`Topology::stages`] of each join that begins.
+    joins: Vec<usize>,
+}
+
+impl Sent {
+    fn task(&mut self, task: NewTask, way: Way) -> Result<(), String> {
+        self.tasks.push(task);
+        self.joining.ways.push(way);
+        self.check_count()
+    }
+
+    fn part(&mut self, part: Part) -> Result<(), String> {
+        self.joining.parts.push(part);
+        self.check_count()
+    }
+
+    fn check_count(&self) -> Result<(), String> {
+        let most = self.most;
+        if self.tasks.len() + self.joining.parts.len() > most {
+            return Err(format!(
+                "the outputs become more than {most} tasks; send fewer, or in several stages"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Begins the subtree of a join, unless the report has done so before.
+    fn begin(&mut self, topology: &Topology, join: usize) -> Result<Way, String> {
+        let known = self.joins.iter().position(|known| *known == join);
+        let place = match known {
+            Some(place) => place,
+            None => {
+                let stage = &topology.stages[join];
+                let mut task = NewTask {
+                    queue: stage.queue.as_str().to_owned(),
+                    ..NewTask::default()
+                };
+                stage.apply_to(&mut task)?;
+                let leads = |from: &&Stage| from.edges.iter().any(|edge| edge.to == join);
+                let from = topology.stages.iter().filter(leads);
+                self.joining.joins.push(NewJoin {
+                    task,
+                    from: from.map(|stage| stage.name.clone()).collect(),
+                });
+                self.joins.push(join);
+                self.joins.len() - 1
+            }
+        };
+        Ok(Way::Into(u32::try_from(place).unwrap_or(u32::MAX)))
+    }
+}
+
+fn place(number: u32) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
 }
 
 impl Stage {

@@ -343,6 +343,159 @@ fn tasks_of_a_stage_have_its_settings() {
     assert!(error.contains("is for one worker"), "{error}");
 }
 
+/// A way to a join within the ways to another.
+const NESTED: &str = r#"
+name = "geo"
+
+[stage.land]
+start = true
+
+[stage.town]
+from = "land"
+ports = ["street", "bare", "news"]
+
+[stage.street]
+from = "town.street"
+
+[stage.town_map]
+join = "town"
+from = ["street", "town.bare"]
+
+[stage.land_map]
+join = "land"
+from = ["town_map"]
+
+[stage.news]
+from = ["town.news", "land_map"]
+"#;
+
+#[test]
+fn stages_between_a_fork_and_its_join_are_a_level() {
+    let geo = Topology::read(NESTED).unwrap();
+    let ways: Vec<(&str, &str, Way)> = geo
+        .stages
+        .iter()
+        .flat_map(|stage| {
+            let edges = stage.edges.iter();
+            edges.map(|edge| (&*stage.name, &*geo.stages[edge.to].name, edge.way))
+        })
+        .collect();
+    let place = |name| u32::try_from(geo.stages.iter().position(|one| one.name == name).unwrap());
+    let [land_map, town_map] = ["land_map", "town_map"].map(|name| place(name).unwrap());
+    assert_eq!(
+        ways,
+        [
+            ("land", "town", Way::Into(land_map)),
+            ("town", "street", Way::Into(town_map)),
+            ("town", "town_map", Way::Into(town_map)),
+            ("town", "news", Way::Out(1)),
+            ("street", "town_map", Way::Out(0)),
+            ("town_map", "land_map", Way::Out(0)),
+            ("land_map", "news", Way::Out(0)),
+        ]
+    );
+    // A loop around the fork is outside of the level.
+    let crawl = Topology::read(&format!(
+        "{CRAWL}\n[stage.page]\njoin = \"parse\"\nfrom = [\"index\", \"screenshot\"]\n"
+    ));
+    let crawl = crawl.unwrap();
+    let [_, parse, index, ..] = &crawl.stages[..] else {
+        panic!();
+    };
+    let ways: Vec<Way> = parse.edges.iter().map(|edge| edge.way).collect();
+    assert_eq!(ways, [Way::Out(0), Way::Into(4), Way::Into(4)]);
+    assert_eq!(index.edges[0].way, Way::Out(0));
+}
+
+#[test]
+fn outputs_into_a_join_are_parts() {
+    let geo = Topology::read(NESTED).unwrap();
+    let mut report = Completion {
+        discovered: vec![
+            output("street", "", "1"),
+            output("bare", "k", "2"),
+            output("news", "", "3"),
+            NewTask {
+                queue: "elsewhere".into(),
+                ..output("", "e", "4")
+            },
+        ],
+        ..Completion::default()
+    };
+    let parent = TaskId::new();
+    geo.route(1, parent, &mut report, 10).unwrap();
+    let queues: Vec<&str> = report.discovered.iter().map(|task| &*task.queue).collect();
+    assert_eq!(queues, ["geo.street", "geo.news", "elsewhere"]);
+    let joining = report.joining.unwrap();
+    assert_eq!(joining.ways, [Way::Into(0), Way::Out(1), Way::TOP]);
+    let [join] = &joining.joins[..] else {
+        panic!("{joining:?}");
+    };
+    assert_eq!(join.task.queue, "geo.town_map");
+    assert_eq!(join.from, ["town", "street"]);
+    let [part] = &joining.parts[..] else {
+        panic!("{joining:?}");
+    };
+    assert_eq!((&*part.stage, &*part.port, part.index), ("town", "bare", 1));
+    assert_eq!((part.way, &part.key[..]), (Way::Into(0), &b"k"[..]));
+    // Where nothing leaves its level, there is nothing to say.
+    let mut report = Completion {
+        result: "5".into(),
+        ..Completion::default()
+    };
+    geo.route(4, parent, &mut report, 10).unwrap();
+    assert_eq!((report.discovered.len(), report.joining), (1, None));
+}
+
+#[test]
+fn wrong_joins_are_named() {
+    let stages = |lines: &str| {
+        let mut text = String::new();
+        for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let (name, rest) = line.split_once(' ').unwrap();
+            text.push_str(&format!("[stage.{name}]\n{}\n", rest.replace("; ", "\n")));
+        }
+        wrong(&text)
+    };
+    for (lines, says) in [
+        (
+            "a start = true\nj from = \"a\"; join = \"b\"",
+            "5:8: there is no stage \"b\" to join",
+        ),
+        (
+            "a start = true\nb from = \"a\"\nj from = \"a\"; join = \"b\"",
+            "no way leads from stage b to stage j",
+        ),
+        (
+            "a start = true\nj from = \"a\"; join = \"j\"",
+            "stage j cannot join itself",
+        ),
+        (
+            "a start = true\nb from = \"a\"; start = true\nj from = \"b\"; join = \"a\"",
+            "stage b lies between a and j, which joins what comes from one task of a, so nothing begins there",
+        ),
+        (
+            "a start = true\nj from = \"a\"; join = \"a\"; start = true",
+            "stage j is a join, so nothing begins there: leave out start",
+        ),
+        (
+            "a start = true\nx start = true\nb from = [\"a\", \"x\"]\nj from = \"b\"; join = \"a\"",
+            "x is not between them, so b cannot take from it",
+        ),
+        (
+            "a start = true\nx start = true\nb from = \"a\"\nj from = [\"b\", \"x\"]; join = \"a\"",
+            "x is not between them, so j cannot take from it",
+        ),
+        (
+            "a start = true\nb from = \"a\"\nc from = \"b\"\nd from = \"c\"\nj from = \"c\"; join = \"a\"\nk from = \"d\"; join = \"b\"",
+            "the ways from a to j and from b to k cross",
+        ),
+    ] {
+        let said = stages(lines);
+        assert!(said.contains(says), "{said}");
+    }
+}
+
 #[test]
 fn a_topology_is_drawn() {
     let dot = crawl().to_dot();

@@ -45,6 +45,9 @@ pub struct StageView {
     pub queue: String,
     /// Inserts begin here.
     pub start: bool,
+    /// The fork: it gets one task for each task of that stage.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub join: String,
     #[serde(serialize_with = "time")]
     #[schemars(with = "String")]
     pub lease: Duration,
@@ -105,6 +108,10 @@ impl StageView {
             name: stage.name.clone(),
             queue: stage.queue.as_str().to_owned(),
             start: stage.is_start,
+            join: stage
+                .join
+                .map(|fork| of.stages[fork].name.clone())
+                .unwrap_or_default(),
             lease: stage.lease.unwrap_or(rules.lease),
             max_attempts: stage.max_attempts.unwrap_or(rules.max_attempts),
             priority: stage.priority.unwrap_or(rules.priority),

@@ -33,9 +33,13 @@ fn says_of_tree(wrong: &WrongTree) -> String {
         held,
         counted_open,
         counted_held,
+        subtrees,
         is_over,
         ..
     } = wrong;
+    if (open, held) == (counted_open, counted_held) && *subtrees > 0 {
+        return format!("{subtrees} joins of the tree wait for other tasks than there are");
+    }
     if (open, held) == (counted_open, counted_held) {
         return "the tree is open, and waits for nothing".to_owned();
     }

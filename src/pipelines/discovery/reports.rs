@@ -4,12 +4,13 @@ use super::{
     origin::{Origin, alone},
     room::{Unstored, discovered},
     traced::Discoveries,
+    trees,
 };
 use crate::{
     bus::Message,
     model::{
-        Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, TaskId,
-        TaskRow, TraceContext, What, WorkerName, validate,
+        Completed, Died, DiscoveredTask, FailedAttempt, KeyHash, QueueName, Report, RowTree,
+        TaskId, TaskRow, TraceContext, Way, What, WorkerName, validate,
     },
     pipelines::{context::Context, publishing},
     store::Settlement,
@@ -119,8 +120,11 @@ impl<'m> Reports<'m> {
             lease,
             leased_unix_ms,
             discovered,
+            joining,
             ..
         } = done;
+        let joining = joining.map(|joining| *joining).unwrap_or_default();
+        let ways = &joining.ways;
         let rows = discovered
             .into_iter()
             .enumerate()
@@ -133,10 +137,18 @@ impl<'m> Reports<'m> {
                     TaskId::derived(id, &worker, index, at_unix_ms),
                     trace,
                 )
+                .map(|mut row| {
+                    let way = ways.get(index as usize).copied().unwrap_or_default();
+                    if way != Way::default() {
+                        row.tree = Some(Box::new(RowTree::Sent(way)));
+                    }
+                    row
+                })
             });
         let discovered = rows
             .map(|row| publishing::new_row(row, &context.gates, &context.settings))
             .collect();
+        let joining = trees::joining(context, joining, id, at_unix_ms)?;
         Ok(Settlement::Completed {
             id,
             worker,
@@ -147,6 +159,7 @@ impl<'m> Reports<'m> {
             leased_unix_ms,
             at_unix_ms,
             discovered,
+            joining,
         })
     }
 

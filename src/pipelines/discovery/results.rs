@@ -487,6 +487,7 @@ mod tests {
                 leased_unix_ms,
                 at_unix_ms,
                 discovered,
+                joining: None,
             }
         };
         let reports: Vec<_> = discovered.iter().map(report).collect();

@@ -3,7 +3,10 @@
 use std::borrow::Cow;
 
 use crate::{
-    model::{NewTask, RowTree, TaskId, TaskRow, TaskTree, ThenTask, TreeSettings, validate},
+    model::{
+        Join, Joining, NewJoin, NewTask, RowTree, TaskId, TaskRow, TaskTree, ThenTask,
+        TreeSettings, validate,
+    },
     pipelines::context::Context,
     store::{Settled, Settlement},
 };
@@ -84,6 +87,51 @@ pub(super) fn bound(row: &mut TaskRow, tree_deadline_unix_ms: i64) {
     if tree_deadline_unix_ms > 0 && (own == 0 || own > tree_deadline_unix_ms) {
         row.deadline_unix_ms = tree_deadline_unix_ms;
     }
+}
+
+/// What a completion of this task says of joins, as SQL stores it: with the present settings of the
+/// queues of the joins.
+pub(super) fn joining(
+    context: &Context,
+    joining: Joining<NewJoin>,
+    fork: TaskId,
+    at_unix_ms: i64,
+) -> Result<Option<Box<Joining<Join>>>, String> {
+    if joining.joins.is_empty() && joining.parts.is_empty() {
+        return Ok(None);
+    }
+    let mut joins = Vec::with_capacity(joining.joins.len());
+    for NewJoin { task, from } in joining.joins {
+        let rules = context.settings.task_rules(&task.queue).for_accepted();
+        let mut task = NewTask {
+            // It takes no key; the id of the fork's task only chooses its shard.
+            id: Some(fork),
+            ..task
+        };
+        let checked = match validate::check(&task, &rules, at_unix_ms) {
+            Ok(checked) => checked,
+            Err(reason) => {
+                let queue = std::mem::take(&mut task.queue);
+                tracing::warn!(%queue, "the task of a join has the settings of its queue: {reason}");
+                task = NewTask {
+                    id: task.id,
+                    queue,
+                    ..NewTask::default()
+                };
+                validate::check(&task, &rules, at_unix_ms)?
+            }
+        };
+        joins.push(Join {
+            max_bytes: rules.max_payload_bytes,
+            task: ThenTask::from(&checked.row(task, fork, context.partitions())),
+            from,
+        });
+    }
+    Ok(Some(Box::new(Joining {
+        ways: Vec::new(),
+        joins,
+        parts: joining.parts,
+    })))
 }
 
 /// The task of the end of a tree, with the present settings of its queue.

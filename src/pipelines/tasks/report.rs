@@ -192,11 +192,17 @@ impl Handle {
                 report.result.len()
             ));
         }
-        let count = report.discovered.len() + report.unreadable.len();
+        let mut joining = report.joining;
+        let parts = joining.as_deref_mut().map(|joining| &mut joining.parts);
+        let parts = parts.map_or(&mut [][..], Vec::as_mut_slice);
+        let count = report.discovered.len() + report.unreadable.len() + parts.len();
         if count > MAX_DISCOVERED {
             return Err(format!(
                 "discovered has {count} tasks; at most {MAX_DISCOVERED}: insert the others first"
             ));
+        }
+        for part in parts {
+            part.encoding = validate::part(part)?;
         }
         let result_encoding = validate::encoding("result", report.result_encoding, &report.result)?;
         let discovered = report
@@ -209,6 +215,7 @@ impl Handle {
             result: report.result,
             result_encoding,
             discovered: discovered.collect(),
+            joining,
             attempt: token.attempt,
             lease: token.lease(),
             leased_unix_ms: token.leased_unix_ms,

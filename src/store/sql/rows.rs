@@ -178,11 +178,12 @@ pub(super) fn task_ids(rows: Vec<(Vec<u8>,)>) -> Result<Vec<TaskId>> {
     rows.iter().map(|(id,)| task_id(id)).collect()
 }
 
-/// Reads the tree of a task. The column is NULL or empty if the task is in none.
+/// Reads the tree of a task. The column is NULL or empty if the task is in none, and may have a subtree
+/// behind the tree.
 pub(super) fn tree_of(column: Option<&[u8]>) -> Result<Option<TaskId>> {
     column
         .filter(|bytes| !bytes.is_empty())
-        .map(task_id)
+        .map(|bytes| task_id(bytes.get(..16).unwrap_or(bytes)))
         .transpose()
 }
 

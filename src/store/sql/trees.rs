@@ -11,14 +11,15 @@ use super::{
     backend::Backend,
     dialect::Dialect,
     operators::bulk,
-    rows::{columns, number, queue_name, status, task_id},
+    rows::{columns, number, queue_name, status, task_id, tree_of},
     runner::Runner,
     session::Session,
     statement::{Statement, lists},
     tasks::{
         retention,
         steps::Steps,
-        trees::{self, EndedTree, TREE_COLUMNS, TreeColumns, TreeRow, note_ends},
+        subtrees,
+        trees::{self, Ends, Making, TREE_COLUMNS, TreeColumns, TreeRow, note_ends},
     },
 };
 use crate::{
@@ -64,7 +65,9 @@ impl<DB: Backend> Trees for SqlStore<DB> {
                 .read::<(Vec<u8>, Vec<u8>)>("trees_of", found)
                 .await?
             {
-                trees.push((task_id(&id)?, task_id(&tree)?));
+                if let Some(tree) = tree_of(Some(&tree))? {
+                    trees.push((task_id(&id)?, tree));
+                }
             }
         }
         Ok(trees)
@@ -238,26 +241,26 @@ struct Cancel {
 
 /// Marks a tree, and adds the bulk change in the same transaction. Without the bulk change, the tree
 /// would drop what its tasks discover and end as if that had never been.
-async fn cancel<S: Session>(
-    session: &mut S,
-    cancel: &Cancel,
-) -> Result<(AddedBulk, Vec<EndedTree>)> {
+async fn cancel<S: Session>(session: &mut S, cancel: &Cancel) -> Result<(AddedBulk, Ends)> {
     let added = bulk::add(session, &cancel.bulk, cancel.most_of_token, &cancel.start).await?;
     if added != AddedBulk::Yes {
-        return Ok((added, Vec::new()));
+        return Ok((added, Ends::default()));
     }
     let mut rows = trees::lock(session, &[cancel.tree]).await?;
     let Some(row) = rows.get_mut(&cancel.tree) else {
-        return Ok((added, Vec::new()));
+        return Ok((added, Ends::default()));
     };
     if row.view.state != TreeState::Open || row.view.cancelling {
-        return Ok((added, Vec::new()));
+        return Ok((added, Ends::default()));
     }
     tokens::keep(session, &cancel.mark).await?;
     row.view.cancelling = true;
     // Only dead tasks may have kept it open.
     let now_ms = trees::now_ms(session).await?;
     let end = row.end_if_over(now_ms);
+    if end.is_some() {
+        row.remove_subtrees(session).await?;
+    }
     let then = row.then.clone();
     trees::write(session, &[row]).await?;
     let ended = store_end(session, end, then, &cancel.events).await?;
@@ -270,11 +273,15 @@ async fn store_end<S: Session>(
     end: Option<TreeEnd>,
     then: Option<ThenTask>,
     events: &Arc<EventQueues>,
-) -> Result<Vec<EndedTree>> {
+) -> Result<Ends> {
     let Some(end) = end else {
-        return Ok(Vec::new());
+        return Ok(Ends::default());
     };
-    let ended = trees::store_ends(session, vec![(end, then)], None).await?;
+    let making = Making {
+        ends: vec![(end, then)],
+        ..Making::default()
+    };
+    let ended = making.store(session, None).await?;
     let mut steps = Steps::new(events);
     steps.ended(&ended);
     steps.store(session).await?;
@@ -340,6 +347,7 @@ columns! {
         cancelling: i64,
         open_tasks: i64,
         held_tasks: i64,
+        joins: i64,
         counted_open: i64,
         counted_dead: i64,
     }
@@ -353,12 +361,12 @@ const COUNTED: &str = "CAST(COALESCE(SUM(CASE WHEN tasks.status = 0 THEN 1 ELSE 
      CAST(COALESCE(SUM(CASE WHEN tasks.status = 2 THEN 1 ELSE 0 END), 0) AS SIGNED) AS counted_dead";
 
 impl ComparedColumns {
+    fn holds(&self) -> bool {
+        self.on_dead == TreeOnDead::Hold as i64
+    }
+
     fn counted_held(&self) -> i64 {
-        if self.on_dead == TreeOnDead::Hold as i64 {
-            self.counted_dead
-        } else {
-            0
-        }
+        if self.holds() { self.counted_dead } else { 0 }
     }
 }
 
@@ -368,15 +376,16 @@ fn counted<'a, D: Dialect>() -> Statement<'a> {
     Statement::new(format!(
         "SELECT page.id AS id, page.queue AS queue, page.state AS state, page.on_dead AS on_dead, \
          page.cancelling AS cancelling, page.open_tasks AS open_tasks, page.held_tasks AS held_tasks, \
-         {COUNTED} FROM (SELECT id, queue, state, on_dead, cancelling, open_tasks, held_tasks FROM trees "
+         page.joins AS joins, \
+         {COUNTED} FROM (SELECT id, queue, state, on_dead, cancelling, open_tasks, held_tasks, joins FROM trees "
     ))
     .sql(D::BY_PRIMARY_KEY)
 }
 
 const BY_TREE: &str = ") AS page \
      LEFT JOIN tree_tasks ON tree_tasks.tree = page.id LEFT JOIN tasks ON tasks.id = tree_tasks.task \
-     GROUP BY page.id, page.queue, page.state, page.on_dead, page.cancelling, page.open_tasks, page.held_tasks \
-     ORDER BY page.id";
+     GROUP BY page.id, page.queue, page.state, page.on_dead, page.cancelling, page.open_tasks, page.held_tasks, \
+     page.joins ORDER BY page.id";
 
 async fn compare<DB: Backend>(
     sql: &Runner<DB>,
@@ -418,7 +427,16 @@ async fn compare<DB: Backend>(
         let is_held = counted_held > 0 && row.cancelling == 0;
         let is_over = row.state == TreeState::Open as i64 && row.counted_open == 0 && !is_held;
         let is_right = (row.open_tasks, row.held_tasks) == (row.counted_open, counted_held);
-        if !is_right || is_over {
+        let subtrees = match row.joins {
+            0 => 0,
+            _ => {
+                let tree = task_id(&row.id)?;
+                let compared = subtrees::compared::<DB::Connection>(&tree);
+                let compared = sql.read("wrong_trees", compared).await?;
+                subtrees::wrong(compared, row.holds(), row.cancelling != 0)?.len()
+            }
+        };
+        if !is_right || is_over || subtrees > 0 {
             compared.wrong.push(WrongTree {
                 id: task_id(&row.id)?,
                 queue: queue_name(&row.queue)?,
@@ -426,6 +444,7 @@ async fn compare<DB: Backend>(
                 held: row.held_tasks.max(0).unsigned_abs(),
                 counted_open: number(row.counted_open)?,
                 counted_held: number(counted_held)?,
+                subtrees,
                 is_over,
             });
         }
@@ -441,15 +460,25 @@ async fn correct<S: Session>(
     session: &mut S,
     tree: TaskId,
     events: &Arc<EventQueues>,
-) -> Result<Vec<EndedTree>> {
+) -> Result<Ends> {
     let count = counted::<S>().sql(" WHERE id = ?").bind(&tree).sql(BY_TREE);
     let counted: Vec<ComparedColumns> = session.fetch(count).await?;
     let Some(counted) = counted.first() else {
-        return Ok(Vec::new());
+        return Ok(Ends::default());
     };
+    let mut corrected = Ends::default();
+    if counted.joins > 0 {
+        let compared = session.fetch(subtrees::compared::<S>(&tree)).await?;
+        let wrong = subtrees::wrong(compared, counted.holds(), counted.cancelling != 0)?;
+        if !wrong.is_empty() {
+            let mut steps = Steps::new(events);
+            steps.trees().correct_subtrees(tree, &wrong);
+            corrected = steps.store(session).await?;
+        }
+    }
     let mut rows = trees::lock(session, &[tree]).await?;
     let Some(row) = rows.get_mut(&tree) else {
-        return Ok(Vec::new());
+        return Ok(corrected);
     };
     let wrong_by = |counted: i64, kept: i64| counted.saturating_sub(kept);
     let view = &mut row.view;
@@ -468,7 +497,13 @@ async fn correct<S: Session>(
     }
     let now_ms = trees::now_ms(session).await?;
     let end = row.end_if_over(now_ms);
+    if end.is_some() {
+        row.remove_subtrees(session).await?;
+    }
     let then = row.then.clone();
     trees::write(session, &[row]).await?;
-    store_end(session, end, then, events).await
+    let ended = store_end(session, end, then, events).await?;
+    corrected.trees.extend(ended.trees);
+    corrected.made.extend(ended.made);
+    Ok(corrected)
 }

@@ -45,6 +45,7 @@ fn completed(row: &NewRow) -> Settlement {
         leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered: Vec::new(),
+        joining: None,
     }
 }
 

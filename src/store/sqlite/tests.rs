@@ -49,6 +49,7 @@ fn completed(id: TaskId, discovered: Vec<NewRow>) -> Settlement {
         leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered,
+        joining: None,
     }
 }
 

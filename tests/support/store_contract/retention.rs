@@ -206,6 +206,7 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
                     encoding,
                     attempt,
                     discovered,
+                    joining,
                     ..
                 } => {
                     let leased_unix_ms = 0;
@@ -218,6 +219,7 @@ pub(crate) async fn the_earliest_finished_are_removed_first(db: &impl Database) 
                         attempt,
                         leased_unix_ms,
                         discovered,
+                        joining,
                         at_unix_ms,
                     }
                 }

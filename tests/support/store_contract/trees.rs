@@ -20,14 +20,14 @@ use uuid::Uuid;
 use super::*;
 
 /// The root of a tree.
-fn root(key: &str, settings: TreeSettings) -> NewRow {
+pub(super) fn root(key: &str, settings: TreeSettings) -> NewRow {
     fresh(TaskRow {
         tree: Some(Box::new(RowTree::Root(settings))),
         ..task("q", key)
     })
 }
 
-fn on_dead(on_dead: TreeOnDead) -> TreeSettings {
+pub(super) fn on_dead(on_dead: TreeOnDead) -> TreeSettings {
     TreeSettings {
         on_dead,
         ..TreeSettings::default()
@@ -53,7 +53,7 @@ fn joining(root: &NewRow, key: &str) -> NewRow {
     })
 }
 
-async fn tree_of(store: &dyn Store, root: &NewRow) -> TreeView {
+pub(super) async fn tree_of(store: &dyn Store, root: &NewRow) -> TreeView {
     store
         .trees_by_id(&[root.task.id])
         .await
@@ -88,7 +88,7 @@ async fn ends(store: &dyn Store) -> Vec<TaskRow> {
     tasks
 }
 
-async fn settle(store: &dyn Store, reports: &[Settlement]) -> Stored<Settled> {
+pub(super) async fn settle(store: &dyn Store, reports: &[Settlement]) -> Stored<Settled> {
     store.settle(reports).await.unwrap()
 }
 
@@ -118,7 +118,7 @@ async fn cancel(store: &dyn Store, row: &NewRow, at_unix_ms: i64) {
 }
 
 /// Adds the bulk change that cancels a tree, and marks the tree. The token may have this many.
-async fn cancel_tree(store: &dyn Store, root: &NewRow, most_of_token: u32) -> AddedBulk {
+pub(super) async fn cancel_tree(store: &dyn Store, root: &NewRow, most_of_token: u32) -> AddedBulk {
     let tree = root.task.id;
     let bulk = BulkChange {
         id: Uuid::now_v7(),
@@ -141,7 +141,7 @@ async fn cancel_tree(store: &dyn Store, root: &NewRow, most_of_token: u32) -> Ad
     added.await.unwrap()
 }
 
-async fn send_again(store: &dyn Store, row: &NewRow, at_unix_ms: i64) {
+pub(super) async fn send_again(store: &dyn Store, row: &NewRow, at_unix_ms: i64) {
     let retried = store
         .retry_with_acts(&[row.task.id], at_unix_ms, "ops", "retry")
         .await

@@ -2199,7 +2199,7 @@ pub struct Tree {
     /// Discovered tasks that were not stored, and were not sent again.
     #[prost(uint64, tag = "11")]
     pub letters: u64,
-    /// Surplus reports: what they discovered is outside of the tree.
+    /// Surplus reports, whose discovered tasks are outside of the tree, and outputs that came to a join of no subtree.
     #[prost(uint64, tag = "12")]
     pub late: u64,
     /// Somebody has cancelled it: nothing is added any more.
@@ -2228,6 +2228,9 @@ pub struct Tree {
     /// Why it waits for each of them, in the same order.
     #[prost(message, repeated, tag = "22")]
     pub reasons: ::prost::alloc::vec::Vec<TreeReason>,
+    /// Subtrees that joins wait for.
+    #[prost(uint64, tag = "23")]
+    pub joins: u64,
 }
 /// Why a task of a tree is not over.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2350,6 +2353,9 @@ pub struct TopologyStage {
     pub priority: i32,
     #[prost(message, repeated, tag = "7")]
     pub edges: ::prost::alloc::vec::Vec<TopologyEdge>,
+    /// The fork: the stage gets one task for each task of that one. Empty: it is no join.
+    #[prost(string, tag = "8")]
+    pub join: ::prost::alloc::string::String,
 }
 /// An edge to another stage.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -9434,6 +9440,49 @@ pub struct Completed {
     /// When the lease was given, by Redis's clock. 0: unknown.
     #[prost(int64, tag = "9")]
     pub leased_unix_ms: i64,
+    /// Where each discovered task goes in the levels of its topology: 0 to 32, that many levels out; from 33 on, into the
+    /// subtree of `joins\[n - 33\]`. Those that are missing are 0.
+    #[prost(uint32, repeated, tag = "10")]
+    pub ways: ::prost::alloc::vec::Vec<u32>,
+    /// The joins whose subtrees this completion begins.
+    #[prost(message, repeated, tag = "11")]
+    pub joins: ::prost::alloc::vec::Vec<NewJoin>,
+    /// Outputs into joins.
+    #[prost(message, repeated, tag = "12")]
+    pub parts: ::prost::alloc::vec::Vec<Part>,
+}
+/// A join whose subtree begins.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NewJoin {
+    /// The task that it makes, without payload.
+    #[prost(message, optional, tag = "1")]
+    pub task: ::core::option::Option<NewTask>,
+    /// The stages with edges into it.
+    #[prost(string, repeated, tag = "2")]
+    pub from: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// An output that went into a join.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Part {
+    /// As in `ways`: the subtree that it is a part of.
+    #[prost(uint32, tag = "1")]
+    pub way: u32,
+    /// The place of the output in its report.
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+    #[prost(string, tag = "3")]
+    pub stage: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub port: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "5")]
+    pub key: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub payload: ::prost::bytes::Bytes,
+    #[prost(enumeration = "Encoding", tag = "7")]
+    pub encoding: i32,
+    /// The queue of the join.
+    #[prost(string, tag = "8")]
+    pub join: ::prost::alloc::string::String,
 }
 /// An attempt that ended without a result: rejected, or its lease expired. It only reports; the queue has already decided
 /// what follows.

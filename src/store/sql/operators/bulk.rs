@@ -27,7 +27,7 @@ use crate::{
             runner::Runner,
             session::Session,
             statement::{Statement, Value, lists},
-            tasks::{again, steps::Steps, trees::EndedTree},
+            tasks::{again, steps::Steps, trees::Ends},
         },
     },
 };
@@ -202,7 +202,7 @@ pub(crate) async fn retry<S: Session>(
     now_ms: i64,
     as_of_ms: Option<i64>,
     events: &Arc<EventQueues>,
-) -> Result<(Vec<Retried>, Vec<EndedTree>)> {
+) -> Result<(Vec<Retried>, Ends)> {
     let mut steps = Steps::new(events);
     let ids: Vec<TaskId> = acts.keys().copied().collect();
     let mut retried = again::retry(session, &ids, now_ms, as_of_ms, &mut steps).await?;

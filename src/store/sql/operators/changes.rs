@@ -30,7 +30,7 @@ use crate::{
                 belongs::{BELONGS_COLUMNS, Belongs, BelongsColumns},
                 pending,
                 steps::Steps,
-                trees::EndedTree,
+                trees::Ends,
             },
         },
     },
@@ -152,7 +152,7 @@ pub(crate) async fn want<S: Session>(
     (now_ms, as_of_ms): (i64, Option<i64>),
     acts: &[TaskAct],
     events: &Arc<EventQueues>,
-) -> Result<(Vec<Wanted>, Vec<EndedTree>)> {
+) -> Result<(Vec<Wanted>, Ends)> {
     let mut targets = wanted_targets(session, ids, acts, as_of_ms).await?;
     let mut steps = Steps::new(events);
     let mut reopened = BTreeSet::new();
@@ -343,7 +343,7 @@ pub(crate) async fn end<S: Session>(
     ended: &[EndedChange],
     at_unix_ms: i64,
     events: &Arc<EventQueues>,
-) -> Result<(Vec<ChangeEnd>, Vec<EndedTree>)> {
+) -> Result<(Vec<ChangeEnd>, Ends)> {
     let mut targets = targets(session, &ended.iter().map(|ended| ended.id).collect(), None).await?;
     let generations = generations(
         session,

@@ -29,7 +29,7 @@ use crate::{
                 letters::{NewLetter, add},
                 retention::{self, Which},
                 steps::Steps,
-                trees::{self, EndedTree, Trees, note_ends},
+                trees::{self, Ends, Trees, note_ends},
             },
         },
     },
@@ -239,7 +239,7 @@ async fn purge_in<S: Session>(
     session: &mut S,
     ids: &[LetterId],
     events: &Arc<EventQueues>,
-) -> Result<(u64, Vec<EndedTree>)> {
+) -> Result<(u64, Ends)> {
     let mut steps = Steps::new(events);
     let mut removed = retention::remove(session, ids, Which::Dead, &mut steps).await?;
     for ids in lists(ids) {

@@ -36,6 +36,10 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    pub(crate) fn turn(&self) -> Turn {
+        self.turn
+    }
+
     pub(crate) fn of_new(row: &NewRow) -> Self {
         let due_ms = match row.unpublished {
             Unpublished::Parked | Unpublished::Crowded | Unpublished::Behind => NEVER,

@@ -8,7 +8,7 @@ use crate::{
     model::{QueueName, TaskId},
     store::{
         Result,
-        sql::rows::{columns, tree_of},
+        sql::rows::{columns, task_id},
     },
 };
 
@@ -29,14 +29,39 @@ columns! {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Belongs {
     pub(crate) member: Option<Member>,
-    pub(crate) tree: Option<TaskId>,
+    pub(crate) tree: Option<InTree>,
+}
+
+/// Where a task is in a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InTree {
+    pub(crate) tree: TaskId,
+    /// The innermost subtree that it is in.
+    pub(crate) subtree: Option<TaskId>,
+}
+
+impl InTree {
+    /// Reads the column, which has the id of the tree, and that of the subtree behind it.
+    fn of(column: &[u8]) -> Result<Option<Self>> {
+        let (tree, subtree) = column.split_at(column.len().min(16));
+        if tree.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self {
+            tree: task_id(tree)?,
+            subtree: match subtree {
+                [] => None,
+                subtree => Some(task_id(subtree)?),
+            },
+        }))
+    }
 }
 
 impl BelongsColumns {
     pub(crate) fn of(self, queue: &QueueName) -> Result<Belongs> {
         Ok(Belongs {
             member: Member::of(queue, &self.member_of, self.member_holds, self.member_place),
-            tree: tree_of(self.in_tree.as_deref())?,
+            tree: InTree::of(self.in_tree.as_deref().unwrap_or_default())?,
         })
     }
 }

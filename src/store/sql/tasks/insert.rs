@@ -171,7 +171,8 @@ async fn closed_trees<S: Session>(session: &mut S, rows: &[&NewRow]) -> Result<H
         match row.task.tree.as_deref() {
             Some(RowTree::Joins(tree)) => drop(joined.insert(*tree)),
             Some(RowTree::Root(_)) => drop(begun.insert(row.task.id)),
-            Some(RowTree::Discovered(_) | RowTree::Returns { .. }) | None => {}
+            Some(RowTree::Sent(_) | RowTree::Discovered { .. } | RowTree::Returns { .. })
+            | None => {}
         }
     }
     joined.retain(|tree| !begun.contains(tree));

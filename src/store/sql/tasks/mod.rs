@@ -21,6 +21,7 @@ pub(crate) mod sequences;
 pub(crate) mod settle;
 pub(crate) mod step;
 pub(crate) mod steps;
+pub(crate) mod subtrees;
 pub(crate) mod trees;
 mod unread;
 
@@ -120,12 +121,8 @@ impl<DB: Backend> Tasks for SqlStore<DB> {
                         settle::settle(session, reports, batch, old_keys, events).await
                     })
                 });
-        let settle::SettledInTrees {
-            stored,
-            ended,
-            late,
-        } = settle.await?;
-        note_ends(&ended);
+        let settle::SettledInTrees { stored, ends, late } = settle.await?;
+        note_ends(&ends);
         metrics::trees_late(late);
         Ok(stored)
     }

@@ -112,12 +112,15 @@ fn sequence_values(row: &NewRow) -> [Value<'_>; 2] {
     }
 }
 
-/// The tree; empty if the row is in none, and others of its statement are.
+/// The tree and the subtree behind it; empty if the row is in none, and others of its statement are.
 fn tree_value(row: &NewRow) -> Value<'_> {
     let task = &row.task;
-    let tree = task
-        .tree
-        .as_ref()
-        .map(|tree| tree.id(task.id).as_bytes().to_vec());
-    tree.unwrap_or_default().into()
+    let mut ids = Vec::new();
+    if let Some(tree) = &task.tree {
+        ids.extend_from_slice(tree.id(task.id).as_bytes());
+        if let Some(subtree) = tree.subtree() {
+            ids.extend_from_slice(subtree.as_bytes());
+        }
+    }
+    ids.into()
 }

@@ -304,9 +304,10 @@ async fn rows<DB: Backend>(
                 .queue
                 .as_ref()
                 .is_none_or(|queue| queue.as_str() == columns.queue);
-            let is_of_tree = filter
-                .tree
-                .is_none_or(|tree| columns.in_tree.as_deref() == Some(&tree.as_bytes()[..]));
+            let is_of_tree = filter.tree.is_none_or(|tree| {
+                let in_tree = columns.in_tree.as_deref().unwrap_or_default();
+                in_tree.starts_with(tree.as_bytes())
+            });
             let has_key = columns.task_key.starts_with(&filter.key_prefix);
             let has_reason = columns.reason.starts_with(&filter.reason);
             let is_unchanged = filter

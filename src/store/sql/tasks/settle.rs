@@ -7,7 +7,10 @@ use std::{
 
 use crate::{
     config::EventQueues,
-    model::{DeadLetter, Encoding, LeaseNumber, RowTree, StoredStatus, TaskId, TaskRow, began},
+    model::{
+        DeadLetter, Encoding, Join, Joining, LeaseNumber, RowTree, StoredStatus, TaskId, TaskRow,
+        Way, began, subtree_id,
+    },
     store::{
         NewRow, OutboxRow, PAGE_BYTES, Result, Settled, SettledTask, Settlement, Stored, Turn,
         Unpublished,
@@ -16,12 +19,14 @@ use crate::{
             session::Session,
             statement::{Statement, Value, lists, pieces},
             tasks::{
+                belongs::InTree,
                 insert::{self, OldKeys},
                 letters::{self, NewLetter},
                 progress::{self, Progress},
                 sequences::Released,
                 steps::Steps,
-                trees::{self, EndedTree, TreeFacts},
+                subtrees::{self, NewSubtree},
+                trees::{self, Ends, TreeFacts},
             },
         },
     },
@@ -61,6 +66,19 @@ impl Settlement {
             Self::Died { .. } => &[],
         }
     }
+
+    fn joining(&self) -> Option<&Joining<Join>> {
+        match self {
+            Self::Completed { joining, .. } => joining.as_deref(),
+            Self::Died { .. } => None,
+        }
+    }
+
+    /// Whether subtrees begin with it.
+    fn begins(&self) -> bool {
+        self.joining()
+            .is_some_and(|joining| !joining.joins.is_empty())
+    }
 }
 
 /// A transaction that settles reports. Collects the changes until they are stored.
@@ -78,7 +96,7 @@ struct Settling<'a> {
 /// The outcome of a settlement, and what it did to trees.
 pub(crate) struct SettledInTrees {
     pub(crate) stored: Stored<Settled>,
-    pub(crate) ended: Vec<EndedTree>,
+    pub(crate) ends: Ends,
     pub(crate) late: usize,
 }
 
@@ -112,7 +130,7 @@ pub(crate) async fn settle<S: Session>(
     store_results(session, &mut results).await?;
     let off_bus = progress::store(session, &tasks, &mut steps).await?;
     letters::add(session, &letters).await?;
-    let places = places_of_discoveries(session, reports, &settled, &tasks).await?;
+    let places = places_of_discoveries(session, reports, &settled, &tasks, &mut steps).await?;
     let discovered = Discovered {
         reports,
         places: &places,
@@ -123,16 +141,14 @@ pub(crate) async fn settle<S: Session>(
     entries::remove_ended(session, &off_bus).await?;
     let mut released = released_rows(session, &steps.take_released()).await?;
     let at_ms = reports.iter().map(Settlement::at_unix_ms).max();
-    let ended = steps.store_and_publish(session, at_ms).await?;
-    for tree in &ended {
-        if let Some((task, turn)) = &tree.then {
-            released.push(OutboxRow {
-                task: task.clone(),
-                is_as_new: true,
-                unpublished: Unpublished::Fresh,
-                turn: *turn,
-            });
-        }
+    let ends = steps.store_and_publish(session, at_ms).await?;
+    for (task, turn) in &ends.made {
+        released.push(OutboxRow {
+            task: task.clone(),
+            is_as_new: true,
+            unpublished: Unpublished::Fresh,
+            turn: *turn,
+        });
     }
     Ok(SettledInTrees {
         stored: Stored {
@@ -141,7 +157,7 @@ pub(crate) async fn settle<S: Session>(
             behind,
             released,
         },
-        ended,
+        ends,
         late,
     })
 }
@@ -237,8 +253,8 @@ impl<'a> Settling<'a> {
                         self.steps.completed_by(*id, &task.queue, worker, *attempt);
                     }
                 }
-                if surplus && let Some(tree) = task.belongs.tree {
-                    self.steps.late(tree, *at_unix_ms);
+                if surplus && let Some(in_tree) = task.belongs.tree {
+                    self.steps.trees().late(in_tree.tree, 1, *at_unix_ms);
                     self.late += 1;
                 }
                 (repeated, surplus)
@@ -358,13 +374,34 @@ fn numbered<'a, S: Session>(result: &NewResult<'a>) -> [Value<'a>; 12] {
 }
 
 /// Where the discovered tasks of a report are stored.
-#[derive(Clone, Copy)]
 enum DiscoveryPlace {
     /// In no tree.
     Plain,
-    InTree(TaskId, TreeFacts),
+    InTree(Levels, TreeFacts),
     /// Nowhere: the report is a repetition, or the tree of its task takes nothing more.
     Nowhere,
+}
+
+/// Where the task of a report is in its tree.
+struct Levels {
+    tree: TaskId,
+    /// The subtrees that it is in, outermost first. Empty if they are gone.
+    path: Vec<TaskId>,
+    /// Those that its report begins, in the order of the report.
+    begun: Vec<TaskId>,
+}
+
+impl Levels {
+    /// The subtree at the end of a way from the task. `None`: none, only the tree.
+    fn subtree(&self, way: Way) -> Option<TaskId> {
+        match way {
+            Way::Out(levels) => {
+                let left = self.path.len().checked_sub(usize::try_from(levels).ok()?)?;
+                self.path[..left].last().copied()
+            }
+            Way::Into(place) => self.begun.get(usize::try_from(place).ok()?).copied(),
+        }
+    }
 }
 
 /// The discovered tasks of a settlement.
@@ -375,53 +412,147 @@ struct Discovered<'a> {
     batch: Turn,
 }
 
-/// Decides where the discovered tasks of each report are stored. Those of surplus reports are in no
-/// tree: their workers got no credit, and the trees may have ended. A tree that is being cancelled
-/// drops them, too, or they would go on with what somebody wanted to end.
+/// Decides where the discovered tasks of each report are stored, and begins the subtrees of joins.
+/// Those of surplus reports are in no tree: their workers got no credit, and the trees may have ended.
+/// A tree that is being cancelled drops them, too, or they would go on with what somebody wanted to
+/// end.
 async fn places_of_discoveries<S: Session>(
     session: &mut S,
     reports: &[Settlement],
     settled: &[Settled],
     tasks: &BTreeMap<TaskId, Progress>,
+    steps: &mut Steps,
 ) -> Result<Vec<DiscoveryPlace>> {
     let is_taken = |settled: &Settled| !settled.repeated && !settled.unknown;
     let tree_of = |report: &Settlement, settled: &Settled| {
-        if !is_taken(settled) || report.discovered().is_empty() {
+        let brings = !report.discovered().is_empty() || report.joining().is_some();
+        if !is_taken(settled) || !brings {
             return None;
         }
         tasks.get(report.id())?.belongs.tree
     };
     let mut ids = Vec::new();
+    let mut subtrees = Vec::new();
     for (report, settled) in reports.iter().zip(settled) {
-        ids.extend(tree_of(report, settled));
+        if let Some(InTree { tree, subtree }) = tree_of(report, settled) {
+            ids.push(tree);
+            subtrees.extend(subtree);
+        }
     }
     let facts = if ids.is_empty() {
         BTreeMap::new()
     } else {
         trees::facts(session, &ids).await?
     };
+    let paths = if subtrees.is_empty() {
+        BTreeMap::new()
+    } else {
+        subtrees::paths(session, &subtrees).await?
+    };
     let mut places = Vec::with_capacity(reports.len());
     for (report, settled) in reports.iter().zip(settled) {
-        let tree = tree_of(report, settled);
-        let known = tree.and_then(|tree| Some((tree, *facts.get(&tree)?)));
+        let in_tree = tree_of(report, settled);
+        let known = in_tree.and_then(|in_tree| Some((in_tree, *facts.get(&in_tree.tree)?)));
         places.push(match known {
             _ if !is_taken(settled) => DiscoveryPlace::Nowhere,
             Some((_, facts)) if facts.is_cancelling => DiscoveryPlace::Nowhere,
-            Some((tree, facts)) if !settled.surplus => DiscoveryPlace::InTree(tree, facts),
+            Some((in_tree, facts)) if !settled.surplus => {
+                let path = in_tree.subtree.and_then(|subtree| paths.get(&subtree));
+                let path = path.cloned().unwrap_or_default();
+                DiscoveryPlace::InTree(join(report, in_tree.tree, path, steps), facts)
+            }
+            None if !settled.surplus && report.begins() => adopt(report, settled, tasks, steps),
             _ => DiscoveryPlace::Plain,
         });
     }
     Ok(places)
 }
 
+/// Begins the subtrees of a report, and adds its parts to those that they belong to.
+fn join(report: &Settlement, tree: TaskId, path: Vec<TaskId>, steps: &mut Steps) -> Levels {
+    let mut levels = Levels {
+        tree,
+        path,
+        begun: Vec::new(),
+    };
+    let Some(joining) = report.joining() else {
+        return levels;
+    };
+    let (task, at_ms) = (*report.id(), report.at_unix_ms());
+    let trees = steps.trees();
+    for join in &joining.joins {
+        let id = subtree_id(task, &join.task.queue, at_ms);
+        let subtree = NewSubtree {
+            tree,
+            path: levels.path.clone(),
+            fork: task,
+            join: join.clone(),
+        };
+        trees.begin_subtree(id, subtree, at_ms);
+        levels.begun.push(id);
+    }
+    let mut late = 0;
+    for part in &joining.parts {
+        match levels.subtree(part.way) {
+            Some(subtree) => trees.part(subtree, task, part.clone()),
+            None => late += 1,
+        }
+    }
+    if late > 0 {
+        trees.late(tree, late, at_ms);
+    }
+    levels
+}
+
+/// Begins a tree with the task of a report, which was in none, because a join waits for what comes out
+/// of it.
+fn adopt(
+    report: &Settlement,
+    settled: &Settled,
+    tasks: &BTreeMap<TaskId, Progress>,
+    steps: &mut Steps,
+) -> DiscoveryPlace {
+    let id = *report.id();
+    let Some(task) = tasks.get(&id) else {
+        return DiscoveryPlace::Nowhere;
+    };
+    let is_over = settled.status.is_some_and(StoredStatus::is_final);
+    steps
+        .trees()
+        .adopt(id, &task.queue, is_over, report.at_unix_ms());
+    let facts = TreeFacts {
+        deadline_ms: 0,
+        is_cancelling: false,
+        is_ended: false,
+    };
+    DiscoveryPlace::InTree(join(report, id, Vec::new(), steps), facts)
+}
+
 /// A discovered task in a tree: it has no deadline that is later than that of the tree.
-fn in_tree(row: &NewRow, tree: TaskId, facts: TreeFacts) -> NewRow {
+fn in_tree(row: &NewRow, levels: &Levels, facts: TreeFacts) -> NewRow {
     let mut row = row.clone();
     let own = row.task.deadline_unix_ms;
     if facts.deadline_ms > 0 && (own == 0 || own > facts.deadline_ms) {
         row.task.deadline_unix_ms = facts.deadline_ms;
     }
-    row.task.tree = Some(Box::new(RowTree::Discovered(tree)));
+    row.task.tree = Some(Box::new(RowTree::Discovered {
+        tree: levels.tree,
+        subtree: levels.subtree(way_of(&row)),
+    }));
+    row
+}
+
+fn way_of(row: &NewRow) -> Way {
+    match row.task.tree.as_deref() {
+        Some(RowTree::Sent(way)) => *way,
+        _ => Way::default(),
+    }
+}
+
+/// A discovered task that is stored outside of trees, although its topology has levels.
+fn outside(row: &NewRow) -> NewRow {
+    let mut row = row.clone();
+    row.task.tree = None;
     row
 }
 
@@ -439,12 +570,22 @@ async fn store_discovered<S: Session>(
         places,
         batch,
     } = *discovered;
-    // Only tasks of trees are copied.
+    // Only tasks of trees and of topologies with joins are copied.
     let mut copies: Vec<NewRow> = Vec::new();
+    let has_ways = |report: &Settlement| {
+        report
+            .discovered()
+            .iter()
+            .any(|row| row.task.tree.is_some())
+    };
     for (report, place) in reports.iter().zip(places) {
-        if let DiscoveryPlace::InTree(tree, facts) = place {
-            let rows = report.discovered().iter();
-            copies.extend(rows.map(|row| in_tree(row, *tree, *facts)));
+        let rows = report.discovered().iter();
+        match place {
+            DiscoveryPlace::InTree(levels, facts) => {
+                copies.extend(rows.map(|row| in_tree(row, levels, *facts)));
+            }
+            DiscoveryPlace::Plain if has_ways(report) => copies.extend(rows.map(outside)),
+            DiscoveryPlace::Plain | DiscoveryPlace::Nowhere => {}
         }
     }
     let mut copies = copies.iter();
@@ -453,8 +594,10 @@ async fn store_discovered<S: Session>(
         let of_report = report.discovered();
         match place {
             DiscoveryPlace::Nowhere => {}
-            DiscoveryPlace::Plain => rows.extend(of_report),
-            DiscoveryPlace::InTree(..) => rows.extend(copies.by_ref().take(of_report.len())),
+            DiscoveryPlace::Plain if !has_ways(report) => rows.extend(of_report),
+            DiscoveryPlace::Plain | DiscoveryPlace::InTree(..) => {
+                rows.extend(copies.by_ref().take(of_report.len()));
+            }
         }
     }
     let at_ms = reports.iter().map(Settlement::at_unix_ms).max();

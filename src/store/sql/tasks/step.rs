@@ -2,6 +2,7 @@
 
 use std::future::Future;
 
+use super::belongs::InTree;
 use crate::{
     model::{QueueName, StoredStatus, TaskId, TaskRow},
     store::{Result, sql::session::Session},
@@ -19,22 +20,15 @@ pub(crate) enum StatusChange<'a> {
         queue: &'a QueueName,
         from: StoredStatus,
         to: StoredStatus,
-        /// The tree of the task, if it is in one.
-        tree: Option<TreeOf>,
+        /// The tree of the task, if it is in one, and when its status changes.
+        tree: Option<(InTree, i64)>,
     },
     /// The task was final, and its row is removed.
     Removed {
         id: TaskId,
         status: StoredStatus,
-        tree: Option<TaskId>,
+        tree: Option<InTree>,
     },
-}
-
-/// The tree of a task whose status changes, and when it does.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TreeOf {
-    pub(crate) tree: TaskId,
-    pub(crate) at_ms: i64,
 }
 
 /// A step: collects what it needs during the transaction, and stores it at the end.

@@ -18,8 +18,8 @@ use crate::{
                 counts::Counts,
                 events::Events,
                 sequences::{Released, Sequences},
-                step::{StatusChange, Step, TreeOf},
-                trees::{EndedTree, Trees},
+                step::{StatusChange, Step},
+                trees::{Ends, Trees},
             },
         },
     },
@@ -73,7 +73,7 @@ impl Steps {
             queue,
             from,
             to,
-            tree: belongs.tree.map(|tree| TreeOf { tree, at_ms }),
+            tree: belongs.tree.map(|in_tree| (in_tree, at_ms)),
         });
     }
 
@@ -96,9 +96,9 @@ impl Steps {
         });
     }
 
-    /// Records that a surplus report came from a task of this tree.
-    pub(crate) fn late(&mut self, tree: TaskId, at_ms: i64) {
-        self.trees.late(tree, at_ms);
+    /// The trees of the transaction.
+    pub(crate) fn trees(&mut self) -> &mut Trees {
+        &mut self.trees
     }
 
     /// Records that a letter of this tree is gone because its task was sent again.
@@ -106,13 +106,13 @@ impl Steps {
         self.trees.letter_gone(tree, at_ms);
     }
 
-    /// Records the ends of trees, with the tasks that are stored for them.
-    pub(crate) fn ended(&mut self, ended: &[EndedTree]) {
-        for tree in ended {
-            self.events.tree_ended(&tree.end);
-            if let Some((task, _)) = &tree.then {
-                self.added(task);
-            }
+    /// Records what ended in trees, with the tasks that are stored for it.
+    pub(crate) fn ended(&mut self, ends: &Ends) {
+        for end in &ends.trees {
+            self.events.tree_ended(end);
+        }
+        for (task, _) in &ends.made {
+            self.added(task);
         }
     }
 
@@ -151,8 +151,8 @@ impl Steps {
         self.counts.hear(change);
     }
 
-    /// Runs the steps, as the last statements of the transaction. Returns the trees that end in it.
-    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<Vec<EndedTree>> {
+    /// Runs the steps, as the last statements of the transaction. Returns what ends in trees.
+    pub(crate) async fn store<S: Session>(self, session: &mut S) -> Result<Ends> {
         self.store_and_publish(session, None).await
     }
 
@@ -161,14 +161,14 @@ impl Steps {
         mut self,
         session: &mut S,
         at_ms: Option<i64>,
-    ) -> Result<Vec<EndedTree>> {
+    ) -> Result<Ends> {
         self.sequences(session, &[], None).await?;
-        let ended = std::mem::take(&mut self.trees)
+        let ends = std::mem::take(&mut self.trees)
             .store(session, at_ms)
             .await?;
-        self.ended(&ended);
+        self.ended(&ends);
         self.events.store(session).await?;
         self.counts.store(session).await?;
-        Ok(ended)
+        Ok(ends)
     }
 }

@@ -10,12 +10,15 @@
 use std::collections::BTreeMap;
 
 use super::{
+    belongs::InTree,
+    letters,
     new_rows::insert_rows,
-    step::{StatusChange, TreeOf},
+    step::StatusChange,
+    subtrees::{self, NewSubtree, Subtrees, WrongSubtree},
 };
 use crate::{
     model::{
-        QueueName, RowTree, StoredStatus, TaskId, TaskRow, ThenTask, TreeEnd, TreeOnDead,
+        Part, QueueName, RowTree, StoredStatus, TaskId, TaskRow, ThenTask, TreeEnd, TreeOnDead,
         TreeSettings, TreeState, TreeView,
     },
     store::{
@@ -25,7 +28,7 @@ use crate::{
                 batches,
                 entries::{self, Entry},
             },
-            rows::{columns, corrupt, number, queue_name, task_id},
+            rows::{columns, corrupt, number, queue_name, task_id, tree_of},
             session::Session,
             statement::{Statement, Value, lists, pieces},
         },
@@ -35,10 +38,10 @@ use crate::{
 
 /// The columns of [`TreeColumns`].
 pub(crate) const TREE_COLUMNS: &str = "id, queue, state, epoch, open_tasks, held_tasks, tasks, dead, cancelled, letters, late, \
-     cancelling, on_dead, deadline_ms, then_task, opened_ms, ended_ms";
+     joins, cancelling, on_dead, deadline_ms, then_task, opened_ms, ended_ms";
 
 /// The columns that change after a tree has begun.
-const CHANGING: [&str; 12] = [
+const CHANGING: [&str; 13] = [
     "state",
     "epoch",
     "open_tasks",
@@ -48,6 +51,7 @@ const CHANGING: [&str; 12] = [
     "cancelled",
     "letters",
     "late",
+    "joins",
     "cancelling",
     "deadline_ms",
     "ended_ms",
@@ -60,11 +64,14 @@ const LEFT_TO_THE_CALLER_MS: i64 = 1000;
 #[derive(Default)]
 pub(crate) struct Trees {
     changes: BTreeMap<TaskId, TreeChange>,
+    subtrees: Subtrees,
     new: BTreeMap<TaskId, NewTree>,
     /// The tree of each new task, and the task.
     joined: Vec<(TaskId, TaskId)>,
     /// The tree of each removed task, and the task.
     left: Vec<(TaskId, TaskId)>,
+    /// Stored tasks that become roots.
+    adopted: Vec<TaskId>,
 }
 
 /// A tree that begins.
@@ -83,6 +90,8 @@ struct TreeChange {
     cancelled: i64,
     letters: i64,
     late: i64,
+    /// Subtrees that begin and end.
+    subtrees: i64,
     /// Dead tasks that are removed, and hold nothing any more.
     removed_dead: i64,
     /// A final task became unfinished again, or the task of a letter joins.
@@ -97,12 +106,12 @@ struct TreeChange {
     at_ms: i64,
 }
 
-/// A tree that ended in a transaction.
-#[derive(Clone, Debug)]
-pub(crate) struct EndedTree {
-    pub(crate) end: TreeEnd,
-    /// The task of its end, and its turn in the outbox.
-    pub(crate) then: Option<(TaskRow, Turn)>,
+/// What ended in the trees of a transaction.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ends {
+    pub(crate) trees: Vec<TreeEnd>,
+    /// The tasks of the ends of trees and of subtrees, and their turns in the outbox.
+    pub(crate) made: Vec<(TaskRow, Turn)>,
 }
 
 /// What a transaction has to know of a tree before it stores tasks there.
@@ -130,14 +139,14 @@ impl Trees {
             StatusChange::Moved {
                 from,
                 to,
-                tree: Some(TreeOf { tree, at_ms }),
+                tree: Some((in_tree, at_ms)),
                 ..
-            } => self.moved(*tree, *from, *to, *at_ms),
+            } => self.moved(*in_tree, *from, *to, *at_ms),
             StatusChange::Removed {
                 id,
                 status,
-                tree: Some(tree),
-            } => self.removed(*tree, *id, *status),
+                tree: Some(in_tree),
+            } => self.removed(*in_tree, *id, *status),
             StatusChange::Moved { tree: None, .. } | StatusChange::Removed { tree: None, .. } => {}
         }
     }
@@ -169,14 +178,21 @@ impl Trees {
         change.tasks += 1;
         change.open += 1;
         match joins {
-            RowTree::Discovered(_) => change.discovers = true,
+            RowTree::Discovered { .. } => change.discovers = true,
             RowTree::Returns { .. } => change.is_back = true,
             RowTree::Joins(_) => change.joins = true,
-            RowTree::Root(_) => {}
+            RowTree::Root(_) | RowTree::Sent(_) => {}
+        }
+        if let Some(subtree) = joins.subtree() {
+            self.subtrees.added(subtree);
         }
     }
 
-    fn moved(&mut self, tree: TaskId, from: StoredStatus, to: StoredStatus, at_ms: i64) {
+    fn moved(&mut self, in_tree: InTree, from: StoredStatus, to: StoredStatus, at_ms: i64) {
+        let InTree { tree, subtree } = in_tree;
+        if let Some(subtree) = subtree {
+            self.subtrees.moved(subtree, from, to);
+        }
         let change = self.change(tree, at_ms);
         for (status, sign) in [(from, -1), (to, 1)] {
             match status {
@@ -190,16 +206,54 @@ impl Trees {
         change.is_back |= from.is_final() && to != from;
     }
 
-    fn removed(&mut self, tree: TaskId, id: TaskId, status: StoredStatus) {
+    fn removed(&mut self, in_tree: InTree, id: TaskId, status: StoredStatus) {
+        let InTree { tree, subtree } = in_tree;
         self.left.push((tree, id));
         if status == StoredStatus::Dead {
             self.change(tree, 0).removed_dead += 1;
+            if let Some(subtree) = subtree {
+                self.subtrees.removed_dead(subtree);
+            }
         }
     }
 
-    /// Records that a surplus report came from a task of this tree.
-    pub(crate) fn late(&mut self, tree: TaskId, at_ms: i64) {
-        self.change(tree, at_ms).late += 1;
+    /// Records surplus reports and outputs that came too late for what they belong to in this tree.
+    pub(crate) fn late(&mut self, tree: TaskId, count: usize, at_ms: i64) {
+        self.change(tree, at_ms).late += i64::try_from(count).unwrap_or(i64::MAX);
+    }
+
+    /// Makes a stored task that is in no tree the root of one, because a subtree begins with it.
+    pub(crate) fn adopt(&mut self, root: TaskId, queue: &QueueName, is_over: bool, at_ms: i64) {
+        self.joined.push((root, root));
+        self.adopted.push(root);
+        self.new.insert(
+            root,
+            NewTree {
+                queue: queue.clone(),
+                settings: TreeSettings::default(),
+                opened_ms: at_ms,
+            },
+        );
+        self.change(root, at_ms).open -= i64::from(is_over);
+    }
+
+    /// Records that a subtree of this tree begins.
+    pub(crate) fn begin_subtree(&mut self, id: TaskId, subtree: NewSubtree, at_ms: i64) {
+        self.change(subtree.tree, at_ms);
+        self.subtrees.begin(id, subtree);
+    }
+
+    /// Corrects subtrees of this tree.
+    pub(crate) fn correct_subtrees(&mut self, tree: TaskId, wrong: &[WrongSubtree]) {
+        self.change(tree, 0);
+        for one in wrong {
+            self.subtrees.correct(one);
+        }
+    }
+
+    /// Records an output of a task of this tree into the join of a subtree.
+    pub(crate) fn part(&mut self, subtree: TaskId, from: TaskId, part: Part) {
+        self.subtrees.part(subtree, from, part);
     }
 
     /// Records new letters of tasks that were discovered in this tree.
@@ -215,7 +269,7 @@ impl Trees {
         change.letter_gone = true;
     }
 
-    /// Stores the changes, and the tasks of the trees that end. Returns these trees.
+    /// Stores the changes, and the tasks of the trees and subtrees that end. Returns what ended.
     ///
     /// `published_at_ms` is the time of a caller that publishes these tasks itself. The caller has to
     /// tell the other steps of them.
@@ -223,29 +277,51 @@ impl Trees {
         self,
         session: &mut S,
         published_at_ms: Option<i64>,
-    ) -> Result<Vec<EndedTree>> {
+    ) -> Result<Ends> {
         let Self {
-            changes,
+            mut changes,
+            subtrees,
             new,
             mut joined,
             mut left,
+            adopted,
         } = self;
         begin(session, &new).await?;
-        joined.sort_unstable();
-        for piece in pieces(&joined, |_| 0) {
-            let rows = piece.iter().map(|(tree, task)| [tree.into(), task.into()]);
-            let join = Statement::new("INSERT INTO tree_tasks (tree, task)").values(rows);
-            session.execute(join.sql(&S::keep_first("task"))).await?;
+        for adopted in &adopted {
+            let adopt = Statement::new("UPDATE tasks SET tree = ? WHERE id = ?")
+                .bind(adopted)
+                .bind(adopted);
+            session.execute(adopt).await?;
         }
+        joined.sort_unstable();
+        add_members(session, &joined).await?;
         left.sort_unstable();
         remove_members(session, &left).await?;
         if changes.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Ends::default());
         }
         let ids: Vec<TaskId> = changes.keys().copied().collect();
         let mut rows = lock(session, &ids).await?;
+        let mut making = Making::default();
+        if !subtrees.is_empty() {
+            let at_ms = changes.values().map(|change| change.at_ms).max();
+            let at_ms = match at_ms.unwrap_or(0) {
+                0 => now_ms(session).await?,
+                at_ms => at_ms,
+            };
+            for (tree, of_tree) in subtrees.store(session, &rows, at_ms).await? {
+                let change = changes.entry(tree).or_default();
+                let made = i64::try_from(of_tree.made.len()).unwrap_or(i64::MAX);
+                change.tasks += made;
+                change.open += made;
+                change.letters += i64::try_from(of_tree.letters.len()).unwrap_or(i64::MAX);
+                change.subtrees += of_tree.joins;
+                change.late += of_tree.late;
+                letters::add(session, &of_tree.letters).await?;
+                making.joins.extend(of_tree.made);
+            }
+        }
         let mut changed = Vec::new();
-        let mut ended = Vec::new();
         for row in rows.values_mut() {
             let Some(change) = changes.get(&row.view.id) else {
                 continue;
@@ -261,7 +337,7 @@ impl Trees {
             }
             let before = row.view.clone();
             if let Some(end) = row.apply(session, change).await? {
-                ended.push((end, row.then.clone()));
+                making.ends.push((end, row.then.clone()));
             }
             // A dead task that held nothing may have been removed.
             if row.view != before {
@@ -269,7 +345,7 @@ impl Trees {
             }
         }
         write(session, &changed).await?;
-        store_ends(session, ended, published_at_ms).await
+        making.store(session, published_at_ms).await
     }
 }
 
@@ -290,7 +366,7 @@ fn join_namesake<S: Session>() -> String {
 async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> Result<()> {
     let new: Vec<_> = new.iter().collect();
     for piece in pieces(&new, |_| 0) {
-        let rows = piece.iter().map(|(id, tree)| -> [Value<'_>; 17] {
+        let rows = piece.iter().map(|(id, tree)| -> [Value<'_>; 18] {
             [
                 (*id).into(),
                 (&tree.queue).into(),
@@ -303,6 +379,7 @@ async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> 
                 0_u32.into(), // cancelled
                 0_u32.into(), // letters
                 0_u32.into(), // late
+                0_u32.into(), // joins
                 false.into(), // cancelling
                 (tree.settings.on_dead as u32).into(),
                 tree.settings.deadline_unix_ms.into(),
@@ -313,6 +390,16 @@ async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> 
         });
         let begin = Statement::new(format!("INSERT INTO trees ({TREE_COLUMNS})")).values(rows);
         session.execute(begin.sql(&join_namesake::<S>())).await?;
+    }
+    Ok(())
+}
+
+/// Adds tasks to the lists of their trees. The pairs are sorted.
+async fn add_members<S: Session>(session: &mut S, joined: &[(TaskId, TaskId)]) -> Result<()> {
+    for piece in pieces(joined, |_| 0) {
+        let rows = piece.iter().map(|(tree, task)| [tree.into(), task.into()]);
+        let join = Statement::new("INSERT INTO tree_tasks (tree, task)").values(rows);
+        session.execute(join.sql(&S::keep_first("task"))).await?;
     }
     Ok(())
 }
@@ -356,7 +443,7 @@ pub(crate) async fn lock<S: Session>(
 /// Writes what changes of these trees, which are locked.
 pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Result<()> {
     for piece in pieces(rows, |_| 0) {
-        let values = piece.iter().map(|row| -> [Value<'_>; 17] {
+        let values = piece.iter().map(|row| -> [Value<'_>; 18] {
             let TreeRow { view, then } = row;
             [
                 (&view.id).into(),
@@ -370,6 +457,7 @@ pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Res
                 view.cancelled.into(),
                 view.letters.into(),
                 view.late.into(),
+                view.joins.into(),
                 view.cancelling.into(),
                 (view.on_dead as u32).into(),
                 view.deadline_unix_ms.unwrap_or(0).into(),
@@ -386,56 +474,76 @@ pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Res
     Ok(())
 }
 
-/// Stores the tasks of these ends, with rows in the outbox.
-pub(crate) async fn store_ends<S: Session>(
-    session: &mut S,
-    ends: Vec<(TreeEnd, Option<ThenTask>)>,
-    published_at_ms: Option<i64>,
-) -> Result<Vec<EndedTree>> {
-    let left_until_ms = published_at_ms.map(|at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
-    let mut ended = Vec::with_capacity(ends.len());
-    let mut rows = Vec::new();
-    let mut entries = Vec::new();
-    for (end, then) in ends {
-        let mut turn_of_then = None;
-        if let Some(then) = then {
-            let task = then
-                .row(&end)
-                .ok_or_else(|| corrupt(format!("the then_task of tree {}", end.tree)))?;
+/// What ends in a transaction, before its tasks are stored.
+#[derive(Default)]
+pub(crate) struct Making {
+    pub(crate) ends: Vec<(TreeEnd, Option<ThenTask>)>,
+    /// The tasks of joins.
+    pub(crate) joins: Vec<TaskRow>,
+}
+
+impl Making {
+    /// Stores the tasks of these ends, with rows in the outbox.
+    pub(crate) async fn store<S: Session>(
+        self,
+        session: &mut S,
+        published_at_ms: Option<i64>,
+    ) -> Result<Ends> {
+        let left_until_ms = published_at_ms.map(|at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
+        let mut tasks = self.joins;
+        let mut ends = Ends::default();
+        let mut joined: Vec<(TaskId, TaskId)> = Vec::new();
+        for task in &tasks {
+            joined.extend(task.tree.as_ref().map(|tree| (tree.id(task.id), task.id)));
+        }
+        joined.sort_unstable();
+        add_members(session, &joined).await?;
+        for (end, then) in self.ends {
+            if let Some(then) = then {
+                let task = then
+                    .row(&end)
+                    .ok_or_else(|| corrupt(format!("the then_task of tree {}", end.tree)))?;
+                tasks.push(task);
+            }
+            ends.trees.push(end);
+        }
+        if tasks.is_empty() {
+            return Ok(ends);
+        }
+        // Each has an id of its own and no key, so nothing that is stored can be in its way.
+        tasks.sort_unstable_by_key(|task| task.id);
+        let mut rows = Vec::with_capacity(tasks.len());
+        let mut entries = Vec::with_capacity(tasks.len());
+        for task in tasks {
             let row = NewRow {
-                task: task.clone(),
+                task,
                 // It has a row of its own in the outbox, and is in no batch.
                 unpublished: Unpublished::Missing,
                 due_unix_ms: left_until_ms.unwrap_or(0),
             };
             let turn = entries::new_turn();
             entries.push(Entry::released(
-                task.id,
-                task.queue.clone(),
-                task.priority,
-                task.weight(),
+                row.task.id,
+                row.task.queue.clone(),
+                row.task.priority,
+                row.task.weight(),
                 Unpublished::Fresh,
                 row.due_unix_ms,
                 turn,
             ));
             rows.push(row);
-            turn_of_then = Some((task, turn));
         }
-        ended.push(EndedTree {
-            end,
-            then: turn_of_then,
-        });
+        let new: Vec<&NewRow> = rows.iter().collect();
+        insert_rows(session, &new, batches::new_batch()).await?;
+        entries::put(session, &entries).await?;
+        for (row, entry) in rows.into_iter().zip(&entries) {
+            let mut task = row.task;
+            // Its tree has counted it.
+            task.tree = None;
+            ends.made.push((task, entry.turn()));
+        }
+        Ok(ends)
     }
-    if rows.is_empty() {
-        return Ok(ended);
-    }
-    // Each has an id of its own and no key, so nothing that is stored can be in its way.
-    let mut new: Vec<&NewRow> = rows.iter().collect();
-    new.sort_unstable_by_key(|row| row.task.id);
-    insert_rows(session, &new, batches::new_batch()).await?;
-    entries.sort_unstable_by_key(Entry::task);
-    entries::put(session, &entries).await?;
-    Ok(ended)
 }
 
 /// The deadlines of these trees, and whether they take tasks. Locks nothing.
@@ -480,7 +588,9 @@ pub(crate) async fn of_unfinished<S: Session>(
             .sql(" WHERE LENGTH(tree) > 0 AND status = 0 AND id IN ")
             .list(ids);
         for (id, tree) in session.fetch::<(Vec<u8>, Vec<u8>)>(found).await? {
-            trees.insert(task_id(&id)?, task_id(&tree)?);
+            if let Some(tree) = tree_of(Some(&tree))? {
+                trees.insert(task_id(&id)?, tree);
+            }
         }
     }
     Ok(trees)
@@ -504,6 +614,7 @@ columns! {
         cancelled: i64,
         letters: i64,
         late: i64,
+        joins: i64,
         cancelling: i64,
         on_dead: i64,
         deadline_ms: i64,
@@ -549,6 +660,7 @@ impl TryFrom<TreeColumns> for TreeRow {
             cancelled: count(columns.cancelled),
             letters: count(columns.letters),
             late: count(columns.late),
+            joins: count(columns.joins),
             cancelling: columns.cancelling != 0,
             on_dead: TreeOnDead::from_number(columns.on_dead)
                 .ok_or_else(|| corrupt(format!("the on_dead {} of a tree", columns.on_dead)))?,
@@ -586,6 +698,7 @@ impl TreeRow {
         add(&mut view.cancelled, change.cancelled);
         add(&mut view.letters, change.letters);
         add(&mut view.late, change.late);
+        add(&mut view.joins, change.subtrees);
         if view.on_dead == TreeOnDead::Hold {
             add(&mut view.held, change.dead - change.removed_dead);
         }
@@ -601,7 +714,21 @@ impl TreeRow {
             // Otherwise what the task discovers would be dead at once.
             view.deadline_unix_ms = view.deadline_unix_ms.filter(|deadline| *deadline > at_ms);
         }
-        Ok(self.end_if_over(at_ms))
+        let end = self.end_if_over(at_ms);
+        if end.is_some() {
+            self.remove_subtrees(session).await?;
+        }
+        Ok(end)
+    }
+
+    /// Removes what is left of the subtrees of a tree that has ended: those that dead tasks held when it
+    /// was cancelled.
+    pub(crate) async fn remove_subtrees<S: Session>(&mut self, session: &mut S) -> Result<()> {
+        if self.view.joins > 0 {
+            subtrees::remove_of(session, self.view.id).await?;
+            self.view.joins = 0;
+        }
+        Ok(())
     }
 
     /// Ends the tree if it is open, and nothing keeps it open.
@@ -623,10 +750,8 @@ pub(crate) fn add(count: &mut u64, change: i64) {
 }
 
 /// Counts the trees that ended in a transaction, after its commit.
-pub(crate) fn note_ends(ended: &[EndedTree]) {
-    for tree in ended {
-        metrics::tree_ended(&tree.end);
-    }
+pub(crate) fn note_ends(ends: &Ends) {
+    ends.trees.iter().for_each(metrics::tree_ended);
 }
 
 /// The present time by the database's clock.
@@ -651,7 +776,13 @@ mod tests {
                 queue: &queue,
                 from,
                 to,
-                tree: Some(TreeOf { tree, at_ms: 7 }),
+                tree: Some((
+                    InTree {
+                        tree,
+                        subtree: None,
+                    },
+                    7,
+                )),
             });
         };
         moved(StoredStatus::Unfinished, StoredStatus::Completed);
@@ -665,7 +796,13 @@ mod tests {
             queue: &queue,
             from: StoredStatus::Dead,
             to: StoredStatus::Unfinished,
-            tree: Some(TreeOf { tree, at_ms: 5 }),
+            tree: Some((
+                InTree {
+                    tree,
+                    subtree: None,
+                },
+                5,
+            )),
         });
         let change = &trees.changes[&tree];
         assert_eq!((change.open, change.dead, change.at_ms), (-1, 0, 7));

@@ -80,6 +80,7 @@ async fn complete(store: &SqliteStore, key: u32, known: &mut Known) {
         leased_unix_ms: 0,
         at_unix_ms: 1,
         discovered: vec![],
+        joining: None,
     };
     store.settle(&[report]).await.unwrap();
     task.1 = StoredStatus::Completed;

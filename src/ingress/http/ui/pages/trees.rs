@@ -280,6 +280,9 @@ fn facts(tree: &TreeView) -> Vec<(&'static str, String)> {
     if tree.late > 0 {
         facts.push(("Surplus reports", format::count(tree.late)));
     }
+    if tree.joins > 0 {
+        facts.push(("Joins that wait", format::count(tree.joins)));
+    }
     if let Some(at) = tree.deadline_unix_ms {
         facts.push(("Deadline", Moment::new(at).text));
     }
