@@ -124,10 +124,7 @@ fn every_mistake_is_named_with_its_place() {
             "[stage.a]\nlaese = \"1s\"",
             "3:1: unknown key \"laese\"; expected from,",
         ),
-        (
-            "[stage.a]\njoin = \"b\"",
-            "3:1: this version of taskd has no join",
-        ),
+        ("[stage.a]\njoin = 1", "3:8: join must be a text"),
         (
             "[stage.a]\ntopic = \"b\"",
             "3:1: this version of taskd has no topic",
@@ -460,7 +457,7 @@ fn wrong_joins_are_named() {
     for (lines, says) in [
         (
             "a start = true\nj from = \"a\"; join = \"b\"",
-            "5:8: there is no stage \"b\" to join",
+            "6:8: there is no stage \"b\" to join",
         ),
         (
             "a start = true\nb from = \"a\"\nj from = \"a\"; join = \"b\"",
