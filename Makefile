@@ -62,9 +62,10 @@ soak: ## All faults in random order while the work goes on (ARGS="--minutes 10 -
 	@scripts/soak $(ARGS)
 
 .PHONY: model
-model: ## Check the rules of the queue, the flow and trees exhaustively on small cases: docs/model
+model: ## Check the rules of the queue, the flow, trees and joins exhaustively on small cases: docs/model
 	python3 docs/model/queue_model.py $(ARGS)
 	python3 docs/model/tree_model.py $(ARGS)
+	python3 docs/model/join_model.py $(ARGS)
 
 .PHONY: demo
 demo: ## Crawl the Python documentation on this machine with four workers
