@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{
-    Access, Encoding, Joining, LeaseToken, LimitReport, NewBackoff, NewJoin, OnDead, Priority,
-    QueueName, Rfc3339, TaskId, TaskRow, TaskTree, WorkerName, rfc_3339, some_rfc_3339,
+    Access, Encoding, Joining, LeaseToken, LimitReport, NewBackoff, OnDead, Priority, QueueName,
+    Rfc3339, TaskId, TaskRow, TaskTree, WorkerName, rfc_3339, some_rfc_3339,
 };
 
 /// The client of a connection.
@@ -270,6 +270,15 @@ pub struct Completion {
     /// What is wrong with individual discovered tasks, to be put into the answer.
     pub not_stored: NotStored,
     pub limit: LimitReport,
+}
+
+/// A join whose subtree begins, in a report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NewJoin {
+    /// The task that it makes, without payload.
+    pub task: NewTask,
+    /// The stages with edges into it, in the order of the file.
+    pub from: Vec<String>,
 }
 
 /// A task with a value that this version does not know, because a later version wrote it.

@@ -42,6 +42,7 @@ mod tree_settings;
 mod trees;
 mod unix_time;
 pub mod validate;
+mod ways;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
@@ -52,9 +53,9 @@ pub use bulk::{
 };
 pub use call::{
     Batch, Caller, Client, Completion, Extension, GetTasks, InsertAnswer, InsertStatus, Item,
-    ItemAnswer, ItemStatus, Key, LeasedTask, NewTask, NotStored, OneQueue, Protocol, QueueView,
-    RecordedDuration, RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus, TaskView,
-    UnreadableTask,
+    ItemAnswer, ItemStatus, Key, LeasedTask, NewJoin, NewTask, NotStored, OneQueue, Protocol,
+    QueueView, RecordedDuration, RecordedValues, Rejection, TaskBody, TaskResult, TaskStatus,
+    TaskView, UnreadableTask,
 };
 pub use causes::in_short;
 pub use changes::{
@@ -72,7 +73,7 @@ pub use explain::{
 pub use fsck::{Find, FindKind, Fsck, FsckPage};
 pub use history::{Attempt, AttemptState, FailedAttempt, TaskFile, began};
 pub use idempotency::{Idempotency, MAX_IDEMPOTENCY_KEY_BYTES};
-pub use joins::{Forked, Join, Joining, MOST_LEVELS, NewJoin, Part, Way, subtree_id};
+pub use joins::{Forked, Join, Joining, Part, subtree_id};
 pub use letters::{
     ChangeLetters, ChosenLetters, DeadLetter, LetterCursor, LetterFilter, LetterKind, LetterPage,
     LetterPages, LetterReason, LetterReasons, LettersChanged, StoredLetter,
@@ -130,6 +131,7 @@ pub use trees::{TreeEnd, TreeFile, TreeList, TreePages, TreeQueue, TreeView, Tre
 pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;
+pub use ways::{MOST_LEVELS, Way};
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
