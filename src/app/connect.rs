@@ -184,6 +184,11 @@ pub(super) fn lock_file(settings: &Settings) -> anyhow::Result<Option<File>> {
     }
 }
 
+/// A store for a while, in a file that nobody else has open.
+pub async fn temporary_store(path: &Path) -> store::Result<Arc<dyn Store>> {
+    sqlite(path).await
+}
+
 async fn sqlite(path: &Path) -> store::Result<Arc<dyn Store>> {
     Ok(Arc::new(SqliteStore::open(path, None).await?))
 }

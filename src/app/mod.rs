@@ -27,7 +27,7 @@ use self::{
     round::{Backends, Listeners, RoundEnd},
 };
 pub use self::{
-    connect::{PROPERTY_RULES, check},
+    connect::{PROPERTY_RULES, check, temporary_store},
     partitions::raise as raise_partitions,
     signals::hangups,
     topic::open_events,

@@ -195,7 +195,7 @@ impl Drop for Own {
 }
 
 impl Folder {
-    fn make() -> anyhow::Result<Self> {
+    pub(super) fn make() -> anyhow::Result<Self> {
         // The name must be short: the path of a socket is limited to 107 bytes.
         let name = Uuid::new_v4().simple().to_string();
         let path = std::env::temp_dir().join(format!("taskd-own-{}", &name[..8]));
@@ -206,7 +206,7 @@ impl Folder {
         Ok(Self(path))
     }
 
-    fn data(&self) -> PathBuf {
+    pub(super) fn data(&self) -> PathBuf {
         self.0.join("data")
     }
 

@@ -122,8 +122,8 @@ pub use topics::{
     ReadTopic, TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
 };
 pub use topology::{
-    EdgeView, MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, Stage, StageView, Topology,
-    TopologyView,
+    Counted, EdgeView, Expected, MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, Scripted,
+    ScriptedAnswer, Stage, StageView, Topology, TopologyTest, TopologyView,
 };
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use tree_settings::{NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};

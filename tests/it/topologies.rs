@@ -404,6 +404,82 @@ fn files_are_made_checked_and_drawn_without_a_server() {
     );
 }
 
+/// A crawl with a join, and tests of it.
+const TESTED: &str = r#"
+name = "crawl"
+
+[stage.fetch]
+start = true
+from = "parse.link"
+loop = true
+
+[stage.parse]
+from = "fetch"
+ports = ["page", "link"]
+
+[stage.index]
+from = "parse.page"
+[stage.screenshot]
+from = [{ stage = "parse.page", match = { "/lang" = ["en", "de"] } }]
+max_attempts = 2
+
+[stage.page]
+join = "parse"
+from = ["index", "screenshot"]
+
+[[test]]
+name = "a page with one link"
+input = [{ key = "http://a/", payload = { url = "http://a/" } }]
+workers.fetch = [{ payload = { body = "…" } }]
+workers.parse = [{ port = "page", payload = { lang = "en" } }, { port = "link", key = "http://a/b" }]
+workers.screenshot = "fail"
+expect.page.count = 2
+expect.screenshot = { count = 2, dead = 2 }
+expect.trees.failed = 1
+"#;
+
+#[test]
+fn the_tests_of_a_file_run_without_a_server() {
+    let folder = tempfile::tempdir().unwrap();
+    let test = |text: &str| {
+        fs::write(folder.path().join("t.toml"), text).unwrap();
+        let args = ["topology", "test", "t.toml", "--seeds", "5"];
+        run(None, folder.path(), &args)
+    };
+    let (code, said, stderr) = test(TESTED);
+    assert_eq!(
+        (code, said.as_str()),
+        (
+            0,
+            "ok    a page with one link: fetch.count 2, parse.count 2, index.count 2, screenshot.count 2, \
+             page.count 2, screenshot.dead 2, trees.failed 1\n"
+        ),
+        "{stderr}"
+    );
+    let (code, said, _) = test(&TESTED.replace("page.count = 2", "page.count = 3"));
+    assert_eq!(code, 1);
+    assert!(
+        said.starts_with("WRONG a page with one link: page.count is 2, expected 3"),
+        "{said}"
+    );
+    let (code, said, _) = test(&TESTED.replace("port = \"link\", key", "port = \"lnk\", key"));
+    assert_eq!(code, 1);
+    assert!(
+        said.contains("the worker of parse: discovered[1]: stage parse has no port"),
+        "{said}"
+    );
+    // A loop whose outputs have other keys each time ends by a bound.
+    let (code, said, _) = test(&TESTED.replace(", key = \"http://a/b\"", ""));
+    assert_eq!(code, 1);
+    assert!(
+        said.contains("a loop ends only where outputs have keys"),
+        "{said}"
+    );
+    let (code, _, stderr) = test(&TESTED.replace("expect.page", "expect.pages"));
+    assert_eq!(code, 1);
+    assert!(stderr.contains("there is no stage \"pages\""), "{stderr}");
+}
+
 #[tokio::test]
 async fn another_process_learns_a_file_from_the_database() {
     let file = SqliteFile::create().await;

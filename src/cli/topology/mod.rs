@@ -2,6 +2,7 @@
 
 mod file;
 mod run;
+mod test;
 
 use std::{fs, io::Write as _, path::PathBuf};
 
@@ -19,7 +20,7 @@ use super::{
 };
 use crate::model::TopologyName;
 
-/// Check, draw, apply, show and run topologies: graphs of stages, whose queues are TOPOLOGY.STAGE
+/// Check, test, draw, apply, show and run topologies: graphs of stages, whose queues are TOPOLOGY.STAGE
 #[derive(Args)]
 #[command(
     arg_required_else_help = false,
@@ -28,6 +29,7 @@ Examples:
   taskd topology new words                            write words.toml, which counts words
   ls *.md | taskd topology run words.toml --input - --exit-when-done
   taskd topology check crawl.toml                     all mistakes, with line and column
+  taskd topology test crawl.toml                      its [[test]]s, without a server
   taskd topology graph crawl.toml | dot -Tsvg > crawl.svg
   taskd topology apply crawl.toml                     from now on; the old file again goes back
   taskd insert crawl.fetch --key https://example.org/
@@ -48,6 +50,7 @@ enum Command {
     Check(Check),
     Graph(Graph),
     Apply(Apply),
+    Test(test::Test),
     Run(run::Run),
     List(List),
     Show(Show),
@@ -139,6 +142,7 @@ pub(super) async fn run(args: Topology) -> anyhow::Result<u8> {
 async fn run_one(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Run(_) => Ok(false),
+        Command::Test(test) => test::run(test).await,
         Command::New(new) => self::new(&new.name).map(|()| true),
         Command::Check(Check { file }) => {
             let Some((_, plan)) = read(&file)? else {

@@ -7,13 +7,17 @@ mod graph;
 mod levels;
 mod read;
 mod route;
+mod scripted;
 #[cfg(test)]
 mod tests;
 mod view;
 
 use std::{fmt, time::Duration};
 
-pub use self::view::{EdgeView, StageView, TopologyView};
+pub use self::{
+    scripted::{Counted, Expected, Scripted, ScriptedAnswer, TopologyTest},
+    view::{EdgeView, StageView, TopologyView},
+};
 use super::{
     Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead, Way,
 };
@@ -41,6 +45,8 @@ pub struct Topology {
     pub then: String,
     /// In the order of the file.
     pub stages: Vec<Stage>,
+    /// For `taskd topology test`.
+    pub tests: Vec<TopologyTest>,
     /// Remarks on what is no mistake.
     pub notes: Vec<Mistake>,
 }

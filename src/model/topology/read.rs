@@ -19,7 +19,7 @@ use crate::model::{
 /// The most mistakes that are named.
 const MOST_MISTAKES: usize = 100;
 
-const KEYS: [&str; 5] = ["name", "on_dead", "timeout", "then", "stage"];
+const KEYS: [&str; 6] = ["name", "on_dead", "timeout", "then", "stage", "test"];
 const STAGE_KEYS: [&str; 12] = [
     "from",
     "join",
@@ -36,13 +36,13 @@ const STAGE_KEYS: [&str; 12] = [
 ];
 const BACKOFF_KEYS: [&str; 5] = ["kind", "initial", "maximum", "jitter", "give_up_after"];
 /// What later versions have.
-const LATER_KEYS: [&str; 3] = ["feed", "max_open", "test"];
+const LATER_KEYS: [&str; 2] = ["feed", "max_open"];
 const LATER_STAGE_KEYS: [&str; 1] = ["topic"];
 
 const NO_STAGE: &str = "there is no stage: write [stage.NAME] for each";
 
 /// A value with its place in the file.
-type Located<'i> = Spanned<DeValue<'i>>;
+pub(super) type Located<'i> = Spanned<DeValue<'i>>;
 
 impl Topology {
     /// Reads a file. Returns all mistakes, in the order of the file.
@@ -84,9 +84,9 @@ impl Topology {
 }
 
 /// A stage as the file has it.
-struct Draft {
+pub(super) struct Draft {
     at: usize,
-    stage: Stage,
+    pub(super) stage: Stage,
     from: Vec<FromDraft>,
     join: Option<(usize, String)>,
     has_start: bool,
@@ -103,13 +103,13 @@ struct FromDraft {
 }
 
 /// A file with the mistakes found so far.
-struct File<'t> {
+pub(super) struct File<'t> {
     text: &'t str,
     mistakes: Vec<(usize, String)>,
 }
 
 impl File<'_> {
-    fn wrong(&mut self, at: usize, says: String) {
+    pub(super) fn wrong(&mut self, at: usize, says: String) {
         self.mistakes.push((at, says));
     }
 
@@ -184,6 +184,7 @@ impl File<'_> {
         let backward = self.find_cycles(&drafts);
         self.find_unreachable(&drafts);
         self.find_levels(&mut drafts);
+        let tests = self.tests(table, &drafts);
         let mut notes = Vec::new();
         for (at, from, to) in backward {
             let edge = drafts[from]
@@ -201,11 +202,12 @@ impl File<'_> {
             timeout,
             then: then.map(|(_, then)| then).unwrap_or_default(),
             stages: drafts.into_iter().map(|draft| draft.stage).collect(),
+            tests,
             notes,
         })
     }
 
-    fn unknown(&mut self, at: usize, name: &str, known: &[&str]) {
+    pub(super) fn unknown(&mut self, at: usize, name: &str, known: &[&str]) {
         let name = shorten(name, ECHO);
         self.wrong(
             at,
@@ -499,7 +501,7 @@ impl File<'_> {
         Some(backoff)
     }
 
-    fn text(&mut self, what: &str, value: &Located<'_>) -> Option<String> {
+    pub(super) fn text(&mut self, what: &str, value: &Located<'_>) -> Option<String> {
         let text = value.get_ref().as_str().map(ToOwned::to_owned);
         if text.is_none() {
             self.wrong(at(value), format!("{what} must be a text: {what} = \"…\""));
@@ -525,7 +527,11 @@ impl File<'_> {
         flag.unwrap_or_default()
     }
 
-    fn table<'v, 'i>(&mut self, what: &str, value: &'v Located<'i>) -> Option<&'v DeTable<'i>> {
+    pub(super) fn table<'v, 'i>(
+        &mut self,
+        what: &str,
+        value: &'v Located<'i>,
+    ) -> Option<&'v DeTable<'i>> {
         match value.get_ref() {
             DeValue::Table(table) => Some(table),
             _ => {
@@ -737,7 +743,7 @@ fn reach(drafts: &[Draft], into: impl Fn(usize) -> bool) -> Vec<Vec<bool>> {
     reach
 }
 
-fn at(value: &Located<'_>) -> usize {
+pub(super) fn at(value: &Located<'_>) -> usize {
     value.span().start
 }
 

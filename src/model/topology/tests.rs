@@ -126,6 +126,18 @@ fn every_mistake_is_named_with_its_place() {
         ),
         ("[stage.a]\njoin = 1", "3:8: join must be a text"),
         (
+            "[stage.a]\n[[test]]\nname = \"x\"",
+            "3:1: input is missing: input = [{ key = \"…\" }]",
+        ),
+        (
+            "[stage.a]\n[[test]]\nname = \"x\"\ninput = [{ key = \"k\" }]\nworkers.a = 7",
+            "6:13: a worker is a list of outputs, \"fail\", or a table of these by key",
+        ),
+        (
+            "[stage.a]\n[[test]]\nname = \"x\"\ninput = [{ key = \"k\" }]\nexpect.a.cuont = 7",
+            "6:10: unknown key \"cuont\"; expected count, dead",
+        ),
+        (
             "[stage.a]\ntopic = \"b\"",
             "3:1: this version of taskd has no topic",
         ),

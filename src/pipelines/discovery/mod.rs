@@ -44,6 +44,7 @@ pub use self::{
     fallback::check as check_filter,
     feeds::record_task,
     insert::Handle,
+    trees::{joining, tree_settings},
 };
 use crate::{enrichment::Enrichment, pipelines::context::Context, runtime::Supervisor};
 

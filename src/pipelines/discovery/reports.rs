@@ -148,7 +148,13 @@ impl<'m> Reports<'m> {
         let discovered = rows
             .map(|row| publishing::new_row(row, &context.gates, &context.settings))
             .collect();
-        let joining = trees::joining(context, joining, id, at_unix_ms)?;
+        let joining = trees::joining(
+            &context.settings,
+            context.partitions(),
+            joining,
+            id,
+            at_unix_ms,
+        )?;
         Ok(Settlement::Completed {
             id,
             worker,

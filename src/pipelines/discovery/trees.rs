@@ -3,9 +3,11 @@
 use std::borrow::Cow;
 
 use crate::{
+    config::Settings,
     model::{
-        Join, Joining, NewJoin, NewTask, RowTree, TaskId, TaskRow, TaskTree, ThenTask,
-        TreeSettings, validate,
+        Join, Joining, NewJoin, NewTask, NewTree, RowTree, TaskId, TaskRow, TaskTree, ThenTask,
+        TreeSettings,
+        validate::{self, Partitions},
     },
     pipelines::context::Context,
     store::{Settled, Settlement},
@@ -51,20 +53,33 @@ pub(super) fn row_tree(
         }
         TaskTree::Root(new) => new,
     };
-    let deadline_unix_ms = new.deadline_unix_ms(now_unix_ms)?;
-    let then = if new.then.is_empty() {
-        None
-    } else {
-        let then = then_task(context, &new.then, id, now_unix_ms);
-        Some(then.map_err(|why| format!("tree.then: {why}"))?)
-    };
+    let settings = tree_settings(&new, now_unix_ms, |then| {
+        then_row(context, then, id, now_unix_ms)
+    })?;
     Ok(Joined {
-        tree: RowTree::Root(TreeSettings {
-            on_dead: new.on_dead.unwrap_or_default(),
-            deadline_unix_ms,
-            then,
-        }),
+        deadline_unix_ms: settings.deadline_unix_ms,
+        tree: RowTree::Root(settings),
+    })
+}
+
+/// What SQL keeps of a tree that begins now. `then_row` makes the task of a queue for its end.
+pub fn tree_settings(
+    new: &NewTree,
+    now_unix_ms: i64,
+    then_row: impl FnOnce(&str) -> Result<TaskRow, String>,
+) -> Result<TreeSettings, String> {
+    let deadline_unix_ms = new.deadline_unix_ms(now_unix_ms)?;
+    let then = match new.then.as_str() {
+        "" => None,
+        queue => {
+            let row = then_row(queue).map_err(|why| format!("tree.then: {why}"))?;
+            Some(ThenTask::from(&row))
+        }
+    };
+    Ok(TreeSettings {
+        on_dead: new.on_dead.unwrap_or_default(),
         deadline_unix_ms,
+        then,
     })
 }
 
@@ -91,8 +106,9 @@ pub(super) fn bound(row: &mut TaskRow, tree_deadline_unix_ms: i64) {
 
 /// What a completion of this task says of joins, as SQL stores it: with the present settings of the
 /// queues of the joins.
-pub(super) fn joining(
-    context: &Context,
+pub fn joining(
+    settings: &Settings,
+    partitions: Partitions,
     joining: Joining<NewJoin>,
     fork: TaskId,
     at_unix_ms: i64,
@@ -102,7 +118,7 @@ pub(super) fn joining(
     }
     let mut joins = Vec::with_capacity(joining.joins.len());
     for NewJoin { task, from } in joining.joins {
-        let rules = context.settings.task_rules(&task.queue).for_accepted();
+        let rules = settings.task_rules(&task.queue).for_accepted();
         let mut task = NewTask {
             // It takes no key; the id of the fork's task only chooses its shard.
             id: Some(fork),
@@ -123,7 +139,7 @@ pub(super) fn joining(
         };
         joins.push(Join {
             max_bytes: rules.max_payload_bytes,
-            task: ThenTask::from(&checked.row(task, fork, context.partitions())),
+            task: ThenTask::from(&checked.row(task, fork, partitions)),
             from,
         });
     }
@@ -135,12 +151,12 @@ pub(super) fn joining(
 }
 
 /// The task of the end of a tree, with the present settings of its queue.
-fn then_task(
+fn then_row(
     context: &Context,
     queue: &str,
     tree: TaskId,
     now_unix_ms: i64,
-) -> Result<ThenTask, String> {
+) -> Result<TaskRow, String> {
     let task = NewTask {
         // It takes no key; the id of the tree only chooses its shard.
         id: Some(tree),
@@ -150,11 +166,7 @@ fn then_task(
     let rules = context.settings.task_rules(queue);
     let checked = validate::check(&task, &rules, now_unix_ms)?;
     context.let_in(checked.queue(), None)?;
-    Ok(ThenTask::from(&checked.row(
-        task,
-        tree,
-        context.partitions(),
-    )))
+    Ok(checked.row(task, tree, context.partitions()))
 }
 
 /// The reports with the deadlines that SQL gave their discovered tasks, for who publishes these.
