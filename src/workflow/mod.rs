@@ -1,0 +1,4 @@
+//! Workflows: definitions, their expressions, and the machine that steps them. All of it is pure:
+//! no I/O, no clock.
+
+pub mod definition;
