@@ -2,3 +2,4 @@
 //! no I/O, no clock.
 
 pub mod definition;
+pub mod expression;
