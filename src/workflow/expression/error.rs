@@ -13,7 +13,7 @@ pub enum Error {
     TooLong { limit: usize },
     #[error("an expression may nest brackets {limit} deep")]
     TooNested { limit: usize },
-    /// It was refused more fuel than [`super::Bounds::fuel`].
+    /// It wants more fuel than [`super::Bounds::fuel`].
     #[error("the expression takes too many steps (expr_fuel)")]
     Fuel,
     #[error("the expression takes too much memory (expr_memory)")]
@@ -21,8 +21,8 @@ pub enum Error {
     /// The calls of its functions or the values that it builds nest too deep.
     #[error("the expression nests calls or values too deep")]
     TooDeep,
-    #[error("the result of the expression has more than {limit} bytes")]
-    Output { limit: usize },
+    #[error("the result of the expression is too large")]
+    Output,
     #[error("the expression has several results, where one is expected")]
     SeveralOutputs,
     /// jq's own errors, and those that the expression raises by `error`.
@@ -36,4 +36,14 @@ pub enum Error {
     /// A bug of the interpreter: the evaluation panicked.
     #[error("the interpreter of expressions failed: {0}")]
     Internal(String),
+}
+
+impl Error {
+    /// Moves the place of an error in an expression that is a part of a longer text.
+    pub(super) fn shifted(mut self, by: usize) -> Error {
+        if let Error::Syntax { at, .. } | Error::Unknown { at, .. } = &mut self {
+            *at += by;
+        }
+        self
+    }
 }

@@ -7,22 +7,33 @@
 //! `try` of the expression can catch that.
 
 mod error;
+mod fence;
+mod meter;
+mod natives;
+mod number;
+mod program;
 mod shape;
+mod stack;
 mod template;
+mod value;
 
+use std::fmt;
 use std::sync::Arc;
 
 use serde_json::Value;
 
+use program::Program;
+
 pub use error::Error;
 pub use shape::Shape;
+pub use stack::with_stack;
 pub use template::Template;
 
 /// A compiled jq expression. Clones share it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Expression {
     text: Arc<str>,
-    variables: usize,
+    program: Arc<Program>,
 }
 
 /// What one evaluation may use.
@@ -47,13 +58,22 @@ impl Default for Bounds {
     }
 }
 
+impl Bounds {
+    /// Takes from the bound of the output.
+    fn spend(&mut self, bytes: usize) -> Result<(), Error> {
+        self.output = self.output.checked_sub(bytes).ok_or(Error::Output)?;
+        Ok(())
+    }
+}
+
 impl Expression {
     /// Compiles the text of an expression, without `${ }`. It may name the variables, which are
     /// given without `$`.
     pub fn compile(text: &str, variables: &[&str]) -> Result<Expression, Error> {
+        let program = with_stack(|| Program::compile(text, variables))??;
         Ok(Expression {
             text: text.into(),
-            variables: variables.len(),
+            program: Arc::new(program),
         })
     }
 
@@ -69,12 +89,37 @@ impl Expression {
         &self,
         input: &Value,
         variables: &[&Value],
-        bounds: Bounds,
+        mut bounds: Bounds,
     ) -> Result<Value, Error> {
-        let _ = (input, bounds);
-        if variables.len() != self.variables {
-            return Err(Error::Variables);
-        }
-        Ok(Value::Null)
+        self.run(input, variables, &mut bounds)
+    }
+
+    /// Takes what the result has from the bound of the output.
+    fn run(
+        &self,
+        input: &Value,
+        variables: &[&Value],
+        bounds: &mut Bounds,
+    ) -> Result<Value, Error> {
+        with_stack(|| self.program.run(input, variables, bounds))?
+    }
+
+    /// Returns the result as a part of a text: a string as it is, others as JSON.
+    fn run_to_text(
+        &self,
+        input: &Value,
+        variables: &[&Value],
+        bounds: &mut Bounds,
+    ) -> Result<String, Error> {
+        with_stack(|| self.program.run_to_text(input, variables, bounds))?
     }
 }
+
+impl fmt::Debug for Expression {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Expression").field(&self.text).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;
