@@ -3,7 +3,9 @@
 //! A tick is a filter that returns its input. It stands before the body of each definition, before
 //! the update of each `reduce` and `foreach`, to the right of each comma (else `(.,.) | (.,.) | …`
 //! doubles for nothing), and before every few levels of nesting, so that little stack is used from
-//! one tick to the next. Its weight grows with the size of what follows.
+//! one tick to the next. Its weight grows with the size of what follows. Where a definition calls a
+//! function that it was given, as in `def f(g): f(g | g)`, stands a cheaper one, because `map(g)`
+//! does that for every element.
 
 use std::collections::BTreeSet;
 
@@ -19,6 +21,9 @@ pub(super) const TICKS: [&str; 10] = [
     "!tick256", "!tick512",
 ];
 
+/// The name of the tick before a call of a function that is a parameter.
+pub(super) const CALL: &str = "!call";
+
 /// From how many terms on a tick weighs two.
 const TERMS_PER_FUEL: usize = 16;
 
@@ -28,6 +33,8 @@ const LEVELS: usize = 12;
 /// What an expression refers to.
 #[derive(Default)]
 pub(super) struct Names<'s> {
+    /// The parameters that are functions, of the definitions around.
+    parameters: Vec<&'s str>,
     /// The text of the expression, and where new texts are kept.
     text: Option<(&'s str, &'s Arena)>,
     /// Functions, with their number of arguments.
@@ -46,13 +53,17 @@ impl<'s> Names<'s> {
 
     /// Whether a function of this name with this many arguments is called, or may be.
     pub(super) fn calls(&self, name: &str, arguments: usize) -> bool {
-        TICKS.contains(&name) || self.functions.contains(&(name, arguments))
+        name == CALL || TICKS.contains(&name) || self.functions.contains(&(name, arguments))
     }
 
     /// Puts ticks into the definition and its body.
     pub(super) fn fence(&mut self, definition: Def<&'s str>) -> Def<&'s str> {
+        let outer = self.parameters.len();
+        let functions = definition.args.iter().filter(|name| !name.starts_with('$'));
+        self.parameters.extend(functions);
         let mut terms = 0;
         let body = self.inner(definition.body, 0, &mut terms);
+        self.parameters.truncate(outer);
         Def {
             name: definition.name,
             args: definition.args,
@@ -163,6 +174,12 @@ impl<'s> Names<'s> {
                 let definitions = definitions.into_iter().map(|def| self.fence(def)).collect();
                 Term::Def(definitions, self.boxed(*term, level, terms))
             }
+            Term::Call(name, arguments)
+                if arguments.is_empty() && self.parameters.contains(&name) =>
+            {
+                *terms += 1;
+                piped(CALL, Term::Call(name, arguments))
+            }
             Term::Call(name, arguments) => {
                 self.functions.insert((name, arguments.len()));
                 let arguments = arguments.into_iter();
@@ -230,7 +247,10 @@ impl<'s> Names<'s> {
 fn ticked(term: Term<&str>, terms: usize) -> Term<&str> {
     let weight = (terms / TERMS_PER_FUEL).max(1);
     let index = weight.next_power_of_two().trailing_zeros() as usize;
-    let tick = TICKS[index.min(TICKS.len() - 1)];
-    let tick = Term::Call(tick, Vec::new());
-    Term::BinOp(Box::new(tick), BinaryOp::Pipe(None), Box::new(term))
+    piped(TICKS[index.min(TICKS.len() - 1)], term)
+}
+
+fn piped<'s>(function: &'s str, term: Term<&'s str>) -> Term<&'s str> {
+    let call = Term::Call(function, Vec::new());
+    Term::BinOp(Box::new(call), BinaryOp::Pipe(None), Box::new(term))
 }

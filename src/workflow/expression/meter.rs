@@ -19,6 +19,9 @@ use super::{Bounds, Error};
 /// copied, a quarter of an element.
 const WORK_PER_FUEL: u64 = 2_048;
 
+/// Work of a tick, whatever its weight.
+const TICK: usize = 256;
+
 /// How many compiled regular expressions an evaluation keeps.
 const REGEXES: usize = 16;
 
@@ -104,8 +107,10 @@ pub(super) fn too_deep() -> ! {
     refuse(Refusal::TooDeep)
 }
 
-/// Counts a step of the expression: a call of a definition, a round of a loop.
+/// Counts a step of the expression: a call of a definition, a round of a loop. One without weight
+/// takes no fuel, only work.
 pub(super) fn tick(weight: u64) {
+    work(TICK);
     METER.with(|meter| {
         match meter.fuel.get().checked_sub(weight) {
             Some(left) => meter.fuel.set(left),

@@ -13,7 +13,7 @@ use jaq_core::data::JustLut;
 use jaq_core::native::{Filter, Fun, bome, run, unary, v};
 use jaq_core::{Bind, Exn, Native, RunPtr, ValXs};
 
-use super::fence::TICKS;
+use super::fence::{CALL, TICKS};
 use super::meter;
 use super::value::{Failure, Val, ValR};
 
@@ -37,7 +37,7 @@ pub(super) fn all() -> Vec<Fun<Data>> {
 }
 
 fn ticks() -> impl Iterator<Item = Fun<Data>> {
-    let runs: [Native<Data>; TICKS.len()] = [
+    let ticks: [Native<Data>; TICKS.len()] = [
         tick::<1>(),
         tick::<2>(),
         tick::<4>(),
@@ -49,10 +49,9 @@ fn ticks() -> impl Iterator<Item = Fun<Data>> {
         tick::<256>(),
         tick::<512>(),
     ];
-    TICKS
-        .into_iter()
-        .zip(runs)
-        .map(|(name, tick)| (name, v(0), tick))
+    let ticks = TICKS.into_iter().zip(ticks);
+    let ticks = ticks.chain([(CALL, tick::<0>())]);
+    ticks.map(|(name, tick)| (name, v(0), tick))
 }
 
 /// Returns its input, and leads to it as `.` does.

@@ -216,7 +216,8 @@ fn measure(tokens: &[Token<&str>], nesting: usize, count: &mut usize) -> Result<
             Tok::Str(parts) => {
                 for part in parts {
                     if let StrPart::Term(token) = part {
-                        measure(std::slice::from_ref(token), nesting + 1, count)?;
+                        // It is in parentheses, which count themselves.
+                        measure(std::slice::from_ref(token), nesting, count)?;
                     }
                 }
                 *count += parts.len();

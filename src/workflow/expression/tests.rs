@@ -1,10 +1,165 @@
+mod fence;
+mod jq;
+mod templates;
+
 use serde_json::json;
 
 use super::*;
 
+const VARIABLES: &[&str] = &["context"];
+
+fn evaluate(text: &str, input: &Value, bounds: Bounds) -> Result<Value, Error> {
+    let context = json!({"color": "red"});
+    Expression::compile(text, VARIABLES)?.evaluate(input, &[&context], bounds)
+}
+
+fn result(text: &str) -> Result<Value, Error> {
+    evaluate(text, &json!({"a": [1, 2, {"b": "x"}]}), Bounds::default())
+}
+
 #[test]
 fn expression_sees_its_input_and_its_variables() {
-    let expression = Expression::compile(".a + $context", &["context"]).expect("it compiles");
-    let result = expression.evaluate(&json!({"a": 1}), &[&json!(2)], Bounds::default());
-    assert_eq!(result, Ok(json!(3)));
+    assert_eq!(result(".a[2].b"), Ok(json!("x")));
+    assert_eq!(result("$context.color"), Ok(json!("red")));
+    let expression = Expression::compile(".", VARIABLES).expect("it compiles");
+    let missing = expression.evaluate(&Value::Null, &[], Bounds::default());
+    assert_eq!(missing, Err(Error::Variables));
+}
+
+#[test]
+fn variables_keep_the_order_of_their_names() {
+    let expression = Expression::compile("[$x, $y, $z]", &["x", "y", "z"]).expect("it compiles");
+    let values = [json!(1), json!(2), json!(3)];
+    let values: Vec<_> = values.iter().collect();
+    let result = expression.evaluate(&Value::Null, &values, Bounds::default());
+    assert_eq!(result, Ok(json!([1, 2, 3])));
+}
+
+#[test]
+fn expression_has_one_result_or_none() {
+    assert_eq!(result("empty"), Ok(Value::Null));
+    assert_eq!(result("1, 2"), Err(Error::SeveralOutputs));
+    assert_eq!(result(".a[]"), Err(Error::SeveralOutputs));
+    assert_eq!(
+        result("1, error(\"no\")"),
+        Err(Error::Raised("no".to_owned()))
+    );
+}
+
+#[test]
+fn expression_errors_say_what_and_where() {
+    let syntax = |message: &str, at| {
+        let message = message.to_owned();
+        Err(Error::Syntax { message, at })
+    };
+    assert_eq!(
+        result(".a["),
+        syntax("expected closing bracket at the end", 3)
+    );
+    assert_eq!(result("1 +"), syntax("expected term at the end", 3));
+    assert_eq!(result("1 )"), syntax("expected token instead of \")\"", 2));
+    let unknown = |name: &str, at| {
+        let name = name.to_owned();
+        Err(Error::Unknown { name, at })
+    };
+    assert_eq!(result("1 | foo"), unknown("function foo", 4));
+    assert_eq!(result("1 | foo(1; 2)"), unknown("function foo/2", 4));
+    assert_eq!(result("1 | $foo"), unknown("variable $foo", 4));
+    assert_eq!(result("break $foo"), unknown("label $foo", 6));
+    assert_eq!(
+        result(".a.b"),
+        Err(Error::Raised(
+            "cannot index [1,2,{\"b\":\"x\"}] with \"b\"".to_owned()
+        ))
+    );
+    assert_eq!(
+        result("error({a: 1})"),
+        Err(Error::Raised("{\"a\":1}".to_owned()))
+    );
+    for text in ["", "  ", "# nothing"] {
+        assert!(
+            matches!(result(text), Err(Error::Syntax { .. })),
+            "{text:?}"
+        );
+    }
+}
+
+#[test]
+fn numbers_are_exact_as_far_as_json_carries_them() {
+    let numbers = json!([
+        18_446_744_073_709_551_615_u64,
+        i64::MIN,
+        9_007_199_254_740_993_i64
+    ]);
+    assert_eq!(
+        evaluate(".", &numbers, Bounds::default()),
+        Ok(numbers.clone())
+    );
+    assert_eq!(
+        evaluate("map(. + 0)", &numbers, Bounds::default()),
+        Ok(numbers)
+    );
+    let same = [
+        ("9007199254740993 - 1", json!(9_007_199_254_740_992_i64)),
+        (
+            "9223372036854775807 + 1",
+            json!(9_223_372_036_854_775_808_u64),
+        ),
+        (
+            "18446744073709551615 + 1",
+            json!(18_446_744_073_709_551_616_f64),
+        ),
+        ("9007199254740993 == 9007199254740992", json!(false)),
+        ("9007199254740993 > 9007199254740992.0", json!(true)),
+        ("1 == 1.0", json!(true)),
+        ("4 / 2", json!(2)),
+        ("1 / 2", json!(0.5)),
+        ("-5 % 3", json!(-2)),
+        ("5.9 % 3", json!(2)),
+        ("9 | sqrt", json!(3)),
+        (
+            "[nan < nan, nan == nan, nan > nan]",
+            json!([true, false, false]),
+        ),
+        ("[nan] | sort", json!([null])),
+        ("infinite", json!(f64::MAX)),
+        ("\"1e3\" | tonumber", json!(1000.0)),
+    ];
+    for (text, expected) in same {
+        assert_eq!(result(text), Ok(expected), "{text}");
+    }
+    let printed = result("[1.0, 1, 1.0 * 2, 1e3] | tojson");
+    assert_eq!(
+        printed,
+        Ok(json!("[1.0,1,2.0,1000.0]")),
+        "a double stays one, unlike in jq"
+    );
+}
+
+#[test]
+fn results_do_not_depend_on_the_order_of_evaluations() {
+    let expression = Expression::compile("[.[] | . * 2]", &[]).expect("it compiles");
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let expression = expression.clone();
+            scope.spawn(move || {
+                let result = expression.evaluate(&json!([thread]), &[], Bounds::default());
+                assert_eq!(result, Ok(json!([thread * 2])));
+            });
+        }
+    });
+}
+
+#[test]
+fn one_stack_serves_many_expressions() {
+    let values = with_stack(|| {
+        let name = std::thread::current().name().map(str::to_owned);
+        (
+            name,
+            result("1 + 1"),
+            std::thread::current().name().map(str::to_owned),
+        )
+    });
+    let name = Some("expression".to_owned());
+    assert_eq!(values, Ok((name.clone(), Ok(json!(2)), name)));
 }

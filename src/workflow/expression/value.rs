@@ -25,7 +25,7 @@ pub(super) use parse::parse;
 pub(super) const DEPTH: u8 = 100;
 
 /// Work per element that is visited.
-const ELEMENT: usize = 8;
+const ELEMENT: usize = 16;
 /// Memory of an array, object or string without its content.
 const NODE: usize = 64;
 /// Memory of a property without the text of its name.

@@ -109,7 +109,8 @@ fn matches(mut cv: Cv<'_>) -> ValR {
     };
     let mut found = Vec::new();
     for captures in regex.captures_iter(text) {
-        meter::work(256 + (text.len() - place.at) / 16);
+        // The search for one match may go to the end of the text.
+        meter::work(256 + (text.len() - place.at) / 4);
         let empty = captures.get(0).is_none_or(|found| found.is_empty());
         if !(flags.skip_empty && empty) {
             found.push(describe(&captures, &names, &mut place));

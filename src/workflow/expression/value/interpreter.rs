@@ -10,8 +10,8 @@ use jaq_core::{Exn, ValT, ValX};
 use super::{ELEMENT, Failure, Map, Node, Number, Text, Val, ValR};
 use crate::workflow::expression::meter;
 
-/// Work of following a path by one part.
-const STEP: usize = 16;
+/// Work of following a path by one part, and of what the interpreter does for one of many values.
+const STEP: usize = 32;
 
 impl From<bool> for Val {
     fn from(value: bool) -> Val {
@@ -70,11 +70,11 @@ impl ValT for Val {
     fn key_values(self) -> BoxIter<'static, Result<(Val, Val), Failure>> {
         match self {
             Val::Arr(array) => Box::new((0..array.value.len()).map(move |index| {
-                meter::work(ELEMENT);
+                meter::work(STEP);
                 Ok((Val::int(index), array.value[index].clone()))
             })),
             Val::Obj(object) => Box::new((0..object.value.len()).map(move |index| {
-                meter::work(ELEMENT);
+                meter::work(STEP);
                 let (name, value) = &object.value.get_index(index).ok_or_else(gone)?;
                 Ok((Val::Str((*name).clone()), (*value).clone()))
             })),
@@ -85,11 +85,11 @@ impl ValT for Val {
     fn values(self) -> BoxIter<'static, ValR> {
         match self {
             Val::Arr(array) => Box::new((0..array.value.len()).map(move |index| {
-                meter::work(ELEMENT);
+                meter::work(STEP);
                 Ok(array.value[index].clone())
             })),
             Val::Obj(object) => Box::new((0..object.value.len()).map(move |index| {
-                meter::work(ELEMENT);
+                meter::work(STEP);
                 let (_, value) = &object.value.get_index(index).ok_or_else(gone)?;
                 Ok((*value).clone())
             })),
@@ -281,7 +281,7 @@ impl Val {
             (Val::Str(text), Val::Str(part)) => {
                 let text = text.as_str();
                 let part = part.as_str();
-                meter::work(ELEMENT * text.len());
+                meter::work(text.len() * 2);
                 if part.is_empty() {
                     return Ok(Val::array([]));
                 }
