@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{
     bus::{Log, LogEnd, Logs, own_topics},
-    config::{Queues, nearest},
+    config::Queues,
     model::{
         Act, BulkAction, Caller, ECHO, MOST_SUBSCRIPTIONS, Matching, Offset, OnDead, OwnTopic,
         Position, PositionKey, PositionView, PutSubscription, QueueName, QueueView, ReadCounts,
         ReadFrom, ReadUpTo, SUBSCRIPTION_HEADERS, SeekTo, SequenceBy, Subscription,
         SubscriptionName, SubscriptionView, TaskFilter, TaskStatus, Topic, TopicName, TopicPattern,
-        millis, shorten,
+        millis, nearest, shorten,
     },
     store::{KeptSubscription, Sought, Store},
     wire::topics::read_place,

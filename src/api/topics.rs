@@ -20,11 +20,10 @@ use super::{
 };
 use crate::{
     bus::{self, Log, LogMessage, LogRecord, Logs, PAGE_BYTES},
-    config::nearest,
     model::{
         Act, Caller, ECHO, MOST_PUBLISHED, MOST_TOPICS, NewRecord, Offset, PartitionOffsets,
         PublishStatus, Published, PutTopic, ReadFrom, ReadTopic, Topic, TopicName, TopicPage,
-        TopicRecord, TopicSettings, TopicView, in_short, millis, shorten, topic_of_users,
+        TopicRecord, TopicSettings, TopicView, in_short, millis, nearest, shorten, topic_of_users,
     },
     queue::{PublishedTopics, Told},
     store::{KeptTopic, Store},

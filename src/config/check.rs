@@ -14,9 +14,8 @@ use super::{
     settings::{Auth, Settings, TlsFiles},
     units::{ByteSize, Time},
     urls::RedisUrl,
-    wording::nearest,
 };
-use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS};
+use crate::model::{MAX_RECORD_BYTES, MAX_REPLICAS, nearest};
 
 /// The scripts unpack a batch onto Lua's stack, which holds about 8,000 values.
 const BATCH: RangeInclusive<usize> = 1..=1000;

@@ -13,10 +13,10 @@ use super::{
     properties::Rules,
     settings::Settings,
     urls,
-    wording::{in_backticks, in_field, nearest},
+    wording::{in_backticks, in_field},
 };
 use crate::model::{
-    Matching, QueueName, SubscriptionName, TopicPattern, TopicSettings, topic_of_users,
+    Matching, QueueName, SubscriptionName, TopicPattern, TopicSettings, nearest, topic_of_users,
 };
 
 /// A checked configuration.

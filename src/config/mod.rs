@@ -44,5 +44,5 @@ pub use self::{
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},
     units::{ByteSize, Time},
     urls::{BusUrl, DatabaseUrl, RedisUrl, without_password},
-    wording::{in_field, nearest},
+    wording::in_field,
 };

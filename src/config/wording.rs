@@ -13,16 +13,6 @@ pub fn in_field(field: &Path, message: &str) -> String {
     format!("{field}: {message}")
 }
 
-/// The known name that `given` was most likely meant to be. At most a third of its characters may
-/// be wrong.
-pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let distances = known
-        .into_iter()
-        .map(|known| (strsim::damerau_levenshtein(known, given), known));
-    let (distance, known) = distances.min()?;
-    (3 * distance <= given.chars().count()).then_some(known)
-}
-
 /// The names in backticks, which is how serde lists what it expects.
 pub(super) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
@@ -100,15 +90,5 @@ mod tests {
                 plainly(said)
             );
         }
-    }
-
-    #[test]
-    fn only_a_name_that_is_near_is_named() {
-        let near = |given| nearest(given, ["queues", "partitions", "log"]);
-        assert_eq!(
-            (near("queue"), near("partitons")),
-            (Some("queues"), Some("partitions"))
-        );
-        assert_eq!((near("foo"), near("a"), near("")), (None, None, None));
     }
 }

@@ -113,7 +113,7 @@ pub use subscriptions::{
     TopicPattern, record_task_id,
 };
 pub use task_tree::TaskTree;
-pub use text::{ECHO, escape_hidden, is_hidden, printable, shorten};
+pub use text::{ECHO, escape_hidden, is_hidden, nearest, printable, shorten};
 pub use times::deadline_passed;
 pub use token::{InvalidToken, LeaseNumber, LeaseToken};
 pub use topics::{

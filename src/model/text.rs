@@ -17,6 +17,16 @@ pub fn shorten(text: &str, max: usize) -> Cow<'_, str> {
     format!("{}…", &text[..end]).into()
 }
 
+/// The known name that `given` was most likely meant to be. At most a third of its characters may
+/// be wrong.
+pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let distances = known
+        .into_iter()
+        .map(|known| (strsim::damerau_levenshtein(known, given), known));
+    let (distance, known) = distances.min()?;
+    (3 * distance <= given.chars().count()).then_some(known)
+}
+
 /// True for a character that is invisible or changes how others are shown: Unicode's categories Cf
 /// (direction marks, zero width), Zl and Zp, and fillers. With such characters, a text can look
 /// like another one.
@@ -122,5 +132,15 @@ mod tests {
             assert_eq!(escape_hidden(text), text);
         }
         assert_eq!(printable("Straße 日本\n\u{1b}["), "Straße 日本\\n\\u{1b}[");
+    }
+
+    #[test]
+    fn only_a_name_that_is_near_is_named() {
+        let near = |given| nearest(given, ["queues", "partitions", "log"]);
+        assert_eq!(
+            (near("queue"), near("partitons")),
+            (Some("queues"), Some("partitions"))
+        );
+        assert_eq!((near("foo"), near("a"), near("")), (None, None, None));
     }
 }
