@@ -36,6 +36,10 @@ pub fn step(
     let steps_before = state.steps.clone();
     let timers_before: Vec<u64> = state.timers.keys().copied().collect();
     let was_final = state.status.is_final();
+    let ended = match &input {
+        Input::StepEnded { key, .. } => Some(key.clone()),
+        _ => None,
+    };
     let mut run = Run {
         program,
         limits,
@@ -57,8 +61,9 @@ pub fn step(
     let mut commands = Vec::new();
     // A step that was cancelled by the same events has no task, and needs none.
     for (path, step) in steps_before {
-        if run.state.steps.get(&path) != Some(&step) {
-            commands.push(Command::CancelStep(step.key(&path)));
+        let key = step.key(&path);
+        if run.state.steps.get(&path) != Some(&step) && ended.as_ref() != Some(&key) {
+            commands.push(Command::CancelStep(key));
         }
     }
     for (path, step) in std::mem::take(&mut run.issued) {
@@ -71,13 +76,6 @@ pub fn step(
             commands.push(Command::IssueStep(Box::new(step)));
         }
     }
-    let ended = run.entries.iter().filter_map(|entry| match &entry.event {
-        Event::StepEnded { path, .. } => Some(path.as_str()),
-        _ => None,
-    });
-    let ended: Vec<&str> = ended.collect();
-    let is_ended = |command: &Command| matches!(command, Command::CancelStep(key) if ended.contains(&key.path.as_str()));
-    commands.retain(|command| !is_ended(command));
     for timer in &timers_before {
         if !run.state.timers.contains_key(timer) {
             commands.push(Command::DisarmTimer { timer: *timer });

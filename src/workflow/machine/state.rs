@@ -455,6 +455,8 @@ impl State {
                 wait,
             } => {
                 self.disarm(path, TimerPurpose::Attempt);
+                // Its first task may fail before it starts, so this counts, too.
+                self.tasks_since_wait += 1;
                 let frame = self.at(path)?;
                 frame.retries = *attempt;
                 frame.current = frame.input.clone();

@@ -1,0 +1,110 @@
+//! Executions that go beyond a limit.
+
+use super::*;
+
+fn fault(text: &str, input: Value, change: impl FnOnce(&mut Fake)) -> String {
+    let mut fake = fake(text, slow);
+    change(&mut fake);
+    let ended = fake.run(input);
+    assert_eq!(kind(ended.fault()), "runtime");
+    assert_eq!(ended.kinds().last().unwrap(), "faulted");
+    ended.fault().detail.clone().unwrap()
+}
+
+const ENDLESS: &str = "
+do:
+  - a:
+      try:
+        - a: { set: { n: '${ .n + 1 }' } }
+        - b: { set: { n: '${ .n }' }, then: a }
+      catch: { do: [{ never: { set: { caught: true } } }] }
+";
+
+#[test]
+fn endless_loop_without_waits_faults_and_is_not_caught() {
+    let says = fault(ENDLESS, json!({ "n": 0 }), |fake| fake.limits.steps = 100);
+    assert_eq!(says, "more than 100 tasks ran without a wait");
+    let says = fault(ENDLESS, json!({ "n": 0 }), |fake| {
+        fake.limits.batch_events = 7
+    });
+    assert_eq!(says, "more than 10000 tasks ran without a wait");
+}
+
+#[test]
+fn retries_without_waits_are_counted() {
+    let text = "
+do:
+  - a:
+      try: [{ a: { if: '.x.y', set: { n: 1 } } }]
+      catch: { retry: {} }
+";
+    let says = fault(text, json!({ "x": 1 }), |fake| fake.limits.steps = 100);
+    assert_eq!(says, "more than 100 tasks ran without a wait");
+}
+
+#[test]
+fn loop_with_waits_ends_at_the_events() {
+    let text = "
+do:
+  - a: { call: work, with: { after: 5 } }
+  - b: { set: { n: 1 }, then: a }
+";
+    let mut fake = fake(text, slow);
+    fake.limits.events = 1_000;
+    let ended = fake.run(json!({}));
+    assert_eq!(
+        ended.fault().detail.as_deref(),
+        Some("its history has more than 1000 events")
+    );
+    assert_eq!(ended.log.len(), 1_000);
+}
+
+#[test]
+fn large_state_faults() {
+    let text = "
+do:
+  - a: { set: { text: '${ .text + .text }' } }
+  - b: { wait: PT1S, then: a }
+";
+    let says = fault(text, json!({ "text": "0123456789" }), |fake| {
+        fake.limits.state = 100_000;
+    });
+    assert_eq!(says, "its state has more than 100000 bytes");
+}
+
+#[test]
+fn value_that_tasks_share_counts_once() {
+    let text = "do: [{ a: { do: [{ b: { do: [{ c: { wait: PT1S } }] } }] } }]";
+    let mut fake = fake(text, slow);
+    fake.limits.state = 1_100;
+    let ended = fake.run(json!("x".repeat(1_000)));
+    ended.completed();
+}
+
+#[test]
+fn deep_tasks_fault() {
+    let mut text = "{ a: { set: { n: 1 } } }".to_owned();
+    for _ in 0..9 {
+        text = format!("{{ a: {{ do: [{text}] }} }}");
+    }
+    let text = format!("do: [{text}]");
+    let says = fault(&text, json!({}), |fake| fake.limits.depth = 9);
+    assert_eq!(says, "its tasks are more than 9 deep");
+    let mut fake = fake(&text, slow);
+    fake.limits.depth = 10;
+    fake.run(json!({})).completed();
+}
+
+#[test]
+fn many_branches_run() {
+    let branches: Vec<_> = (0..300)
+        .map(|n| format!("{{ b{n}: {{ call: work, with: {{ gives: {n} }} }} }}"))
+        .collect();
+    let text = format!(
+        "do: [{{ a: {{ fork: {{ branches: [{}] }} }} }}]",
+        branches.join(", ")
+    );
+    let ended = run_with(&text, json!({}), slow);
+    let expected: Vec<_> = (0..300).collect();
+    assert_eq!(*ended.completed(), json!(expected));
+}
