@@ -2,7 +2,7 @@
 //!
 //! The interpreter and the built-in functions report here what they do. A refusal unwinds the
 //! evaluation, so no `try` of the expression sees it, and functions that cannot fail (comparing,
-//! collecting, cloning) can be refused, too. The memory that counts is that of values; what the
+//! collecting, cloning) can be refused, too. (So this needs `panic = "unwind"`.) The memory that counts is that of values; what the
 //! interpreter itself allocates is bounded by the ticks.
 
 use std::any::Any;
@@ -19,8 +19,9 @@ use super::{Bounds, Error};
 /// copied, a quarter of an element.
 const WORK_PER_FUEL: u64 = 2_048;
 
-/// Work of a tick, whatever its weight.
-const TICK: usize = 256;
+/// Work of a tick, whatever its weight. It also bounds the lists that the interpreter builds by one
+/// element a tick and frees by recursion.
+const TICK: usize = 1_024;
 
 /// How many compiled regular expressions an evaluation keeps.
 const REGEXES: usize = 16;

@@ -10,10 +10,10 @@ use parking_lot::{Condvar, Mutex};
 use super::Error;
 
 /// The stack of a thread. Only what is used of it takes memory.
-const STACK: usize = 128 << 20;
+const STACK: usize = 64 << 20;
 
 /// How much of it an evaluation may use. The rest is for what lies between two ticks.
-pub(super) const USABLE: usize = 96 << 20;
+pub(super) const USABLE: usize = 40 << 20;
 
 /// How many threads there are at a time. Others wait.
 const THREADS: usize = 4;
@@ -25,9 +25,10 @@ thread_local! {
     static OWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a function on a thread with enough stack for expressions, and waits for it. Expressions
-/// that it compiles and evaluates run on the same thread, so a caller who has many does well to
-/// call this once for all.
+/// Runs a function on a thread with enough stack for expressions, and waits for it, which blocks
+/// the calling thread. Expressions that the function compiles and evaluates run on the same thread:
+/// a caller who has many calls this once for all, because starting a thread takes longer than most
+/// evaluations.
 pub fn with_stack<T: Send>(run: impl FnOnce() -> T + Send) -> Result<T, Error> {
     if OWN.get() {
         return Ok(run());

@@ -35,7 +35,7 @@ fn endless_loops_and_recursions_end() {
             assert_refused(
                 text,
                 Bounds {
-                    fuel: 2_000,
+                    fuel: 1_000,
                     ..Bounds::default()
                 },
             );
@@ -63,6 +63,26 @@ fn deep_recursion_ends_with_the_default_bounds() {
 }
 
 #[test]
+fn calls_of_given_functions_pay_without_fuel() {
+    let text =
+        "def f(g; $n): if $n == 0 then path(g) else f(g | g; $n - 1) end; null | f(.[0]; 60)";
+    assert_refused(text, Bounds::default());
+    let input = json!((0..30_000).collect::<Vec<_>>());
+    let text = "map(. + 1) | map(select(. == 30000)) | length";
+    assert_eq!(
+        evaluate(
+            text,
+            &input,
+            Bounds {
+                fuel: 80_000,
+                ..Bounds::default()
+            }
+        ),
+        Ok(json!(1))
+    );
+}
+
+#[test]
 fn long_bodies_pay_for_their_length() {
     let repeated = |before: &str, middle: &str, after: &str, times: usize| {
         let (before, after) = (before.repeat(times), after.repeat(times));
@@ -85,7 +105,7 @@ fn long_bodies_pay_for_their_length() {
         assert_refused(
             &body,
             Bounds {
-                fuel: 2_000,
+                fuel: 1_000,
                 ..Bounds::default()
             },
         );
@@ -380,7 +400,7 @@ fn expressions() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn random_expressions_end_the_same_way_twice(text in expressions()) {

@@ -98,3 +98,5 @@ def f: [.] | .[] |= f; f
 def f(g; $n): if $n == 0 then g else f(g | g; $n - 1) end; f(.; 60)
 def f(g; $n): if $n == 0 then path(g) else f(g | g; $n - 1) end; f(.; 60)
 def f(g; $n): if $n == 0 then g |= . else f(g | g; $n - 1) end; f(.; 60)
+def f(g; $n): if $n == 0 then path(g) else f(g | g; $n - 1) end; null | f(.[0]; 60)
+def f(g; $n): if $n == 0 then [paths(g)] else f(g, g; $n - 1) end; f(.; 60)
