@@ -20,6 +20,14 @@ pub struct Definition {
     pub output: Option<Output>,
 }
 
+/// A definition as it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReadDefinition {
+    pub definition: Definition,
+    /// What the text says, as JSON.
+    pub json: Value,
+}
+
 /// What names the definition.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Document {
@@ -361,4 +369,18 @@ pub enum Agree {
     Majority,
     /// All, as an array.
     All,
+}
+
+impl Task {
+    /// The tasks directly in it.
+    pub fn inner(&self) -> impl Iterator<Item = &Self> {
+        let (first, second): (&[Self], &[Self]) = match &self.kind {
+            TaskKind::Do(tasks) => (tasks, &[]),
+            TaskKind::For(for_) => (&for_.do_, &[]),
+            TaskKind::Fork(fork) => (&fork.branches, &[]),
+            TaskKind::Try(try_) => (&try_.try_, try_.catch.do_.as_deref().unwrap_or_default()),
+            _ => (&[], &[]),
+        };
+        first.iter().chain(second)
+    }
 }

@@ -14,13 +14,18 @@ const DAY_MS: u64 = 24 * HOUR_MS;
 const WEEK_MS: u64 = 7 * DAY_MS;
 
 /// The units of an object.
-pub(super) const UNITS: [(&str, u64); 5] = [
+const UNITS: [(&str, u64); 5] = [
     ("days", DAY_MS),
     ("hours", HOUR_MS),
     ("minutes", MINUTE_MS),
     ("seconds", SECOND_MS),
     ("milliseconds", 1),
 ];
+
+/// Whether an object may have this unit.
+pub(super) fn is_unit(name: &str) -> bool {
+    UNITS.iter().any(|(known, _)| *known == name)
+}
 
 const ISO: &str = "write it in ISO 8601, such as PT30S or P1DT12H";
 
