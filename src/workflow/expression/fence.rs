@@ -7,12 +7,14 @@
 //! function that it was given, as in `def f(g): f(g | g)`, stands a cheaper one, because `map(g)`
 //! does that for every element.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jaq_core::load::lex::StrPart;
 use jaq_core::load::parse::{BinaryOp, Def, Pattern, Term};
 use jaq_core::load::{Arena, span};
 use jaq_core::path::{Part, Path};
+
+use super::need::{Need, property};
 
 /// The names of the ticks. No expression can write them. Each weighs twice as much as the one
 /// before.
@@ -23,6 +25,9 @@ pub(super) const TICKS: [&str; 10] = [
 
 /// The name of the tick before a call of a function that is a parameter.
 pub(super) const CALL: &str = "!call";
+
+/// A variable of jq that stands for the place where it is written.
+const LOCATION: &str = "$__loc__";
 
 /// From how many terms on a tick weighs two.
 const TERMS_PER_FUEL: usize = 16;
@@ -39,8 +44,8 @@ pub(super) struct Names<'s> {
     text: Option<(&'s str, &'s Arena)>,
     /// Functions, with their number of arguments.
     pub(super) functions: BTreeSet<(&'s str, usize)>,
-    /// Variables, with their `$`.
-    pub(super) variables: BTreeSet<&'s str>,
+    /// Variables, with their `$`, and what is read of them.
+    pub(super) variables: BTreeMap<&'s str, Need>,
 }
 
 impl<'s> Names<'s> {
@@ -101,9 +106,9 @@ impl<'s> Names<'s> {
         *terms += 1;
         match term {
             Term::Id | Term::Recurse | Term::Num(_) | Term::Break(_) => term,
-            Term::Var("$__loc__") => self.location(&term),
+            Term::Var(LOCATION) => self.location(&term),
             Term::Var(name) => {
-                self.variables.insert(name);
+                self.variables.entry(name).or_default().add_all();
                 term
             }
             Term::Str(format, parts) => {
@@ -186,22 +191,40 @@ impl<'s> Names<'s> {
                 let arguments = arguments.map(|argument| self.term(argument, level, terms));
                 Term::Call(name, arguments.collect())
             }
-            Term::Path(term, path) => {
-                let term = self.boxed(*term, level, terms);
-                let parts = path.0.into_iter().map(|(part, optional)| {
-                    *terms += 1;
-                    let part = match part {
-                        Part::Index(index) => Part::Index(self.term(index, level, terms)),
-                        Part::Range(from, to) => {
-                            let from = from.map(|from| self.term(from, level, terms));
-                            Part::Range(from, to.map(|to| self.term(to, level, terms)))
-                        }
-                    };
-                    (part, optional)
-                });
-                Term::Path(term, Path(parts.collect()))
-            }
+            Term::Path(term, path) => self.path(*term, path, level, terms),
         }
+    }
+
+    fn path(
+        &mut self,
+        term: Term<&'s str>,
+        path: Path<Term<&'s str>>,
+        level: usize,
+        terms: &mut usize,
+    ) -> Term<&'s str> {
+        let first = path.0.first().and_then(|(part, _)| match part {
+            Part::Index(index) => property(index),
+            Part::Range(..) => None,
+        });
+        let term = match (term, first) {
+            (Term::Var(name), Some(first)) if name != LOCATION => {
+                self.variables.entry(name).or_default().add(first);
+                Box::new(Term::Var(name))
+            }
+            (term, _) => self.boxed(term, level, terms),
+        };
+        let parts = path.0.into_iter().map(|(part, optional)| {
+            *terms += 1;
+            let part = match part {
+                Part::Index(index) => Part::Index(self.term(index, level, terms)),
+                Part::Range(from, to) => {
+                    let from = from.map(|from| self.term(from, level, terms));
+                    Part::Range(from, to.map(|to| self.term(to, level, terms)))
+                }
+            };
+            (part, optional)
+        });
+        Term::Path(term, Path(parts.collect()))
     }
 
     /// What `$__loc__` stands for: the line on which it is written.

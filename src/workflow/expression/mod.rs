@@ -10,6 +10,7 @@ mod error;
 mod fence;
 mod meter;
 mod natives;
+mod need;
 mod number;
 mod program;
 mod shape;

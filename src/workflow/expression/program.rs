@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 
 use super::fence::Names;
 use super::natives::{self, Data};
+use super::need::Need;
 use super::value::Val;
 use super::{Bounds, Error, meter, stack};
 
@@ -48,8 +49,10 @@ static BUILTINS: LazyLock<Vec<Builtin>> = LazyLock::new(|| {
 /// A compiled expression.
 pub(super) struct Program {
     filter: Filter<Data>,
-    /// Of each variable, whether the expression names it.
-    used: Vec<bool>,
+    /// What the expression reads of its input.
+    input: Need,
+    /// What it reads of each variable.
+    variables: Vec<Need>,
 }
 
 impl Program {
@@ -66,7 +69,7 @@ impl Program {
         bounds: &mut Bounds,
     ) -> Result<Json, Error> {
         meter::within(*bounds, stack::USABLE, || {
-            let result = self.result(Val::from_json(input), variables)?;
+            let result = self.result(input, variables)?;
             result.to_json(&mut bounds.output).ok_or(Error::Output)
         })
     }
@@ -79,22 +82,20 @@ impl Program {
         bounds: &mut Bounds,
     ) -> Result<String, Error> {
         meter::within(*bounds, stack::USABLE, || {
-            let result = self.result(Val::from_json(input), variables)?;
+            let result = self.result(input, variables)?;
             let text = result.to_text();
             bounds.spend(text.as_str().len())?;
             Ok(text.as_str().to_owned())
         })
     }
 
-    fn result(&self, input: Val, variables: &[&Json]) -> Result<Val, Error> {
-        if variables.len() != self.used.len() {
+    fn result(&self, input: &Json, variables: &[&Json]) -> Result<Val, Error> {
+        if variables.len() != self.variables.len() {
             return Err(Error::Variables);
         }
-        let variables = variables.iter().zip(&self.used);
-        let variables = variables.map(|(variable, used)| match used {
-            true => Val::from_json(variable),
-            false => Val::Null,
-        });
+        let input = self.input.copy(input);
+        let variables = variables.iter().zip(&self.variables);
+        let variables = variables.map(|(variable, need)| need.copy(variable));
         let context = Ctx::<Data>::new(&self.filter.lut, Vars::new(variables));
         let mut results = self.filter.id.run((context, input));
         let Some(first) = results.next() else {
@@ -133,15 +134,16 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, Error> {
     let parsed = parse(text)?;
     let variables: Vec<_> = variables.iter().map(|name| format!("${name}")).collect();
     let variables: Vec<_> = variables.iter().map(String::as_str).collect();
+    let input = Need::of(&parsed);
     let mut names = Names::of(text, &arena);
     let main = names.fence(Def {
         name: MAIN,
         args: variables.clone(),
         body: parsed,
     });
-    let used = variables
-        .iter()
-        .map(|name| names.variables.contains(name))
+    let needs = variables.iter();
+    let needs = needs
+        .map(|name| names.variables.remove(name).unwrap_or_default())
         .collect();
     let mut definitions = Vec::new();
     // Each definition refers only to those above it.
@@ -180,7 +182,11 @@ fn compile(text: &str, variables: &[&str]) -> Result<Program, Error> {
                 None => internal("the names"),
             }
         })?;
-    Ok(Program { filter, used })
+    Ok(Program {
+        filter,
+        input,
+        variables: needs,
+    })
 }
 
 fn parse(text: &str) -> Result<Term<&str>, Error> {

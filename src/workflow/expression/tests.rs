@@ -163,3 +163,111 @@ fn one_stack_serves_many_expressions() {
     let name = Some("expression".to_owned());
     assert_eq!(values, Ok((name.clone(), Ok(json!(2)), name)));
 }
+
+#[test]
+fn results_do_not_depend_on_what_is_copied() {
+    let input = json!({"a": {"b": [1, 2]}, "b": "a", "c": null, "d": {"e": {"a": 5}}});
+    let texts = [
+        ".a",
+        ".a.b",
+        ".a.b[0]",
+        ".a[.b]?",
+        ".[.b]",
+        ".a | .b",
+        ".a, .b | tojson",
+        "{a}",
+        "{a, b}",
+        "{(.b): 1}",
+        "{\"a\"}",
+        r#"{"x\(.b)"}"#,
+        "[.[]]",
+        "keys",
+        ".a as $x | .b",
+        ". as {a: $x} | $x",
+        "if .c then .a else .b end",
+        "if .c then .a end",
+        ".c // .b",
+        "-(.a.b[0])",
+        r#""\(.b)""#,
+        r#"@base64 "\(.b)""#,
+        "reduce .a.b[] as $x (0; . + $x)",
+        "reduce .a.b[] as $x (.b; . + \"x\")",
+        "def f: .b; f",
+        "def f: .b; .d | f",
+        "[.a.b[] as $x | .b]",
+        "try .b.c catch .",
+        ".x",
+        ".x.y",
+        ".d.e | .a",
+        "[label $f | .b, break $f]",
+        ".a = 1",
+        "del(.a)",
+        ".a |= 1",
+        "..|=.",
+        "true",
+        "$v",
+        "$v.a",
+        "$v.a.b",
+        "$v.b, .b",
+        "$v | .b",
+        "$v[.b]",
+        "$v[\"b\"]",
+        "{$v}",
+        "$v | keys",
+        "[$v.b, $v.c, ($v | length)]",
+        ".a.b[$v.d.e.a - 5]",
+        ".a.b[.a.b[0]:]",
+        "[.. | numbers]",
+        ".b as $v | $v",
+        "$v as {a: $x} | $x",
+        "$v as {(.b): $x} | $x",
+        "def f($v): $v; f(.b)",
+        "getpath([\"a\", \"b\"])",
+        "path(.a.b)",
+        "input_a?",
+        "$v.b.c",
+        ".b.c",
+        ".b[1:]",
+        ".[\"a\", \"b\"]",
+    ];
+    for text in texts {
+        let evaluate = |text: &str| {
+            let expression = Expression::compile(text, &["v"])?;
+            let result = expression.evaluate(&input, &[&input], Bounds::default());
+            result.map_err(|error| Error::Raised(error.to_string()))
+        };
+        // This way all is copied.
+        let whole = evaluate(&format!(
+            "(. | length) as $all | ($v | length) as $all | ({text})"
+        ));
+        match (evaluate(text), whole) {
+            (Err(Error::Unknown { .. }), Err(Error::Unknown { .. })) => {}
+            (ours, whole) => assert_eq!(ours, whole, "{text}"),
+        }
+    }
+    for input in [json!([1]), json!("x"), json!(1), json!(null)] {
+        for text in [".a", ".a.b", "$v.a", "{a}"] {
+            let expression = Expression::compile(text, &["v"]).expect("it compiles");
+            let result = expression.evaluate(&input, &[&input], Bounds::default());
+            let whole = format!("(. | length) as $all | ($v | length) as $all | ({text})");
+            let whole = Expression::compile(&whole, &["v"]).expect("it compiles");
+            assert_eq!(
+                result,
+                whole.evaluate(&input, &[&input], Bounds::default()),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn only_what_is_read_counts_as_memory() {
+    let input = json!({"small": 1, "large": "x".repeat(10_000)});
+    let bounds = Bounds {
+        memory: 5_000,
+        ..Bounds::default()
+    };
+    assert_eq!(evaluate(".small + 1", &input, bounds), Ok(json!(2)));
+    assert_eq!(evaluate("$context.color", &input, bounds), Ok(json!("red")));
+    assert_eq!(evaluate(".large", &input, bounds), Err(Error::Memory));
+}

@@ -278,7 +278,7 @@ fn values_nest_a_hundred_deep() {
         input = json!([input]);
     }
     assert_eq!(
-        evaluate("1", &input, Bounds::default()),
+        evaluate(".", &input, Bounds::default()),
         Err(Error::TooDeep)
     );
 }
