@@ -14,6 +14,7 @@ pub mod model;
 pub mod runtime;
 pub mod telemetry;
 pub mod wire;
+pub mod workflow;
 
 // The boundaries, one folder each.
 pub mod bus;

@@ -41,6 +41,7 @@ pub mod wait;
 pub mod watch;
 pub mod work;
 pub mod workers;
+mod workflow;
 
 use std::{ffi::OsString, process::ExitCode};
 
@@ -73,6 +74,7 @@ Examples:
   taskd topic read orders --follow            print the records of a topic
   taskd subscription list                     show what turns records into tasks, and what is left
   taskd topology apply crawl.toml             send what workers find to the next queues
+  taskd workflow check order.yaml             name all mistakes in a definition of a workflow
   taskd tree list                             show trees of tasks, and how they ended
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
@@ -141,6 +143,7 @@ pub enum Client {
     Subscription(subscription::Subscription),
     Topic(topic::Topic),
     Topology(topology::Topology),
+    Workflow(workflow::Workflow),
     Tree(tree::Tree),
     Watch(watch::Watch),
     Wait(wait::Wait),

@@ -1,14 +1,14 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: taskd failed; what it names (task, tree, letter, bulk change, token, queue, topic,
-//! subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert` had
-//! lines rejected, `topic` had records rejected, or `insert --wait` saw tasks that were not completed;
-//! `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked; `watch` saw
-//! its task end without completion; the queue of `wait` was not drained in time; `dead`, `tasks`,
-//! `cancel`, `change` or `requeue` could not change something; the bulk change of `tasks` or `bulk`
-//! failed or was stopped; or `bench` or `load` counted a task too few or too many times. 2: the
-//! command line or the settings are wrong, or the command cannot reach its server. 130, 143: a
-//! signal ended `insert`.
+//! subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert`
+//! had lines rejected, `topic` had records rejected, or `insert --wait` saw tasks that were not
+//! completed; `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked;
+//! `workflow` found mistakes; `watch` saw its task end without completion; the queue of `wait` was
+//! not drained in time; `dead`, `tasks`, `cancel`, `change` or `requeue` could not change
+//! something; the bulk change of `tasks` or `bulk` failed or was stopped; or `bench` or `load`
+//! counted a task too few or too many times. 2: the command line or the settings are wrong, or the
+//! command cannot reach its server. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, pin::Pin, process::ExitCode, time::Duration};
 
@@ -28,7 +28,7 @@ use super::{
     load, parse,
     print::{NotThere, Unwritten, print, say},
     stats, subscription, task, tasks, token, top, topic, topology, tree, wait, watch, work,
-    workers,
+    workers, workflow,
 };
 use crate::{
     app::{self, NeverRan},
@@ -151,6 +151,7 @@ fn run_client(client: Client) -> ExitCode {
             Ok(Ok(code)) => ExitCode::from(code),
             other => exit_as(other.map(|result| result.map(|_| true))),
         },
+        Client::Workflow(args) => exit_as(Ok(workflow::run(args))),
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),

@@ -17,7 +17,14 @@ use self::{circles::Crate, tokens::tokens};
 
 /// The layers, from low to high.
 const LAYERS: &[&[&str]] = &[
-    &["config", "model", "runtime", "telemetry", "wire"],
+    &[
+        "config",
+        "model",
+        "runtime",
+        "telemetry",
+        "wire",
+        "workflow",
+    ],
     &[
         "bus",
         "coordination",
@@ -46,6 +53,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("telemetry", "config"),
     ("telemetry", "model"),
     ("wire", "model"),
+    ("workflow", "model"),
     ("bus", "redis_pool"),
     ("coordination", "redis_pool"),
     ("dedup", "redis_pool"),

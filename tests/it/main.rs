@@ -95,3 +95,4 @@ mod weights;
 mod work;
 mod work_streams;
 mod workers_come_and_go;
+mod workflow_check;
