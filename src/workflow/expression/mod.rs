@@ -6,6 +6,7 @@
 //! and output while it runs. What goes beyond a bound ends the evaluation with an [`Error`], and no
 //! `try` of the expression can catch that.
 
+mod bounds;
 mod error;
 mod fence;
 mod meter;
@@ -25,6 +26,7 @@ use serde_json::Value;
 
 use program::Program;
 
+pub use bounds::Bounds;
 pub use error::Error;
 pub use shape::Shape;
 pub use stack::with_stack;
@@ -35,36 +37,6 @@ pub use template::Template;
 pub struct Expression {
     text: Arc<str>,
     program: Arc<Program>,
-}
-
-/// What one evaluation may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
-    /// How many calls of definitions and rounds of loops. The work of built-in functions is bounded
-    /// in proportion.
-    pub fuel: u64,
-    /// How many bytes the values that are alive at a time may take.
-    pub memory: usize,
-    /// How many bytes the result may have as JSON.
-    pub output: usize,
-}
-
-impl Default for Bounds {
-    fn default() -> Bounds {
-        Bounds {
-            fuel: 20_000,
-            memory: 64 << 20,
-            output: 4 << 20,
-        }
-    }
-}
-
-impl Bounds {
-    /// Takes from the bound of the output.
-    fn spend(&mut self, bytes: usize) -> Result<(), Error> {
-        self.output = self.output.checked_sub(bytes).ok_or(Error::Output)?;
-        Ok(())
-    }
 }
 
 impl Expression {

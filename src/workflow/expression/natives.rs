@@ -6,21 +6,18 @@ mod dates;
 mod formats;
 mod numbers;
 mod regexes;
+mod signatures;
 mod texts;
 
 use jaq_core::box_iter::box_once;
-use jaq_core::data::JustLut;
 use jaq_core::native::{Filter, Fun, bome, run, unary, v};
-use jaq_core::{Bind, Exn, Native, RunPtr, ValXs};
+use jaq_core::{Native, RunPtr};
 
 use super::fence::{CALL, TICKS};
 use super::meter;
 use super::value::{Failure, Val, ValR};
 
-/// What the interpreter is instantiated with.
-pub(super) type Data = JustLut<Val>;
-
-type Cv<'a> = jaq_core::Cv<'a, Data>;
+pub(super) use signatures::Data;
 
 /// Returns the functions that are written in Rust.
 pub(super) fn all() -> Vec<Fun<Data>> {
@@ -92,26 +89,6 @@ fn general() -> Vec<Filter<RunPtr<Data>>> {
             unary(cv, |value, paths| value.delete_paths(&paths))
         }),
     ]
-}
-
-/// Runs a function that an expression gave as an argument, for one of several values.
-fn call<'a>(
-    function: &(jaq_core::compile::TermId, jaq_core::Ctx<'a, Data>),
-    value: Val,
-) -> ValXs<'a, Val> {
-    function.0.run((function.1.clone(), value))
-}
-
-/// A parameter that is a function, where `v(1)` is one that is a value.
-fn f() -> Box<[Bind]> {
-    [Bind::Fun(())].into()
-}
-
-/// Takes two arguments that are values.
-fn binary<'a>(mut cv: Cv<'a>, apply: impl Fn(Val, Val, Val) -> ValR) -> ValXs<'a, Val> {
-    let second = cv.0.pop_var();
-    let first = cv.0.pop_var();
-    bome(apply(cv.1, first, second))
 }
 
 fn length(value: &Val) -> ValR {
@@ -195,9 +172,4 @@ fn from_json_text(value: &Val) -> ValR {
     meter::work(text.len() * 2);
     super::value::parse(text)
         .map_err(|error| Failure::str(format_args!("{value} cannot be parsed as JSON: {error}")))
-}
-
-/// Passes on what a function given as an argument raised, too.
-fn once<'a>(result: Result<Val, Exn<'a, Val>>) -> ValXs<'a, Val> {
-    box_once(result)
 }

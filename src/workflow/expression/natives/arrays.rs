@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use jaq_core::native::{Filter, bome, unary, v};
 use jaq_core::{Exn, RunPtr};
 
-use super::{Cv, Data, call, f, once};
+use super::signatures::{Cv, Data, call, f, once};
 use crate::workflow::expression::meter::{self, Charge};
 use crate::workflow::expression::value::{Failure, Text, Val, ValR};
 

@@ -7,7 +7,7 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use jaq_core::RunPtr;
 use jaq_core::native::{Filter, bome, v};
 
-use super::Data;
+use super::signatures::Data;
 use crate::workflow::expression::meter::{self, Charge};
 use crate::workflow::expression::value::{Failure, Val, ValR};
 

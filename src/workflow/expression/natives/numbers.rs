@@ -3,7 +3,7 @@
 use jaq_core::RunPtr;
 use jaq_core::native::{Filter, bome, v};
 
-use super::{Data, binary};
+use super::signatures::{Data, binary};
 use crate::workflow::expression::number::Number;
 use crate::workflow::expression::value::{Val, ValR};
 

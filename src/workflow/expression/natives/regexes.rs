@@ -5,7 +5,7 @@ use jaq_core::RunPtr;
 use jaq_core::native::{Filter, bome, v};
 use regex::{Captures, Match, Regex, RegexBuilder};
 
-use super::{Cv, Data};
+use super::signatures::{Cv, Data};
 use crate::workflow::expression::meter;
 use crate::workflow::expression::value::{Failure, Text, Val, ValR};
 

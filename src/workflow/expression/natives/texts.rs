@@ -3,7 +3,7 @@
 use jaq_core::RunPtr;
 use jaq_core::native::{Filter, bome, unary, v};
 
-use super::Data;
+use super::signatures::Data;
 use crate::workflow::expression::meter;
 use crate::workflow::expression::number::Number;
 use crate::workflow::expression::value::{Failure, Val, ValR, split};
