@@ -1059,7 +1059,7 @@ fn what_the_schema_refuses_is_refused() {
         refused,
         accepted[..accepted.len().min(20)].join("\n")
     );
-    assert!(refused > 3000, "{refused}");
+    assert!(refused > 1000, "{refused}");
     if std::env::var_os("SHOW").is_some() {
         eprintln!("{refused} refused as the schema does; refused beyond it: {stricter:#?}");
     }
