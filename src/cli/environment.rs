@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use clap::{Arg, Command, builder::Resettable};
 
-use crate::config::{Properties, nearest};
+use crate::{config::Properties, model::nearest};
 
 /// Checks that some option of `command` reads each `TASKD_*` variable in `given`.
 ///
