@@ -6,6 +6,7 @@
 mod graph;
 mod levels;
 mod read;
+mod read_tests;
 mod route;
 mod scripted;
 #[cfg(test)]

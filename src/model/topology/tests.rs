@@ -146,10 +146,6 @@ fn every_mistake_is_named_with_its_place() {
             "2:2: this version of taskd has no feed",
         ),
         (
-            "[[test]]\n[stage.a]",
-            "2:3: this version of taskd has no test",
-        ),
-        (
             "max_open = 5\n[stage.a]",
             "2:1: this version of taskd has no max_open",
         ),
