@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Problem, ProblemKind, run::Run, scope::Scope};
+use super::{
+    problem::Problem,
+    scope::{Scope, View},
+};
 use crate::workflow::{
     definition::HttpOutput,
     program::{
@@ -53,7 +56,7 @@ pub enum HttpAuthentication {
 
 const CONTENT_TYPE: &str = "content-type";
 
-impl Run<'_> {
+impl View<'_> {
     /// The payload of a task for the user's workers.
     pub(super) fn worker_payload(&self, path: &str, input: &Value) -> Value {
         json!({ "workflow": self.workflow_name(), "path": path, "input": input })
@@ -190,40 +193,6 @@ impl Run<'_> {
             Authentication::BearerSecret(name) => HttpAuthentication::BearerSecret(name.clone()),
         }))
     }
-
-    /// Evaluates code that must give an object.
-    pub(super) fn fields(
-        &self,
-        code: &Code,
-        what: &str,
-        input: &Value,
-        scope: &Scope<'_>,
-    ) -> Result<Map<String, Value>, Problem> {
-        match self.evaluate(code, what, input, scope)? {
-            Value::Object(fields) => Ok(fields),
-            Value::Null => Ok(Map::new()),
-            _ => Err(wrong(scope, what, "an object")),
-        }
-    }
-
-    /// Evaluates code that must give a text.
-    pub(super) fn text(
-        &self,
-        code: &Code,
-        what: &str,
-        input: &Value,
-        scope: &Scope<'_>,
-    ) -> Result<String, Problem> {
-        match self.evaluate(code, what, input, scope)? {
-            Value::String(text) => Ok(text),
-            _ => Err(wrong(scope, what, "a text")),
-        }
-    }
-}
-
-fn wrong(scope: &Scope<'_>, what: &str, expected: &str) -> Problem {
-    let detail = format!("{what}: the expression must give {expected}");
-    Problem::new(ProblemKind::Expression, scope.path, detail)
 }
 
 fn output_name(output: HttpOutput) -> &'static str {

@@ -1,9 +1,12 @@
 //! What happened in an execution: its log.
 
+use std::fmt;
+
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-use super::Problem;
+use super::problem::Problem;
+use crate::workflow::program::Next;
 
 /// An event of the log, and when it happened.
 ///
@@ -166,18 +169,6 @@ pub enum Event {
     },
 }
 
-/// Where a list of tasks goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Next {
-    /// At the task of this path.
-    Task(String),
-    /// Nowhere: the list ends.
-    Exit,
-    /// Nowhere: the workflow ends.
-    End,
-}
-
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -185,6 +176,22 @@ pub enum StepStatus {
     Completed,
     Dead,
     Cancelled,
+}
+
+/// What names a step. No two steps of an execution have the same key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StepKey {
+    pub path: String,
+    /// How often the task had started before.
+    pub round: u32,
+    /// The retry of the `try` around it.
+    pub attempt: u32,
+}
+
+impl fmt::Display for StepKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}.{}", self.path, self.round, self.attempt)
+    }
 }
 
 /// What a timer is for.

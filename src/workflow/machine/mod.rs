@@ -7,6 +7,7 @@
 
 mod call;
 mod event;
+mod io;
 mod problem;
 mod run;
 mod scope;
@@ -15,145 +16,12 @@ mod state;
 mod tests;
 mod tries;
 
-use std::fmt;
-
-use serde_json::Value;
-
 pub use self::{
     call::{HttpAuthentication, HttpRequest},
-    event::{Entry, Event, Next, StepStatus, TimerPurpose},
+    event::{Entry, Event, StepKey, StepStatus, TimerPurpose},
+    io::{Command, Input, Limits, Outcome, Step, StepEnd},
     problem::{Problem, ProblemKind},
     run::step,
     state::{BadHistory, State, Status, Wait, WaitOn},
 };
-use super::{definition::StepOptions, expression::Bounds};
-use crate::model::QueueName;
-
-/// What comes to an execution from outside.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Input {
-    /// It begins.
-    Start {
-        /// The id of the execution.
-        execution: String,
-        input: Value,
-    },
-    /// A step ended. Ignored if the execution does not wait for it any more.
-    StepEnded { key: StepKey, end: StepEnd },
-    /// A timer is due. Ignored if it is not armed any more.
-    TimerFired { timer: u64 },
-    /// An operator cancels the execution. Ignored if it has ended.
-    Cancel,
-    /// The execution goes on where [`Outcome::more`] left it.
-    Resume,
-}
-
-/// What names a step. No two steps of an execution have the same key.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct StepKey {
-    pub path: String,
-    /// How often the task had started before.
-    pub round: u32,
-    /// The retry of the `try` around it.
-    pub attempt: u32,
-}
-
-impl fmt::Display for StepKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}#{}.{}", self.path, self.round, self.attempt)
-    }
-}
-
-/// How a step ended.
-#[derive(Clone, Debug, PartialEq)]
-pub enum StepEnd {
-    /// The results of its workers, in the order of time.
-    Completed { results: Vec<Value> },
-    /// It died, with the reason of its last attempt.
-    Dead { reason: String },
-    /// An operator cancelled it.
-    Cancelled,
-}
-
-impl StepEnd {
-    /// The result of a worker: JSON, or a text as a string. An empty one is null.
-    pub fn result(bytes: &[u8]) -> Value {
-        if bytes.is_empty() {
-            return Value::Null;
-        }
-        serde_json::from_slice(bytes)
-            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(bytes).into_owned()))
-    }
-}
-
-/// What the caller does in the transaction that stores the events.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Command {
-    /// Inserts a task.
-    IssueStep(Box<Step>),
-    /// Cancels the task of a step.
-    CancelStep(StepKey),
-    /// Stores a timer.
-    ArmTimer {
-        timer: u64,
-        /// Unix time in milliseconds.
-        due: i64,
-    },
-    /// Removes a timer, if it is still there.
-    DisarmTimer { timer: u64 },
-    /// The execution has ended. The state has its output or error.
-    Finish(Status),
-}
-
-/// A task to insert.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    pub key: StepKey,
-    pub queue: QueueName,
-    /// Settings of the task; those that are absent are the queue's. Its `queue` is [`Self::queue`] already.
-    pub options: StepOptions,
-    /// JSON.
-    pub payload: Value,
-}
-
-/// What one execution may use. An execution that goes beyond faults, and says which limit it was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// The most events.
-    pub events: u64,
-    /// The most bytes of the values in its state.
-    pub state: usize,
-    /// The most tasks between two waits.
-    pub steps: u32,
-    /// How deep tasks may be in each other.
-    pub depth: usize,
-    /// Of each expression.
-    pub expressions: Bounds,
-    /// After this many events or bytes a call of [`step`] returns, even if more can be done.
-    pub batch_events: usize,
-    pub batch_bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            events: 100_000,
-            state: 4 << 20,
-            steps: 10_000,
-            depth: 64,
-            expressions: Bounds::default(),
-            batch_events: 1000,
-            batch_bytes: 4 << 20,
-        }
-    }
-}
-
-/// What a call of [`step`] gives.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outcome {
-    /// What to append to the log. Empty if the input changed nothing.
-    pub entries: Vec<Entry>,
-    pub commands: Vec<Command>,
-    /// Whether to call again with [`Input::Resume`], after the events were stored.
-    pub more: bool,
-}
+pub use super::program::Next;

@@ -9,16 +9,19 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
-    BadHistory, Command, Entry, Event, Input, Limits, Next, Outcome, Problem, ProblemKind, State,
-    Status, Step, StepEnd, StepKey, StepStatus, TimerPurpose,
-    scope::Scope,
-    state::{Phase, ROOT, value_bytes},
+    event::{Entry, Event, StepKey, StepStatus, TimerPurpose},
+    io::{Command, Input, Limits, Outcome, Step, StepEnd},
+    problem::{Problem, ProblemKind},
+    scope::{Scope, View},
+    state::{BadHistory, Held, Phase, ROOT, State, Status, value_bytes},
 };
 use crate::{
     model::{Encoding, PayloadSchema, QueueName, to_rfc_3339},
     workflow::{
         definition::{Agree, StepOptions},
-        program::{Code, Export, For, Fork, Kind, Output, Program, Raise, Retry, Task, as_text},
+        program::{
+            Code, Export, For, Fork, Kind, Next, Output, Program, Raise, Retry, Task, Try, as_text,
+        },
     },
 };
 
@@ -99,11 +102,11 @@ pub fn step(
     })
 }
 
-pub(super) struct Run<'a> {
-    pub(super) program: &'a Program,
-    pub(super) limits: &'a Limits,
-    pub(super) state: &'a mut State,
-    pub(super) now: i64,
+struct Run<'a> {
+    program: &'a Program,
+    limits: &'a Limits,
+    state: &'a mut State,
+    now: i64,
     entries: Vec<Entry>,
     /// About the bytes of the entries.
     bytes: usize,
@@ -113,7 +116,7 @@ pub(super) struct Run<'a> {
 }
 
 /// Why a run ends early.
-pub(super) enum Stop {
+enum Stop {
     /// The execution is beyond a limit, and faults.
     Bound(Problem),
     Bad(BadHistory),
@@ -170,7 +173,7 @@ impl<'a> Run<'a> {
     }
 
     /// Appends an event, unless the history has no room for it and the last one.
-    pub(super) fn emit(&mut self, event: Event) -> Result<(), Stop> {
+    fn emit(&mut self, event: Event) -> Result<(), Stop> {
         if self.state.events + 1 >= self.limits.events
             && !matches!(
                 event,
@@ -194,7 +197,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    pub(super) fn arm(&mut self, path: &str, purpose: TimerPurpose, ms: u64) -> Result<(), Stop> {
+    fn arm(&mut self, path: &str, purpose: TimerPurpose, ms: u64) -> Result<(), Stop> {
         let due = self
             .now
             .saturating_add(i64::try_from(ms).unwrap_or(i64::MAX));
@@ -206,6 +209,16 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// What expressions see.
+    fn view(&self) -> View<'_> {
+        View {
+            program: self.program,
+            state: self.state,
+            bounds: self.limits.expressions,
+            now: self.now,
+        }
+    }
+
     fn parent(&self, path: &str) -> Option<Arc<str>> {
         self.state.parent(path).map(|(path, _)| path)
     }
@@ -214,7 +227,7 @@ impl<'a> Run<'a> {
         // Expressions see the execution that is about to start.
         self.state.execution.clone_from(&execution);
         self.state.started_at = self.now;
-        self.state.input = super::state::Held::new(input.clone());
+        self.state.input = Held::new(input.clone());
         let scope = Scope {
             raw: Some(self.state.input.value.clone()),
             context: Some(Arc::default()),
@@ -222,14 +235,14 @@ impl<'a> Run<'a> {
         };
         let from = check(&self.program.input.schema, "the input", &input, ROOT).and_then(|()| {
             let from = self.program.input.from.as_ref();
-            from.map(|from| self.evaluate(from, "input.from", &input, &scope))
+            from.map(|from| self.view().evaluate(from, "input.from", &input, &scope))
                 .transpose()
         });
         let timeout = from.as_ref().ok().map(|from| {
             let timeout = self.program.timeout.as_ref();
             let input = from.as_ref().unwrap_or(&input);
             timeout
-                .map(|timeout| self.length(timeout, "timeout", input, &scope))
+                .map(|timeout| self.view().length(timeout, "timeout", input, &scope))
                 .transpose()
         });
         let (from, error) = match from {
@@ -406,7 +419,7 @@ impl<'a> Run<'a> {
         };
         let input = frame.input.value.clone();
         let what = "retry.limit.attempt.duration";
-        match self.length(length, what, &input, &Scope::at(path)) {
+        match self.view().length(length, what, &input, &Scope::at(path)) {
             Ok(ms) => self.arm(path, TimerPurpose::Attempt, ms)?,
             Err(error) => {
                 self.fault(path, Some(error))?;
@@ -441,7 +454,7 @@ impl<'a> Run<'a> {
             ..Scope::at(path)
         };
         if let Some(condition) = &task.if_ {
-            match self.is_true(condition, "if", &raw, &scope) {
+            match self.view().is_true(condition, "if", &raw, &scope) {
                 Ok(true) => {}
                 Ok(false) => {
                     self.emit(Event::TaskSkipped {
@@ -455,7 +468,7 @@ impl<'a> Run<'a> {
         }
         let from = check(&task.input.schema, "the input", &raw, path).and_then(|()| {
             let from = task.input.from.as_ref();
-            from.map(|from| self.evaluate(from, "input.from", &raw, &scope))
+            from.map(|from| self.view().evaluate(from, "input.from", &raw, &scope))
                 .transpose()
         });
         let from = match from {
@@ -474,7 +487,7 @@ impl<'a> Run<'a> {
                     raw: Some(input.clone()),
                     ..Scope::at(path)
                 };
-                match self.evaluate(with, "with", &input, &scope) {
+                match self.view().evaluate(with, "with", &input, &scope) {
                     Ok(arguments) => Some(arguments),
                     Err(error) => return self.fault(path, Some(error)),
                 }
@@ -490,7 +503,10 @@ impl<'a> Run<'a> {
             arguments,
         })?;
         if let Some(timeout) = &task.timeout {
-            match self.length(timeout, "timeout", &input, &Scope::at(path)) {
+            match self
+                .view()
+                .length(timeout, "timeout", &input, &Scope::at(path))
+            {
                 Ok(ms) => self.arm(path, TimerPurpose::Timeout, ms)?,
                 Err(error) => return self.fault(path, Some(error)),
             }
@@ -521,12 +537,12 @@ impl<'a> Run<'a> {
         let scope = Scope::at(path);
         let output = match &task.kind {
             Kind::Do(_) | Kind::Try(_) | Kind::Function { .. } => return Ok(Some(path.clone())),
-            Kind::Set(code) => self.evaluate(code, "set", input, &scope),
+            Kind::Set(code) => self.view().evaluate(code, "set", input, &scope),
             Kind::Switch(cases) => {
                 let mut next = &task.next;
                 for case in cases {
                     let matches = match &case.when {
-                        Some(when) => self.is_true(when, "when", input, &scope),
+                        Some(when) => self.view().is_true(when, "when", input, &scope),
                         None => Ok(true),
                     };
                     match matches {
@@ -540,7 +556,7 @@ impl<'a> Run<'a> {
                 }
                 return self.complete(path, task, None, next.clone(), None);
             }
-            Kind::For(for_) => match self.evaluate(&for_.in_, "for.in", input, &scope) {
+            Kind::For(for_) => match self.view().evaluate(&for_.in_, "for.in", input, &scope) {
                 Ok(Value::Array(items)) => return self.round(path, task, for_, 0, Some(items)),
                 Ok(_) => {
                     let detail = "for.in: the expression must give an array";
@@ -552,7 +568,7 @@ impl<'a> Run<'a> {
             Kind::Raise(raise) => match self.raised(path, raise, input) {
                 Ok(error) | Err(error) => Err(error),
             },
-            Kind::Wait(length) => match self.length(length, "wait", input, &scope) {
+            Kind::Wait(length) => match self.view().length(length, "wait", input, &scope) {
                 Ok(0) => return self.complete(path, task, None, task.next.clone(), None),
                 Ok(ms) => {
                     self.arm(path, TimerPurpose::Wait, ms)?;
@@ -613,12 +629,12 @@ impl<'a> Run<'a> {
             Kind::Http(call) => (
                 call.queue.clone(),
                 call.options.clone(),
-                self.http(path, call, input)?,
+                self.view().http(path, call, input)?,
             ),
             Kind::OpenApi(call) => (
                 call.queue.clone(),
                 call.options.clone(),
-                self.openapi(path, call, input)?,
+                self.view().openapi(path, call, input)?,
             ),
             Kind::Step {
                 with,
@@ -627,10 +643,12 @@ impl<'a> Run<'a> {
             } => {
                 let payload = match with {
                     Some(with) => {
-                        let with = self.evaluate(with, "with", input, &Scope::at(path))?;
-                        self.worker_payload(path, &with)
+                        let with = self
+                            .view()
+                            .evaluate(with, "with", input, &Scope::at(path))?;
+                        self.view().worker_payload(path, &with)
                     }
-                    None => self.worker_payload(path, input),
+                    None => self.view().worker_payload(path, input),
                 };
                 (queue.clone(), options.clone(), payload)
             }
@@ -646,13 +664,15 @@ impl<'a> Run<'a> {
         let scope = Scope::at(path);
         let text = |code: &Option<Code>, what| match code {
             Some(code) => {
-                let value = self.evaluate(code, what, input, &scope)?;
+                let value = self.view().evaluate(code, what, input, &scope)?;
                 Ok((!value.is_null()).then(|| as_text(&value)))
             }
             None => Ok(None),
         };
         Ok(Problem {
-            type_: self.text(&raise.type_, "raise.error.type", input, &scope)?,
+            type_: self
+                .view()
+                .text(&raise.type_, "raise.error.type", input, &scope)?,
             status: raise.status,
             title: text(&raise.title, "raise.error.title")?,
             detail: text(&raise.detail, "raise.error.detail")?,
@@ -669,7 +689,9 @@ impl<'a> Run<'a> {
         input: &Value,
         round: u32,
     ) -> Result<Value, Problem> {
-        let mut event = self.fields(with, "emit.event.with", input, &Scope::at(path))?;
+        let mut event = self
+            .view()
+            .fields(with, "emit.event.with", input, &Scope::at(path))?;
         let program = self.program;
         let source = || {
             format!(
@@ -716,7 +738,10 @@ impl<'a> Run<'a> {
                 round: Some((Arc::new(item.clone()), index)),
                 ..Scope::at(path)
             };
-            match self.is_true(condition, "while", &frame.current.value, &scope) {
+            match self
+                .view()
+                .is_true(condition, "while", &frame.current.value, &scope)
+            {
                 Ok(true) => {}
                 Ok(false) => return self.complete(path, task, None, task.next.clone(), None),
                 Err(error) => return self.fault(path, Some(error)),
@@ -795,7 +820,7 @@ impl<'a> Run<'a> {
         scope: &Scope<'_>,
     ) -> Result<Option<Value>, Problem> {
         let made = match &output.as_ {
-            Some(as_) => Some(self.evaluate(as_, "output.as", value, scope)?),
+            Some(as_) => Some(self.view().evaluate(as_, "output.as", value, scope)?),
             None => None,
         };
         let checked = made.as_ref().unwrap_or(value);
@@ -888,8 +913,53 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// A task inside the `try` of this path failed.
+    fn try_failed(
+        &mut self,
+        path: &Arc<str>,
+        task: &'a Task,
+        try_: &'a Try,
+        error: Problem,
+    ) -> Went {
+        let Some(frame) = self.state.frames.get(path) else {
+            return Ok(None);
+        };
+        let input = frame.input.value.clone();
+        match self.view().catches(path, try_, &error, &input) {
+            Ok(true) => {}
+            Ok(false) => return self.fault(path, None),
+            Err(error) => return self.fault(path, Some(error)),
+        }
+        let wait = match &try_.retry {
+            Some(retry) => match self.view().wait_before_retry(path, retry, &input) {
+                Ok(wait) => wait,
+                Err(error) => return self.fault(path, Some(error)),
+            },
+            None => None,
+        };
+        if let Some((attempt, wait)) = wait {
+            self.emit(Event::TaskRetried {
+                path: path.to_string(),
+                attempt,
+                wait,
+            })?;
+            if wait == 0 {
+                return Ok(Some(path.clone()));
+            }
+            self.arm(path, TimerPurpose::Retry, wait)?;
+            return Ok(None);
+        }
+        self.emit(Event::ErrorCaught {
+            path: path.to_string(),
+        })?;
+        if try_.catch.is_empty() {
+            return self.complete(path, task, None, try_.next.clone(), None);
+        }
+        Ok(Some(path.clone()))
+    }
+
     /// Ends a task with an error. `None`: the error of a task inside it.
-    pub(super) fn fault(&mut self, path: &str, error: Option<Problem>) -> Went {
+    fn fault(&mut self, path: &str, error: Option<Problem>) -> Went {
         let parent = self.parent(path);
         self.emit(Event::TaskFaulted {
             path: path.to_owned(),
@@ -900,7 +970,7 @@ impl<'a> Run<'a> {
 
     /// Ends a task with an output. `None`: the value that flowed through it. `context` is the one
     /// of the branches inside it.
-    pub(super) fn complete(
+    fn complete(
         &mut self,
         path: &str,
         task: &'a Task,
@@ -961,7 +1031,7 @@ impl<'a> Run<'a> {
         let Some(as_) = &export.as_ else {
             return Ok(None);
         };
-        let context = self.evaluate(as_, "export.as", output, scope)?;
+        let context = self.view().evaluate(as_, "export.as", output, scope)?;
         check(&export.schema, "the context", &context, scope.path)?;
         Ok(Some(context))
     }

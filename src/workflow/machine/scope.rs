@@ -2,17 +2,29 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
-    Problem, ProblemKind,
-    run::Run,
-    state::{Frame, Phase},
+    problem::{Problem, ProblemKind},
+    state::{Frame, Phase, State},
 };
 use crate::{
     model::to_rfc_3339,
-    workflow::program::{Code, Length, Variable},
+    workflow::{
+        definition::Period,
+        expression::Bounds,
+        program::{Code, Length, Program, Variable},
+    },
 };
+
+/// What expressions see.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) program: &'a Program,
+    pub(super) state: &'a State,
+    pub(super) bounds: Bounds,
+    pub(super) now: i64,
+}
 
 /// Where an expression is evaluated, and the values that the state does not have there.
 #[derive(Clone, Default)]
@@ -37,7 +49,7 @@ impl<'p> Scope<'p> {
     }
 }
 
-impl Run<'_> {
+impl View<'_> {
     /// Evaluates code. `what` names it in the error.
     pub(super) fn evaluate(
         &self,
@@ -47,11 +59,10 @@ impl Run<'_> {
         scope: &Scope<'_>,
     ) -> Result<Value, Problem> {
         let look_up = |variable: &Variable| self.look_up(variable, scope);
-        code.evaluate(input, look_up, self.limits.expressions)
-            .map_err(|error| {
-                let detail = format!("{what}: {error}");
-                Problem::new(ProblemKind::Expression, scope.path, detail)
-            })
+        code.evaluate(input, look_up, self.bounds).map_err(|error| {
+            let detail = format!("{what}: {error}");
+            Problem::new(ProblemKind::Expression, scope.path, detail)
+        })
     }
 
     /// Evaluates a condition. As in jq, all values but false and null are true.
@@ -78,11 +89,40 @@ impl Run<'_> {
             Length::Fixed(ms) => Ok(*ms),
             Length::Code(code) => {
                 let value = self.evaluate(code, what, input, scope)?;
-                crate::workflow::definition::Period::read(&value).map_err(|says| {
+                Period::read(&value).map_err(|says| {
                     let detail = format!("{what}: {says}");
                     Problem::new(ProblemKind::Expression, scope.path, detail)
                 })
             }
+        }
+    }
+
+    /// Evaluates code that must give an object.
+    pub(super) fn fields(
+        &self,
+        code: &Code,
+        what: &str,
+        input: &Value,
+        scope: &Scope<'_>,
+    ) -> Result<Map<String, Value>, Problem> {
+        match self.evaluate(code, what, input, scope)? {
+            Value::Object(fields) => Ok(fields),
+            Value::Null => Ok(Map::new()),
+            _ => Err(wrong(scope, what, "an object")),
+        }
+    }
+
+    /// Evaluates code that must give a text.
+    pub(super) fn text(
+        &self,
+        code: &Code,
+        what: &str,
+        input: &Value,
+        scope: &Scope<'_>,
+    ) -> Result<String, Problem> {
+        match self.evaluate(code, what, input, scope)? {
+            Value::String(text) => Ok(text),
+            _ => Err(wrong(scope, what, "a text")),
         }
     }
 
@@ -147,6 +187,11 @@ impl Run<'_> {
             "startedAt": time_value(self.state.started_at),
         })
     }
+}
+
+fn wrong(scope: &Scope<'_>, what: &str, expected: &str) -> Problem {
+    let detail = format!("{what}: the expression must give {expected}");
+    Problem::new(ProblemKind::Expression, scope.path, detail)
 }
 
 fn item(frame: &Frame) -> Option<Arc<Value>> {

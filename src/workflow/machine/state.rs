@@ -8,7 +8,11 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Entry, Event, Next, Problem, StepKey, TimerPurpose};
+use super::{
+    event::{Entry, Event, StepKey, TimerPurpose},
+    problem::Problem,
+};
+use crate::workflow::program::Next;
 
 /// The path of the workflow itself, around all of its tasks.
 pub(super) const ROOT: &str = "";

@@ -1,70 +1,23 @@
 //! What a `try` does with an error: catch it, try again, or let it through.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Event, Problem, TimerPurpose,
-    run::{Run, Stop},
-    scope::Scope,
+    problem::Problem,
+    scope::{Scope, View},
 };
 use crate::workflow::{
     definition::{ErrorFilter, RetryBackoff},
-    program::{Retry, Task, Try},
+    program::{Retry, Try},
 };
 
 /// The longest wait before a retry: ten years.
 const LONGEST_WAIT_MS: u64 = 3650 * 24 * 60 * 60 * 1000;
 
-impl<'a> Run<'a> {
-    /// A task inside the `try` of this path failed.
-    pub(super) fn try_failed(
-        &mut self,
-        path: &Arc<str>,
-        task: &'a Task,
-        try_: &'a Try,
-        error: Problem,
-    ) -> Result<Option<Arc<str>>, Stop> {
-        let Some(frame) = self.state.frames.get(path) else {
-            return Ok(None);
-        };
-        let input = frame.input.value.clone();
-        match self.catches(path, try_, &error, &input) {
-            Ok(true) => {}
-            Ok(false) => return self.fault(path, None),
-            Err(error) => return self.fault(path, Some(error)),
-        }
-        let wait = match &try_.retry {
-            Some(retry) => match self.wait_before_retry(path, retry, &input) {
-                Ok(wait) => wait,
-                Err(error) => return self.fault(path, Some(error)),
-            },
-            None => None,
-        };
-        if let Some((attempt, wait)) = wait {
-            self.emit(Event::TaskRetried {
-                path: path.to_string(),
-                attempt,
-                wait,
-            })?;
-            if wait == 0 {
-                return Ok(Some(path.clone()));
-            }
-            self.arm(path, TimerPurpose::Retry, wait)?;
-            return Ok(None);
-        }
-        self.emit(Event::ErrorCaught {
-            path: path.to_string(),
-        })?;
-        if try_.catch.is_empty() {
-            return self.complete(path, task, None, try_.next.clone(), None);
-        }
-        Ok(Some(path.clone()))
-    }
-
-    fn catches(
+impl View<'_> {
+    /// Whether a `try` catches an error.
+    pub(super) fn catches(
         &self,
         path: &str,
         try_: &Try,
@@ -94,7 +47,7 @@ impl<'a> Run<'a> {
 
     /// The number of the next attempt and the wait before it in milliseconds. `None`: no more
     /// attempts.
-    fn wait_before_retry(
+    pub(super) fn wait_before_retry(
         &self,
         path: &str,
         retry: &Retry,

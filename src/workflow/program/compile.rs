@@ -8,9 +8,14 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    Answer, Authentication, Case, Code, Documents, Export, For, Fork, HTTP_QUEUE, HttpCall, Input,
-    Kind, Length, List, Next, OpenApiCall, Output, Program, Raise, Retry, Task, Try, Uri,
-    UriTemplate, Variable, code::Names, openapi::Operation,
+    Documents, HTTP_QUEUE, Program,
+    code::{Code, Names, Variable},
+    openapi::Operation,
+    task::{
+        Answer, Authentication, Case, Export, For, Fork, HttpCall, Input, Kind, Length, List, Next,
+        OpenApiCall, Output, Raise, Retry, Task, Try, Uri,
+    },
+    uri::UriTemplate,
 };
 use crate::{
     model::{PayloadSchema, QueueName},

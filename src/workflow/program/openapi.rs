@@ -2,19 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Answer, Code, UriTemplate};
-use crate::{model::QueueName, workflow::definition::StepOptions};
-
-/// A call of an operation.
-#[derive(Debug)]
-pub(crate) struct OpenApiCall {
-    pub(crate) operation: Operation,
-    /// The parameters by name.
-    pub(crate) parameters: Vec<(String, Code)>,
-    pub(crate) answer: Answer,
-    pub(crate) queue: QueueName,
-    pub(crate) options: StepOptions,
-}
+use super::uri::UriTemplate;
 
 /// An operation of a document.
 #[derive(Clone, Debug, PartialEq)]
