@@ -3,3 +3,5 @@
 
 pub mod definition;
 pub mod expression;
+pub mod machine;
+pub mod program;
