@@ -185,12 +185,10 @@ impl Builder {
                 }
             }
             Event::Alias(anchor) => self.copy(at, anchor)?,
-            Event::DocumentStart(..) => {
-                if self.root.is_some() {
-                    let says = "a second document begins: one definition in a file".to_owned();
-                    self.wrong(at, says);
-                    return Err(Unreadable);
-                }
+            Event::DocumentStart(..) if self.root.is_some() => {
+                let says = "a second document begins: one definition in a file".to_owned();
+                self.wrong(at, says);
+                return Err(Unreadable);
             }
             _ => {}
         }

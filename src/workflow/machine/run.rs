@@ -981,10 +981,7 @@ impl<'a> Run<'a> {
         let Some(frame) = self.state.frames.get(path) else {
             return Ok(None);
         };
-        let raw = match output {
-            Some(output) => Some(Arc::new(output)),
-            None => None,
-        };
+        let raw = output.map(Arc::new);
         let flowed = raw.as_ref().unwrap_or(&frame.current.value);
         let scope = Scope {
             output: Some(flowed.clone()),

@@ -392,15 +392,9 @@ impl State {
                 input,
                 from,
             } => {
-                self.status = Status::Running;
                 self.execution.clone_from(execution);
                 self.program.clone_from(program);
-                self.input = Held::new(input.clone());
-                self.started_at = at;
-                let mut frame = Frame::new(at, self.input.clone(), Held::or(from, &self.input));
-                frame.context = Some(Held::new(Value::Null));
-                frame.holds_context = true;
-                self.frames.insert(ROOT.into(), frame);
+                self.start(at, input, from);
             }
             Event::TaskStarted {
                 path,
@@ -408,101 +402,28 @@ impl State {
                 attempt,
                 input,
                 arguments,
-            } => {
-                let (_, parent) = self.around(path)?;
-                parent.phase = Phase::Blocked;
-                let raw = parent.current.clone();
-                let mut frame = Frame::new(at, raw.clone(), Held::or(input, &raw));
-                frame.round = *round;
-                frame.attempt = *attempt;
-                if let Some(arguments) = arguments {
-                    frame.current = Held::new(arguments.clone());
-                }
-                let path: Arc<str> = path.as_str().into();
-                self.rounds.insert(path.clone(), round + 1);
-                self.frames.insert(path, frame);
-                self.tasks_since_wait += 1;
-            }
+            } => self.start_task(at, path, (*round, *attempt), input, arguments)?,
             Event::TaskCompleted {
                 path,
                 output,
                 context,
                 next,
-            } => {
-                let frame = self.take(path)?;
-                if let Some(context) = context {
-                    self.set_context(path, Held::new(context.clone()))?;
-                }
-                let (_, parent) = self.around(path)?;
-                parent.current = Held::or(output, &frame.current);
-                parent.phase = Phase::Next(next.clone());
-            }
+            } => self.complete_task(path, output, context, next)?,
             Event::TaskSkipped { path, next } => {
                 self.tasks_since_wait += 1;
                 let (_, parent) = self.around(path)?;
                 parent.phase = Phase::Next(next.clone());
             }
-            Event::TaskFaulted { path, error } => {
-                let frame = self.frames.contains_key(path.as_str());
-                let frame = if frame { Some(self.take(path)?) } else { None };
-                let error = match (error, frame.map(|frame| frame.phase)) {
-                    (Some(error), _) => error.clone(),
-                    (None, Some(Phase::Failed(error))) => error,
-                    _ => return Err(format!("no error is known at {path}")),
-                };
-                let (_, parent) = self.around(path)?;
-                parent.phase = Phase::Failed(error);
-            }
+            Event::TaskFaulted { path, error } => self.fault_task(path, error)?,
             Event::TaskRetried {
                 path,
                 attempt,
                 wait,
-            } => {
-                self.disarm(path, TimerPurpose::Attempt);
-                // Its first task may fail before it starts, so this counts, too.
-                self.tasks_since_wait += 1;
-                let frame = self.at(path)?;
-                frame.retries = *attempt;
-                frame.current = frame.input.clone();
-                frame.phase = match wait {
-                    0 => Phase::Begin,
-                    _ => Phase::Blocked,
-                };
-            }
-            Event::ErrorCaught { path } => {
-                self.disarm(path, TimerPurpose::Attempt);
-                let frame = self.at(path)?;
-                let Phase::Failed(error) = std::mem::replace(&mut frame.phase, Phase::Begin) else {
-                    return Err(format!("{path} has no error to catch"));
-                };
-                frame.caught = Some(error);
-                frame.current = frame.input.clone();
-            }
-            Event::TaskCancelled { path } => {
-                if self.at(path).is_ok_and(|frame| frame.holds_context)
-                    && let Ok((_, fork)) = self.around(path)
-                {
-                    fork.open = fork.open.saturating_sub(1);
-                }
-                self.take(path)?;
-            }
-            Event::RoundStarted { path, index, items } => {
-                let frame = self.at(path)?;
-                frame.index = *index;
-                if let Some(items) = items {
-                    frame.items = Some(Held::new(Value::Array(items.clone())));
-                }
-                frame.phase = Phase::Begin;
-            }
-            Event::BranchStarted { path } => {
-                let (_, fork) = self.around(path)?;
-                fork.phase = Phase::Blocked;
-                fork.open += 1;
-                let mut branch = Frame::new(at, fork.input.clone(), fork.input.clone());
-                branch.attempt = fork.attempt;
-                branch.holds_context = true;
-                self.frames.insert(path.as_str().into(), branch);
-            }
+            } => self.retry(path, *attempt, *wait)?,
+            Event::ErrorCaught { path } => self.catch(path)?,
+            Event::TaskCancelled { path } => self.cancel_task(path)?,
+            Event::RoundStarted { path, index, items } => self.start_round(path, *index, items)?,
+            Event::BranchStarted { path } => self.start_branch(at, path)?,
             Event::BranchEnded { path, joins } => self.end_branch(path, *joins)?,
             Event::StepIssued {
                 path,
@@ -529,31 +450,15 @@ impl State {
                 purpose,
                 due,
             } => {
-                if matches!(purpose, TimerPurpose::Wait | TimerPurpose::Retry) {
-                    self.at(path)?.phase = Phase::Blocked;
-                }
-                self.armed = timer + 1;
                 let armed = Timer {
                     path: path.as_str().into(),
                     purpose: *purpose,
                     since: at,
                     due: *due,
                 };
-                self.timers.insert(*timer, armed);
+                self.arm(*timer, armed)?;
             }
-            Event::TimerFired { timer } => {
-                let fired = self.timers.remove(timer);
-                let fired = fired.ok_or_else(|| format!("timer {timer} is not armed"))?;
-                self.tasks_since_wait = 0;
-                let frame = self.at(&fired.path)?;
-                match fired.purpose {
-                    TimerPurpose::Retry => frame.phase = Phase::Begin,
-                    TimerPurpose::Attempt => {
-                        frame.phase = Phase::Failed(Problem::timed_out(&fired.path));
-                    }
-                    TimerPurpose::Wait | TimerPurpose::Timeout => {}
-                }
-            }
+            Event::TimerFired { timer } => self.fire(*timer)?,
             Event::Emitted { path, event } => {
                 self.at(path)?.current = Held::new(event.clone());
             }
@@ -567,6 +472,156 @@ impl State {
                 self.output = Some(Held::or(output, &current));
                 self.finish(Status::Completed);
             }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, at: i64, input: &Value, from: &Option<Value>) {
+        self.status = Status::Running;
+        self.input = Held::new(input.clone());
+        self.started_at = at;
+        let mut frame = Frame::new(at, self.input.clone(), Held::or(from, &self.input));
+        frame.context = Some(Held::new(Value::Null));
+        frame.holds_context = true;
+        self.frames.insert(ROOT.into(), frame);
+    }
+
+    fn start_task(
+        &mut self,
+        at: i64,
+        path: &str,
+        (round, attempt): (u32, u32),
+        input: &Option<Value>,
+        arguments: &Option<Value>,
+    ) -> Result<(), String> {
+        let (_, parent) = self.around(path)?;
+        parent.phase = Phase::Blocked;
+        let raw = parent.current.clone();
+        let mut frame = Frame::new(at, raw.clone(), Held::or(input, &raw));
+        frame.round = round;
+        frame.attempt = attempt;
+        if let Some(arguments) = arguments {
+            frame.current = Held::new(arguments.clone());
+        }
+        let path: Arc<str> = path.into();
+        self.rounds.insert(path.clone(), round + 1);
+        self.frames.insert(path, frame);
+        self.tasks_since_wait += 1;
+        Ok(())
+    }
+
+    fn complete_task(
+        &mut self,
+        path: &str,
+        output: &Option<Value>,
+        context: &Option<Value>,
+        next: &Next,
+    ) -> Result<(), String> {
+        let frame = self.take(path)?;
+        if let Some(context) = context {
+            self.set_context(path, Held::new(context.clone()))?;
+        }
+        let (_, parent) = self.around(path)?;
+        parent.current = Held::or(output, &frame.current);
+        parent.phase = Phase::Next(next.clone());
+        Ok(())
+    }
+
+    fn fault_task(&mut self, path: &str, error: &Option<Problem>) -> Result<(), String> {
+        // A task may fail before it starts.
+        let frame = match self.frames.contains_key(path) {
+            true => Some(self.take(path)?),
+            false => None,
+        };
+        let error = match (error, frame.map(|frame| frame.phase)) {
+            (Some(error), _) => error.clone(),
+            (None, Some(Phase::Failed(error))) => error,
+            _ => return Err(format!("no error is known at {path}")),
+        };
+        let (_, parent) = self.around(path)?;
+        parent.phase = Phase::Failed(error);
+        Ok(())
+    }
+
+    fn retry(&mut self, path: &str, attempt: u32, wait: u64) -> Result<(), String> {
+        self.disarm(path, TimerPurpose::Attempt);
+        // Its first task may fail before it starts, so this counts, too.
+        self.tasks_since_wait += 1;
+        let frame = self.at(path)?;
+        frame.retries = attempt;
+        frame.current = frame.input.clone();
+        frame.phase = match wait {
+            0 => Phase::Begin,
+            _ => Phase::Blocked,
+        };
+        Ok(())
+    }
+
+    fn catch(&mut self, path: &str) -> Result<(), String> {
+        self.disarm(path, TimerPurpose::Attempt);
+        let frame = self.at(path)?;
+        let Phase::Failed(error) = std::mem::replace(&mut frame.phase, Phase::Begin) else {
+            return Err(format!("{path} has no error to catch"));
+        };
+        frame.caught = Some(error);
+        frame.current = frame.input.clone();
+        Ok(())
+    }
+
+    fn start_round(
+        &mut self,
+        path: &str,
+        index: u32,
+        items: &Option<Vec<Value>>,
+    ) -> Result<(), String> {
+        let frame = self.at(path)?;
+        frame.index = index;
+        if let Some(items) = items {
+            frame.items = Some(Held::new(Value::Array(items.clone())));
+        }
+        frame.phase = Phase::Begin;
+        Ok(())
+    }
+
+    fn start_branch(&mut self, at: i64, path: &str) -> Result<(), String> {
+        let (_, fork) = self.around(path)?;
+        fork.phase = Phase::Blocked;
+        fork.open += 1;
+        let mut branch = Frame::new(at, fork.input.clone(), fork.input.clone());
+        branch.attempt = fork.attempt;
+        branch.holds_context = true;
+        self.frames.insert(path.into(), branch);
+        Ok(())
+    }
+
+    fn cancel_task(&mut self, path: &str) -> Result<(), String> {
+        if self.at(path).is_ok_and(|frame| frame.holds_context)
+            && let Ok((_, fork)) = self.around(path)
+        {
+            fork.open = fork.open.saturating_sub(1);
+        }
+        self.take(path)?;
+        Ok(())
+    }
+
+    fn arm(&mut self, number: u64, timer: Timer) -> Result<(), String> {
+        if matches!(timer.purpose, TimerPurpose::Wait | TimerPurpose::Retry) {
+            self.at(&timer.path)?.phase = Phase::Blocked;
+        }
+        self.armed = number + 1;
+        self.timers.insert(number, timer);
+        Ok(())
+    }
+
+    fn fire(&mut self, timer: u64) -> Result<(), String> {
+        let fired = self.timers.remove(&timer);
+        let fired = fired.ok_or_else(|| format!("timer {timer} is not armed"))?;
+        self.tasks_since_wait = 0;
+        let frame = self.at(&fired.path)?;
+        match fired.purpose {
+            TimerPurpose::Retry => frame.phase = Phase::Begin,
+            TimerPurpose::Attempt => frame.phase = Phase::Failed(Problem::timed_out(&fired.path)),
+            TimerPurpose::Wait | TimerPurpose::Timeout => {}
         }
         Ok(())
     }

@@ -239,7 +239,7 @@ impl<'a> Compiler<'a> {
                     branches,
                 })
             }
-            Written::Try(try_) => Kind::Try(self.try_(path, try_, next_of, next, names)),
+            Written::Try(try_) => Kind::Try(Box::new(self.try_(path, try_, next_of, next, names))),
             Written::Raise(error) => {
                 let mut text = |text: &Option<String>, field: &str| {
                     self.text(

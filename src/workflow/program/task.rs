@@ -76,7 +76,7 @@ pub(crate) enum Kind {
     Switch(Vec<Case>),
     For(For),
     Fork(Fork),
-    Try(Try),
+    Try(Box<Try>),
     Raise(Raise),
     Wait(Length),
     /// The attributes of the event.

@@ -506,7 +506,7 @@ impl World {
                     }
                 }
             }
-            What::Switch(next) if trace.len() % 2 == 0 => return Ok((trace, *next)),
+            What::Switch(next) if trace.len().is_multiple_of(2) => return Ok((trace, *next)),
             What::Switch(_) => {}
         }
         let next = if ends { Next::End } else { node.then };
