@@ -29,6 +29,12 @@ use crate::{
 ///
 /// `state` becomes the fold of its log with the new events. If they are not stored, drop it. `now`
 /// is Unix time in milliseconds.
+///
+/// It evaluates many expressions, so call it inside [`with_stack`]: one thread serves them all, and
+/// where no thread can be started, the call can be made again later. Elsewhere each expression starts
+/// a thread of its own, and the execution faults if that fails.
+///
+/// [`with_stack`]: crate::workflow::expression::with_stack
 pub fn step(
     program: &Program,
     limits: &Limits,

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::workflow::{
     definition::Definition,
+    expression::with_stack,
     machine::{
         Command, Entry, Event, Input, Limits, Problem, State, Status, Step, StepEnd, StepKey, step,
     },
@@ -163,14 +164,10 @@ impl Fake {
             Input::TimerFired { timer } => Some(*timer),
             _ => None,
         };
-        let outcome = step(
-            &self.program,
-            &self.limits,
-            &mut self.state,
-            input,
-            self.now,
-        )
-        .unwrap();
+        let (program, limits) = (&self.program, &self.limits);
+        let (state, now) = (&mut self.state, self.now);
+        let outcome = with_stack(|| step(program, limits, state, input, now));
+        let outcome = outcome.unwrap().unwrap();
         self.calls += 1;
         self.log.extend(outcome.entries);
         if let Some(timer) = fired {
