@@ -82,7 +82,7 @@ async fn outcome(
 ) -> anyhow::Result<Result<Seen, String>> {
     let mut first: Option<Seen> = None;
     for seed in 0..seeds {
-        let seen = match Run::new(plan, test, seed).await?.to_end().await? {
+        let seen = match Run::new(plan, test, seed).await?.work_off().await? {
             Ok(seen) => seen,
             Err(why) => return Ok(Err(why)),
         };
@@ -185,7 +185,7 @@ impl<'p> Run<'p> {
     }
 
     /// Works until no task is left.
-    async fn to_end(mut self) -> anyhow::Result<Result<Seen, String>> {
+    async fn work_off(mut self) -> anyhow::Result<Result<Seen, String>> {
         if let Err(why) = self.insert().await? {
             return Ok(Err(why));
         }

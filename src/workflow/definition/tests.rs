@@ -891,7 +891,6 @@ fn specification(folder: &str) -> Option<PathBuf> {
     let shared = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/swf-spec/1.0-main");
     let folder = shared.join(folder);
     if !folder.exists() {
-        eprintln!("skipped: there is no {}", folder.display());
         return None;
     }
     Some(folder)
@@ -1060,7 +1059,5 @@ fn what_the_schema_refuses_is_refused() {
         accepted[..accepted.len().min(20)].join("\n")
     );
     assert!(refused > 1000, "{refused}");
-    if std::env::var_os("SHOW").is_some() {
-        eprintln!("{refused} refused as the schema does; refused beyond it: {stricter:#?}");
-    }
+    if std::env::var_os("SHOW").is_some() {}
 }

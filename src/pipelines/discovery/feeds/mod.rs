@@ -575,19 +575,19 @@ impl Feeds {
             Some(asked) => told.partition_point(|(topic, _)| *topic <= asked),
             None => 0,
         };
-        let others = told[first..].iter().take(told.len().div_ceil(LOOK_ROUND));
+        let last = told.len().min(first + told.len().div_ceil(LOOK_ROUND));
+        let others = &told[first..last];
         let mut asked: Vec<(TopicName, Arc<Log>)> = Vec::new();
         let mut ask = |(topic, log): &(&TopicName, &Arc<Log>)| {
             asked.push(((*topic).clone(), Arc::clone(log)));
         };
         untold.iter().for_each(&mut ask);
-        others.clone().for_each(&mut ask);
+        others.iter().for_each(&mut ask);
         // Begins again after the last one.
-        let is_last = first + others.len() >= told.len();
-        self.asked = others.last().map(|(topic, _)| (*topic).clone());
-        if is_last {
-            self.asked = None;
-        }
+        self.asked = match others.last() {
+            Some((topic, _)) if last < told.len() => Some((*topic).clone()),
+            _ => None,
+        };
         let logs = Arc::clone(&self.handle);
         let asked = stream::iter(asked).map(move |(topic, log)| {
             let logs = Arc::clone(&logs);
