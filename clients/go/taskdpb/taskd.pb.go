@@ -11754,7 +11754,7 @@ type Tree struct {
 	Cancelled uint64 `protobuf:"varint,10,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	// Discovered tasks that were not stored, and were not sent again.
 	Letters uint64 `protobuf:"varint,11,opt,name=letters,proto3" json:"letters,omitempty"`
-	// Surplus reports: what they discovered is outside of the tree.
+	// Surplus reports, whose discovered tasks are outside of the tree, and outputs that came to a join of no subtree.
 	Late uint64 `protobuf:"varint,12,opt,name=late,proto3" json:"late,omitempty"`
 	// Somebody has cancelled it: nothing is added any more.
 	Cancelling bool       `protobuf:"varint,13,opt,name=cancelling,proto3" json:"cancelling,omitempty"`
@@ -11771,7 +11771,9 @@ type Tree struct {
 	// The oldest tasks that it waits for.
 	WaitsFor []*Task `protobuf:"bytes,21,rep,name=waits_for,json=waitsFor,proto3" json:"waits_for,omitempty"`
 	// Why it waits for each of them, in the same order.
-	Reasons       []*TreeReason `protobuf:"bytes,22,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	Reasons []*TreeReason `protobuf:"bytes,22,rep,name=reasons,proto3" json:"reasons,omitempty"`
+	// Subtrees that joins wait for.
+	Joins         uint64 `protobuf:"varint,23,opt,name=joins,proto3" json:"joins,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -11958,6 +11960,13 @@ func (x *Tree) GetReasons() []*TreeReason {
 		return x.Reasons
 	}
 	return nil
+}
+
+func (x *Tree) GetJoins() uint64 {
+	if x != nil {
+		return x.Joins
+	}
+	return 0
 }
 
 // Why a task of a tree is not over.
@@ -12546,11 +12555,13 @@ type TopologyStage struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Queue string                 `protobuf:"bytes,2,opt,name=queue,proto3" json:"queue,omitempty"`
 	// Inserts begin here.
-	Start         bool                 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
-	Lease         *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
-	MaxAttempts   uint32               `protobuf:"varint,5,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
-	Priority      Priority             `protobuf:"varint,6,opt,name=priority,proto3,enum=taskd.v1.Priority" json:"priority,omitempty"`
-	Edges         []*TopologyEdge      `protobuf:"bytes,7,rep,name=edges,proto3" json:"edges,omitempty"`
+	Start       bool                 `protobuf:"varint,3,opt,name=start,proto3" json:"start,omitempty"`
+	Lease       *durationpb.Duration `protobuf:"bytes,4,opt,name=lease,proto3" json:"lease,omitempty"`
+	MaxAttempts uint32               `protobuf:"varint,5,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	Priority    Priority             `protobuf:"varint,6,opt,name=priority,proto3,enum=taskd.v1.Priority" json:"priority,omitempty"`
+	Edges       []*TopologyEdge      `protobuf:"bytes,7,rep,name=edges,proto3" json:"edges,omitempty"`
+	// The fork: the stage gets one task for each task of that one. Empty: it is no join.
+	Join          string `protobuf:"bytes,8,opt,name=join,proto3" json:"join,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12632,6 +12643,13 @@ func (x *TopologyStage) GetEdges() []*TopologyEdge {
 		return x.Edges
 	}
 	return nil
+}
+
+func (x *TopologyStage) GetJoin() string {
+	if x != nil {
+		return x.Join
+	}
+	return ""
 }
 
 // An edge to another stage.
@@ -13869,7 +13887,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06offset\x18\x03 \x01(\tR\x06offset\x12\x16\n" +
 	"\x06replay\x18\x04 \x01(\x04R\x06replay\x12\x16\n" +
 	"\x06behind\x18\x05 \x01(\x04R\x06behind\x12,\n" +
-	"\x06counts\x18\x06 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\"\xd9\x05\n" +
+	"\x06counts\x18\x06 \x01(\v2\x14.taskd.v1.ReadCountsR\x06counts\"\xef\x05\n" +
 	"\x04Tree\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12)\n" +
@@ -13895,7 +13913,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x06queues\x18\x13 \x03(\v2\x13.taskd.v1.TreeQueueR\x06queues\x12\x19\n" +
 	"\bat_least\x18\x14 \x01(\bR\aatLeast\x12+\n" +
 	"\twaits_for\x18\x15 \x03(\v2\x0e.taskd.v1.TaskR\bwaitsFor\x12.\n" +
-	"\areasons\x18\x16 \x03(\v2\x14.taskd.v1.TreeReasonR\areasons\"H\n" +
+	"\areasons\x18\x16 \x03(\v2\x14.taskd.v1.TreeReasonR\areasons\x12\x14\n" +
+	"\x05joins\x18\x17 \x01(\x04R\x05joins\"H\n" +
 	"\n" +
 	"TreeReason\x12\x12\n" +
 	"\x04task\x18\x01 \x01(\tR\x04task\x12\x12\n" +
@@ -13940,7 +13959,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x04then\x18\b \x01(\tR\x04then\x12/\n" +
 	"\x06stages\x18\t \x03(\v2\x17.taskd.v1.TopologyStageR\x06stages\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error\"\x81\x02\n" +
+	" \x01(\tR\x05error\"\x95\x02\n" +
 	"\rTopologyStage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x14\n" +
@@ -13948,7 +13967,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x05lease\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12!\n" +
 	"\fmax_attempts\x18\x05 \x01(\rR\vmaxAttempts\x12.\n" +
 	"\bpriority\x18\x06 \x01(\x0e2\x12.taskd.v1.PriorityR\bpriority\x12,\n" +
-	"\x05edges\x18\a \x03(\v2\x16.taskd.v1.TopologyEdgeR\x05edges\"H\n" +
+	"\x05edges\x18\a \x03(\v2\x16.taskd.v1.TopologyEdgeR\x05edges\x12\x12\n" +
+	"\x04join\x18\b \x01(\tR\x04join\"H\n" +
 	"\fTopologyEdge\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +

@@ -2149,7 +2149,7 @@ class SubscriptionPosition(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., partition: _Optional[int] = ..., offset: _Optional[str] = ..., replay: _Optional[int] = ..., behind: _Optional[int] = ..., counts: _Optional[_Union[ReadCounts, _Mapping]] = ...) -> None: ...
 
 class Tree(_message.Message):
-    __slots__ = ("id", "queue", "state", "epoch", "tasks", "open", "held", "completed", "dead", "cancelled", "letters", "late", "cancelling", "on_dead", "then", "deadline", "opened_at", "ended_at", "queues", "at_least", "waits_for", "reasons")
+    __slots__ = ("id", "queue", "state", "epoch", "tasks", "open", "held", "completed", "dead", "cancelled", "letters", "late", "cancelling", "on_dead", "then", "deadline", "opened_at", "ended_at", "queues", "at_least", "waits_for", "reasons", "joins")
     ID_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -2172,6 +2172,7 @@ class Tree(_message.Message):
     AT_LEAST_FIELD_NUMBER: _ClassVar[int]
     WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     REASONS_FIELD_NUMBER: _ClassVar[int]
+    JOINS_FIELD_NUMBER: _ClassVar[int]
     id: str
     queue: str
     state: TreeState
@@ -2194,7 +2195,8 @@ class Tree(_message.Message):
     at_least: bool
     waits_for: _containers.RepeatedCompositeFieldContainer[Task]
     reasons: _containers.RepeatedCompositeFieldContainer[TreeReason]
-    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., epoch: _Optional[int] = ..., tasks: _Optional[int] = ..., open: _Optional[int] = ..., held: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., letters: _Optional[int] = ..., late: _Optional[int] = ..., cancelling: bool = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., then: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., opened_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[TreeQueue, _Mapping]]] = ..., at_least: bool = ..., waits_for: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., reasons: _Optional[_Iterable[_Union[TreeReason, _Mapping]]] = ...) -> None: ...
+    joins: int
+    def __init__(self, id: _Optional[str] = ..., queue: _Optional[str] = ..., state: _Optional[_Union[TreeState, str]] = ..., epoch: _Optional[int] = ..., tasks: _Optional[int] = ..., open: _Optional[int] = ..., held: _Optional[int] = ..., completed: _Optional[int] = ..., dead: _Optional[int] = ..., cancelled: _Optional[int] = ..., letters: _Optional[int] = ..., late: _Optional[int] = ..., cancelling: bool = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., then: _Optional[str] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., opened_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., ended_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., queues: _Optional[_Iterable[_Union[TreeQueue, _Mapping]]] = ..., at_least: bool = ..., waits_for: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., reasons: _Optional[_Iterable[_Union[TreeReason, _Mapping]]] = ..., joins: _Optional[int] = ...) -> None: ...
 
 class TreeReason(_message.Message):
     __slots__ = ("task", "says", "next")
@@ -2293,7 +2295,7 @@ class Topology(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., applied_by: _Optional[str] = ..., applied_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., text: _Optional[str] = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., then: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[TopologyStage, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class TopologyStage(_message.Message):
-    __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges")
+    __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges", "join")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -2301,6 +2303,7 @@ class TopologyStage(_message.Message):
     MAX_ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     EDGES_FIELD_NUMBER: _ClassVar[int]
+    JOIN_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue: str
     start: bool
@@ -2308,7 +2311,8 @@ class TopologyStage(_message.Message):
     max_attempts: int
     priority: Priority
     edges: _containers.RepeatedCompositeFieldContainer[TopologyEdge]
-    def __init__(self, name: _Optional[str] = ..., queue: _Optional[str] = ..., start: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., edges: _Optional[_Iterable[_Union[TopologyEdge, _Mapping]]] = ...) -> None: ...
+    join: str
+    def __init__(self, name: _Optional[str] = ..., queue: _Optional[str] = ..., start: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., edges: _Optional[_Iterable[_Union[TopologyEdge, _Mapping]]] = ..., join: _Optional[str] = ...) -> None: ...
 
 class TopologyEdge(_message.Message):
     __slots__ = ("port", "to", "match")
