@@ -3,9 +3,9 @@
 //! The locking reads of all transactions that change statuses bring these columns along, so that the
 //! steps hear of them with each change.
 
-use super::sequences::Member;
+use super::{sequences::Member, step::InTree};
 use crate::{
-    model::{QueueName, TaskId},
+    model::QueueName,
     store::{
         Result,
         sql::rows::{columns, task_id},
@@ -32,36 +32,26 @@ pub(crate) struct Belongs {
     pub(crate) tree: Option<InTree>,
 }
 
-/// Where a task is in a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct InTree {
-    pub(crate) tree: TaskId,
-    /// The innermost subtree that it is in.
-    pub(crate) subtree: Option<TaskId>,
-}
-
-impl InTree {
-    /// Reads the column, which has the id of the tree, and that of the subtree behind it.
-    fn of(column: &[u8]) -> Result<Option<Self>> {
-        let (tree, subtree) = column.split_at(column.len().min(16));
-        if tree.is_empty() {
-            return Ok(None);
-        }
-        Ok(Some(Self {
-            tree: task_id(tree)?,
-            subtree: match subtree {
-                [] => None,
-                subtree => Some(task_id(subtree)?),
-            },
-        }))
+/// Reads the column, which has the id of the tree, and that of the subtree behind it.
+fn in_tree(column: &[u8]) -> Result<Option<InTree>> {
+    let (tree, subtree) = column.split_at(column.len().min(16));
+    if tree.is_empty() {
+        return Ok(None);
     }
+    Ok(Some(InTree {
+        tree: task_id(tree)?,
+        subtree: match subtree {
+            [] => None,
+            subtree => Some(task_id(subtree)?),
+        },
+    }))
 }
 
 impl BelongsColumns {
     pub(crate) fn of(self, queue: &QueueName) -> Result<Belongs> {
         Ok(Belongs {
             member: Member::of(queue, &self.member_of, self.member_holds, self.member_place),
-            tree: InTree::of(self.in_tree.as_deref().unwrap_or_default())?,
+            tree: in_tree(self.in_tree.as_deref().unwrap_or_default())?,
         })
     }
 }

@@ -19,11 +19,11 @@ use crate::{
             session::Session,
             statement::{Statement, Value, lists, pieces},
             tasks::{
-                belongs::InTree,
                 insert::{self, OldKeys},
                 letters::{self, NewLetter},
                 progress::{self, Progress},
                 sequences::Released,
+                step::InTree,
                 steps::Steps,
                 subtrees::{self, NewSubtree},
                 trees::{self, Ends, TreeFacts},

@@ -2,7 +2,6 @@
 
 use std::future::Future;
 
-use super::belongs::InTree;
 use crate::{
     model::{QueueName, StoredStatus, TaskId, TaskRow},
     store::{Result, sql::session::Session},
@@ -29,6 +28,14 @@ pub(crate) enum StatusChange<'a> {
         status: StoredStatus,
         tree: Option<InTree>,
     },
+}
+
+/// Where a task is in a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct InTree {
+    pub(crate) tree: TaskId,
+    /// The innermost subtree that it is in.
+    pub(crate) subtree: Option<TaskId>,
 }
 
 /// A step: collects what it needs during the transaction, and stores it at the end.

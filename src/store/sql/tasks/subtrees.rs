@@ -10,7 +10,7 @@ use super::letters::NewLetter;
 use crate::{
     model::{
         DeadLetter, Encoding, Forked, Join, NewTask, Part, RowTree, StoredStatus, TaskId, TaskRow,
-        TreeOnDead,
+        TreeOnDead, TreeView,
     },
     store::{
         Error, Result,
@@ -19,7 +19,6 @@ use crate::{
             rows::{columns, corrupt, number, task_id},
             session::Session,
             statement::{Statement, Value, lists, pieces},
-            tasks::trees::TreeRow,
         },
     },
 };
@@ -131,7 +130,7 @@ impl Subtrees {
     pub(crate) async fn store<S: Session>(
         self,
         session: &mut S,
-        trees: &BTreeMap<TaskId, TreeRow>,
+        trees: &BTreeMap<TaskId, &TreeView>,
         at_ms: i64,
     ) -> Result<BTreeMap<TaskId, OfTree>> {
         let Self {
@@ -169,7 +168,7 @@ impl Subtrees {
 /// The subtrees of a transaction while those that are over end.
 struct Ending<'t> {
     rows: BTreeMap<TaskId, SubtreeRow>,
-    trees: &'t BTreeMap<TaskId, TreeRow>,
+    trees: &'t BTreeMap<TaskId, &'t TreeView>,
     at_ms: i64,
     /// By depth, the innermost last.
     touched: BTreeSet<(usize, TaskId)>,
@@ -207,7 +206,7 @@ impl Ending<'_> {
             return;
         };
         row.open += change.open;
-        let on_dead = self.trees.get(&row.tree).map(|tree| tree.view.on_dead);
+        let on_dead = self.trees.get(&row.tree).map(|tree| tree.on_dead);
         if on_dead == Some(TreeOnDead::Hold) {
             row.held += change.dead - change.removed_dead;
         }
@@ -237,10 +236,7 @@ impl Ending<'_> {
             let Some(row) = self.rows.get(&id) else {
                 continue;
             };
-            let is_cancelling = self
-                .trees
-                .get(&row.tree)
-                .is_none_or(|tree| tree.view.cancelling);
+            let is_cancelling = self.trees.get(&row.tree).is_none_or(|tree| tree.cancelling);
             if !row.is_over(is_cancelling) {
                 continue;
             }
@@ -280,7 +276,7 @@ impl Ending<'_> {
         match made {
             Ok(Some(mut task)) => {
                 if let Some(tree) = self.trees.get(&row.tree) {
-                    task.deadline_unix_ms = tree.view.deadline_unix_ms.unwrap_or(0);
+                    task.deadline_unix_ms = tree.deadline_unix_ms.unwrap_or(0);
                 }
                 task.tree = Some(Box::new(RowTree::Discovered {
                     tree: row.tree,

@@ -10,10 +10,9 @@
 use std::collections::BTreeMap;
 
 use super::{
-    belongs::InTree,
     letters,
     new_rows::insert_rows,
-    step::StatusChange,
+    step::{InTree, StatusChange},
     subtrees::{self, NewSubtree, Subtrees, WrongSubtree},
 };
 use crate::{
@@ -309,7 +308,8 @@ impl Trees {
                 0 => now_ms(session).await?,
                 at_ms => at_ms,
             };
-            for (tree, of_tree) in subtrees.store(session, &rows, at_ms).await? {
+            let trees = rows.iter().map(|(id, row)| (*id, &row.view)).collect();
+            for (tree, of_tree) in subtrees.store(session, &trees, at_ms).await? {
                 let change = changes.entry(tree).or_default();
                 let made = i64::try_from(of_tree.made.len()).unwrap_or(i64::MAX);
                 change.tasks += made;
