@@ -435,3 +435,21 @@ pub(crate) async fn a_wrong_subtree_is_found_and_corrected<D: Database>(db: &D) 
     assert_eq!(counts(&*store, &first).await, (OPEN, [5, 2, 0, 0, 0, 0]));
     assert_eq!(store.wrong_trees(None, 10).await.unwrap().wrong, []);
 }
+
+pub(crate) async fn the_task_of_a_join_ends_at_the_deadline_of_its_tree<D: Database>(db: &D) {
+    let store = db.open().await;
+    let settings = TreeSettings {
+        deadline_unix_ms: NOW + 1_000,
+        ..TreeSettings::default()
+    };
+    let [_, a, b] = forked(&*store, settings, join("joined", &["left"])).await;
+    let reports = [sends(&a, vec![own("left", "1")]), completed(&b, "w")];
+    let of_join = made(&settle(&*store, &reports).await);
+    let [(joined, _)] = &of_join[..] else {
+        panic!("{of_join:?}");
+    };
+    assert_eq!(joined.task.deadline_unix_ms, NOW + 1_000);
+    // All others are over, so it is the one that the watchdog hears of.
+    let due = store.due_deadlines(NOW + 1_000, NOW + 2_000, 10).await;
+    assert_eq!(due.unwrap().overdue.len(), 1);
+}

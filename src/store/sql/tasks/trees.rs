@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use super::{
     letters,
     new_rows::insert_rows,
+    pending,
     step::{InTree, StatusChange},
     subtrees::{self, NewSubtree, Subtrees, WrongSubtree},
 };
@@ -535,6 +536,7 @@ impl Making {
         }
         let new: Vec<&NewRow> = rows.iter().collect();
         insert_rows(session, &new, batches::new_batch()).await?;
+        pending::keep_deadlines(session, &new).await?;
         entries::put(session, &entries).await?;
         for (row, entry) in rows.into_iter().zip(&entries) {
             let mut task = row.task;
