@@ -1279,10 +1279,10 @@ async fn insert_gives_up_with_the_summary_of_what_was_stored() {
         _ => Err(Status::unavailable("gone")),
     };
     let (url, (code, stdout, stderr), _) =
-        insert_into(gone_after_one, &["--give-up-after", "300ms"]).await;
+        insert_into(gone_after_one, &["--give-up-after", "2s"]).await;
     assert_eq!(code, 2, "{stderr}");
     assert!(stdout.contains(r#""lines":1,"created":1"#), "{stdout}");
-    let gave_up = format!("taskd: gave up: taskd at {url} took no line for 300ms: gone; ");
+    let gave_up = format!("taskd: gave up: taskd at {url} took no line for 2s: gone; ");
     let lines: Vec<&str> = stderr.lines().collect();
     assert_eq!(lines[0], format!("waiting for taskd at {url}: gone"));
     assert!(
