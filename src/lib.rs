@@ -22,6 +22,7 @@ pub mod coordination;
 pub mod dedup;
 pub mod embedded;
 pub mod enrichment;
+pub mod feeds;
 pub mod queue;
 pub mod redis_pool;
 pub mod store;

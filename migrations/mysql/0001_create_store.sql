@@ -208,6 +208,8 @@ CREATE TABLE trees (
     then_task   TEXT        NOT NULL, -- JSON: the task of its end; '': none
     opened_ms   BIGINT      NOT NULL,
     ended_ms    BIGINT      NOT NULL, -- 0: it is open
+    feed        VARCHAR(64) NOT NULL, -- the feed that is told of its end; '': none
+    reference   VARCHAR(64) NOT NULL, -- of the feed's record
     KEY trees_state (state, id),
     KEY trees_queue (queue, id),
     KEY trees_queue_state (queue, state, id),
@@ -391,6 +393,27 @@ CREATE TABLE topologies (
     content    MEDIUMTEXT   NOT NULL, -- the file
     applied_by VARCHAR(255) NOT NULL,
     applied_ms BIGINT       NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What became of the records of feeds outside of taskd, as their reader wrote it a moment ago.
+CREATE TABLE feeds (
+    name         VARCHAR(64) NOT NULL PRIMARY KEY, -- TOPOLOGY.FEED
+    run          BIGINT NOT NULL, -- when its source was first read, or read again after it lost its data
+    trees        BIGINT NOT NULL,
+    duplicates   BIGINT NOT NULL,
+    refused      BIGINT NOT NULL,
+    acknowledged BIGINT NOT NULL,
+    acks_pending BIGINT NOT NULL,
+    held         TEXT   NOT NULL, -- why it reads nothing
+    at_ms        BIGINT NOT NULL
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Records whose trees have ended, until their source has forgotten them.
+CREATE TABLE feed_acks (
+    feed      VARCHAR(64) NOT NULL,
+    reference VARCHAR(64) NOT NULL,
+    at_ms     BIGINT NOT NULL,
+    PRIMARY KEY (feed, reference)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes by operators --------------------------------------------------------------------------

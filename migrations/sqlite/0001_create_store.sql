@@ -227,7 +227,9 @@ CREATE TABLE trees (
     deadline_ms INTEGER NOT NULL, -- 0: none
     then_task   TEXT    NOT NULL, -- JSON: the task of its end; '': none
     opened_ms   INTEGER NOT NULL,
-    ended_ms    INTEGER NOT NULL -- 0: it is open
+    ended_ms    INTEGER NOT NULL, -- 0: it is open
+    feed        TEXT    NOT NULL, -- the feed that is told of its end; '': none
+    reference   TEXT    NOT NULL -- of the feed's record
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX trees_state ON trees (state, id);
@@ -415,6 +417,27 @@ CREATE TABLE topologies (
     content    TEXT    NOT NULL, -- the file
     applied_by TEXT    NOT NULL,
     applied_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- What became of the records of feeds outside of taskd, as their reader wrote it a moment ago.
+CREATE TABLE feeds (
+    name         TEXT    NOT NULL PRIMARY KEY, -- TOPOLOGY.FEED
+    run          INTEGER NOT NULL, -- when its source was first read, or read again after it lost its data
+    trees        INTEGER NOT NULL,
+    duplicates   INTEGER NOT NULL,
+    refused      INTEGER NOT NULL,
+    acknowledged INTEGER NOT NULL,
+    acks_pending INTEGER NOT NULL,
+    held         TEXT    NOT NULL, -- why it reads nothing
+    at_ms        INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Records whose trees have ended, until their source has forgotten them.
+CREATE TABLE feed_acks (
+    feed      TEXT    NOT NULL,
+    reference TEXT    NOT NULL,
+    at_ms     INTEGER NOT NULL,
+    PRIMARY KEY (feed, reference)
 ) STRICT, WITHOUT ROWID;
 
 -- Changes by operators --------------------------------------------------------------------------

@@ -36,6 +36,7 @@ mod subscriptions;
 mod tasks;
 mod topics;
 mod topologies;
+mod topology_feeds;
 mod tree_watches;
 mod trees;
 mod waiting;

@@ -66,7 +66,7 @@ pub async fn declare_subscription(
 }
 
 /// The subscription that a request asks for. What it leaves out stays, or is the default.
-fn wanted(
+pub(super) fn wanted(
     name: &SubscriptionName,
     request: &PutSubscription,
     known: Option<&Subscription>,
@@ -513,7 +513,7 @@ pub(super) fn may_see(caller: &Caller, subscription: &Subscription) -> bool {
 }
 
 /// Refuses a caller that does not reach the queue and all topics of a subscription.
-fn may_change(caller: &Caller, subscription: &Subscription) -> Result<(), Error> {
+pub(super) fn may_change(caller: &Caller, subscription: &Subscription) -> Result<(), Error> {
     reaches(caller, subscription.queue.as_str())?;
     let topics = subscription.topics.as_str();
     if OwnTopic::of(topics).is_some() {

@@ -1,5 +1,7 @@
 //! Topologies: applying, showing and deleting them.
 
+use std::collections::HashMap;
+
 use tracing::Instrument as _;
 
 use super::{
@@ -10,9 +12,10 @@ use super::{
 };
 use crate::{
     config::Settings,
+    feeds,
     model::{
-        Act, Caller, ECHO, MOST_TOPOLOGIES, QueueName, StageView, Topology, TopologyView, shorten,
-        validate::lease_duration,
+        Act, Caller, ECHO, FeedView, MOST_TOPOLOGIES, QueueName, StageView, Topology, TopologyView,
+        in_short, shorten, validate::lease_duration,
     },
     store::{KeptTopology, StoredTopology},
 };
@@ -33,6 +36,7 @@ impl Api {
                     views.push(TopologyView { text, ..view });
                 }
             }
+            query.fill_in(&mut views).await?;
             Ok(views)
         };
         list.instrument(span("topologies", caller)).await
@@ -43,8 +47,9 @@ impl Api {
         let query = self.query()?;
         let get = async {
             let stored = query.stored_topology(name).await?;
-            let view = view(&query.settings, stored.ok_or_else(|| unknown(name))?);
+            let mut view = view(&query.settings, stored.ok_or_else(|| unknown(name))?);
             may_see(caller, &view)?;
+            query.fill_in(std::slice::from_mut(&mut view)).await?;
             Ok(view)
         };
         get.instrument(span("topology", caller)).await
@@ -74,6 +79,7 @@ impl Api {
             if !topology.then.is_empty() {
                 reaches(caller, &topology.then)?;
             }
+            self.check_topic_feeds(caller, &topology).await?;
             let now = query.now_unix_ms();
             let act = Act::at_time(now, who(caller), "apply topology", name);
             for _ in 0..TRIES {
@@ -97,8 +103,13 @@ impl Api {
                 let kept = query.store().keep_topology(&wanted, &removed, &act).await?;
                 if is_kept(kept, "leave")? {
                     query.follow_topologies().await;
+                    let before = known.and_then(|known| Topology::read(&known.text).ok());
+                    self.put_topic_feeds(caller, before.as_ref(), Some(&topology))
+                        .await?;
                     wanted.version += 1;
-                    return Ok(view(&query.settings, wanted));
+                    let mut view = view(&query.settings, wanted);
+                    query.fill_in(std::slice::from_mut(&mut view)).await?;
+                    return Ok(view);
                 }
             }
             Err(changed(name))
@@ -126,6 +137,8 @@ impl Api {
                     .await?;
                 if is_kept(kept, "would leave")? {
                     query.follow_topologies().await;
+                    let before = Topology::read(&known.text).ok();
+                    self.put_topic_feeds(caller, before.as_ref(), None).await?;
                     return Ok(());
                 }
             }
@@ -136,6 +149,40 @@ impl Api {
 }
 
 impl Reader {
+    /// Fills in what changes all the time.
+    async fn fill_in(&self, views: &mut [TopologyView]) -> Result<(), Error> {
+        self.count_open(views).await?;
+        self.fill_in_feeds(views).await
+    }
+
+    /// Counts the open trees of topologies with a bound.
+    async fn count_open(&self, views: &mut [TopologyView]) -> Result<(), Error> {
+        let mut queues = Vec::new();
+        for view in views.iter().filter(|view| view.max_open > 0) {
+            let starts = view.stages.iter().filter(|stage| stage.start);
+            for stage in starts {
+                queues.extend(QueueName::new(&stage.queue));
+            }
+        }
+        if queues.is_empty() {
+            return Ok(());
+        }
+        let open: HashMap<QueueName, u64> = self
+            .store()
+            .open_trees_of(&queues)
+            .await?
+            .into_iter()
+            .collect();
+        for view in views.iter_mut().filter(|view| view.max_open > 0) {
+            let of_stages = view
+                .stages
+                .iter()
+                .filter_map(|stage| open.get(&*stage.queue));
+            view.open = of_stages.sum();
+        }
+        Ok(())
+    }
+
     async fn stored_topology(&self, name: &str) -> Result<Option<StoredTopology>, Error> {
         let all = self.store().topologies().await?;
         Ok(all.into_iter().find(|known| known.name.as_str() == name))
@@ -170,6 +217,11 @@ fn checked(settings: &Settings, text: &str) -> Result<Topology, Error> {
                 "stage {}: its queue has replicas = {}, and only the outputs of the first worker would count",
                 stage.name, rules.replicas
             ));
+        }
+    }
+    for feed in &topology.feeds {
+        if let Err(error) = feeds::check(feed) {
+            mistakes.push(format!("feed {}: {}", feed.name, in_short(&error)));
         }
     }
     match mistakes.is_empty() {
@@ -250,7 +302,13 @@ fn view(settings: &Settings, stored: StoredTopology) -> TopologyView {
                 let rules = settings.task_rules(stage.queue.as_str());
                 view.stages.push(StageView::new(&topology, stage, &rules));
             }
+            view.feeds = topology
+                .feeds
+                .iter()
+                .map(|feed| FeedView::new(&topology, feed))
+                .collect();
             view.then = topology.then;
+            view.max_open = topology.max_open;
         }
         Err(mistakes) => {
             view.error = mistakes

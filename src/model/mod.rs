@@ -110,7 +110,7 @@ pub use status::StoredStatus;
 pub use subscriptions::{
     MOST_SUBSCRIPTIONS, Position, PositionKey, PositionMove, PositionView, PutSubscription,
     ReadCounts, ReadUpTo, SUBSCRIPTION_HEADERS, SeekTo, SequenceBy, Subscription, SubscriptionView,
-    TopicPattern, record_task_id,
+    TopicPattern, derived_task_id, record_task_id,
 };
 pub use task_tree::TaskTree;
 pub use text::{ECHO, escape_hidden, is_hidden, nearest, printable, shorten};
@@ -122,11 +122,13 @@ pub use topics::{
     ReadTopic, TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
 };
 pub use topology::{
-    Counted, EdgeView, Expected, MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, Scripted,
-    ScriptedAnswer, Stage, StageView, Topology, TopologyTest, TopologyView,
+    Counted, EdgeView, Expected, FeedAck, FeedCounts, FeedSettings, FeedSource, FeedView,
+    MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, MoveTo, PendingAct, PendingRule, RedisList,
+    RedisStream, Scripted, ScriptedAnswer, Stage, StageView, Topology, TopologyTest, TopologyView,
+    feed_held, feed_task_id,
 };
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
-pub use tree_settings::{NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};
+pub use tree_settings::{FeedRef, NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};
 pub use trees::{TreeEnd, TreeFile, TreeList, TreePages, TreeQueue, TreeView, TreeWait};
 pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};

@@ -207,16 +207,22 @@ pub fn record_task_id(
     hash.update(partition.to_be_bytes());
     hash.update(offset.major.to_be_bytes());
     hash.update(offset.minor.to_be_bytes());
-    let mut after_time = [0; 10];
-    after_time.copy_from_slice(&hash.finalize()[..10]);
     // On Redis Streams the time is the major part, and the minor part counts the records of a
     // millisecond. On Kafka the major part counts all records.
     let is_time = offset.major == published_unix_ms.unsigned_abs();
     let place = if is_time { offset.minor } else { offset.major };
+    derived_task_id(hash, place, published_unix_ms.max(0).unsigned_abs())
+}
+
+/// The id of a task with this hash and time. Those of one time sort by their places.
+pub fn derived_task_id(hash: Sha256, place: u64, unix_ms: u64) -> TaskId {
+    let mut after_time = [0; 10];
+    after_time.copy_from_slice(&hash.finalize()[..10]);
     let [high, low] = ((place & PLACE_MASK) as u16).to_be_bytes();
     after_time[0] = high;
     after_time[1] = low;
-    let unix_ms = published_unix_ms.max(0).unsigned_abs();
+    // An id has 48 bits for it.
+    let unix_ms = unix_ms.min((1 << 48) - 1);
     TaskId(uuid::Builder::from_unix_timestamp_millis(unix_ms, &after_time).into_uuid())
 }
 

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::millis;
+use super::{SubscriptionName, millis};
 
 /// The maximum time-out of a tree.
 const LONGEST: Duration = Duration::from_secs(3650 * 24 * 3600);
@@ -83,6 +83,14 @@ impl fmt::Display for TreeState {
     }
 }
 
+/// The record of a feed that a tree came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeedRef {
+    pub feed: SubscriptionName,
+    /// Which record it is, for the source.
+    pub reference: String,
+}
+
 /// A tree to begin.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewTree {
@@ -92,6 +100,8 @@ pub struct NewTree {
     pub timeout: Option<Duration>,
     /// `None`: as its topology says, or `count`.
     pub on_dead: Option<TreeOnDead>,
+    /// The record of a feed that hears of the end. Set inside of the process only.
+    pub feed: Option<FeedRef>,
 }
 
 impl NewTree {
@@ -118,6 +128,8 @@ pub struct TreeSettings {
     pub deadline_unix_ms: i64,
     /// The task of its end.
     pub then: Option<ThenTask>,
+    /// The record of a feed that hears of the end.
+    pub feed: Option<FeedRef>,
 }
 
 /// The task that is stored when a tree or a subtree ends, as far as it is known at its beginning:

@@ -187,6 +187,7 @@ table! {
     others {
         LEASE = "lease" [clock] at_full_memory;
         EPOCH = "epoch" [] at_full_memory;
+        FEED_TAKE = "feed_take" [] with_room;
         NAME = "name" [] at_full_memory;
         TIME = "time" [clock] with_room;
         SHARED_OPEN = "shared_open" [clock shared] at_full_memory;

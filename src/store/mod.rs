@@ -7,6 +7,7 @@
 
 mod access;
 mod error;
+mod feeds;
 pub mod mysql;
 mod operators;
 mod outbox;
@@ -25,6 +26,7 @@ use async_trait::async_trait;
 pub use self::{
     access::{ACTS_STAY, Access, AddedToken, MOST_TOKENS},
     error::{Cause, Error, Result},
+    feeds::{Feeds, StoredFeed},
     operators::{
         AddedBulk, Attempts, BULK_CHANGES_STAY, CLEARED_LIMITS_STAY, ChangeEnd, Decided,
         EndedChange, FAILURES_STAY, KeptChange, KeptChanges, KeptEvents, KeptPages, LimitSetting,
@@ -55,7 +57,16 @@ pub use self::{
 /// both.
 #[async_trait]
 pub trait Store:
-    Tasks + Outbox + Operators + Access + Topics + Subscriptions + Sequences + Trees + Topologies
+    Tasks
+    + Outbox
+    + Operators
+    + Access
+    + Topics
+    + Subscriptions
+    + Sequences
+    + Trees
+    + Topologies
+    + Feeds
 {
     /// The random name that the database got when it was created. Redis stores it to remember whose
     /// tasks it holds.

@@ -85,6 +85,10 @@ pub trait Trees: Send + Sync {
     /// The number of open trees.
     async fn open_trees(&self) -> Result<u64>;
 
+    /// The numbers of open trees whose roots are in these queues, in any order. Those without any
+    /// are left out.
+    async fn open_trees_of(&self, queues: &[QueueName]) -> Result<Vec<(QueueName, u64)>>;
+
     /// Removes at most `limit` trees that ended at least `age` ago by the database's clock and have no
     /// tasks any more, earliest first. Returns how many.
     async fn remove_ended_trees(&self, age: Duration, limit: u32) -> Result<u64>;

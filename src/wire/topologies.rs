@@ -4,7 +4,7 @@ use super::{
     pb,
     time::{duration, timestamp},
 };
-use crate::model::{EdgeView, StageView, TopologyView};
+use crate::model::{EdgeView, FeedCounts, FeedView, StageView, TopologyView};
 
 impl From<TopologyView> for pb::Topology {
     fn from(view: TopologyView) -> Self {
@@ -19,6 +19,9 @@ impl From<TopologyView> for pb::Topology {
             then: view.then,
             stages: view.stages.into_iter().map(Into::into).collect(),
             error: view.error,
+            max_open: view.max_open,
+            open: view.open,
+            feeds: view.feeds.into_iter().map(Into::into).collect(),
         }
     }
 }
@@ -34,6 +37,30 @@ impl From<StageView> for pb::TopologyStage {
             priority: pb::Priority::from(stage.priority).into(),
             edges: stage.edges.into_iter().map(Into::into).collect(),
             join: stage.join,
+        }
+    }
+}
+
+impl From<FeedView> for pb::TopologyFeed {
+    fn from(feed: FeedView) -> Self {
+        let FeedCounts {
+            trees,
+            duplicates,
+            refused,
+            acknowledged,
+        } = feed.counts;
+        Self {
+            name: feed.name,
+            r#type: feed.kind,
+            reads: feed.reads,
+            into: feed.into,
+            ack: feed.ack.as_str().to_owned(),
+            trees,
+            duplicates,
+            refused,
+            acknowledged,
+            acks_pending: feed.acks_pending,
+            held: feed.held,
         }
     }
 }

@@ -68,6 +68,7 @@ pub(super) fn read_tree(tree: pb::TaskTree) -> Result<Box<TaskTree>, String> {
             .map(|timeout| read_duration("tree.timeout", timeout))
             .transpose()?,
         on_dead: read_on_dead(on_dead)?,
+        feed: None,
     };
     if id.is_empty() {
         return Ok(Box::new(TaskTree::Root(new)));
@@ -95,6 +96,7 @@ impl From<TaskTree> for pb::TaskTree {
                 then,
                 timeout,
                 on_dead,
+                feed: _,
             }) => Self {
                 id: String::new(),
                 then,
@@ -231,6 +233,7 @@ mod tests {
                 then: "reports".into(),
                 timeout: Some(Duration::from_secs(60)),
                 on_dead: Some(TreeOnDead::Hold),
+                feed: None,
             }),
             TaskTree::Joins {
                 tree: TaskId::new(),

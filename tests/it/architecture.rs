@@ -31,6 +31,7 @@ const LAYERS: &[&[&str]] = &[
         "dedup",
         "embedded",
         "enrichment",
+        "feeds",
         "queue",
         "redis_pool",
         "store",
@@ -57,6 +58,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("bus", "redis_pool"),
     ("coordination", "redis_pool"),
     ("dedup", "redis_pool"),
+    ("feeds", "redis_pool"),
     ("queue", "redis_pool"),
 ];
 

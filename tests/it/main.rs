@@ -33,6 +33,7 @@ mod events;
 mod explain;
 mod failing_shards;
 mod fanout;
+mod feeds;
 mod filter;
 mod filter_bits;
 mod final_statuses;

@@ -7,7 +7,9 @@ use taskd::{
     model::{Act, TopologyName},
     pipelines::admission::KnownTopologies,
     store::StoredTopology,
+    wire::pb::{self, discovery_client::DiscoveryClient},
 };
+use tonic::Code;
 
 use crate::support::{daemon::Daemon, sqlite::SqliteFile, store_contract::Database as _, until};
 
@@ -360,6 +362,86 @@ async fn a_file_is_applied_shown_changed_and_deleted() {
     let (_, acts) = daemon.get("/v1/acts").await;
     assert_eq!(acts["acts"][0]["what"], "delete topology", "{acts}");
     assert_eq!(acts["acts"][1]["what"], "apply topology", "{acts}");
+}
+
+/// T7: a slow stage loses nothing, because inserts are refused beyond the bound.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn inserts_beyond_max_open_are_refused_until_trees_end() {
+    const TREES: usize = 40;
+    let daemon = Daemon::start("", &[]).await;
+    let file = "name = \"slow\"\nmax_open = 10\n[stage.a]\n[stage.b]\nfrom = \"a\"\n";
+    assert_eq!(apply(&daemon, file), (0, String::new()));
+    let root = |n: usize| json!({"queue": "slow.a", "key": format!("k{n}")});
+
+    // Of a batch, as many as there is room for.
+    let batch: Value = (0..15).map(root).collect();
+    let (_, answer) = daemon.post("/v1/tasks", &batch).await;
+    let statuses: Vec<&str> = answer["results"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{answer}"))
+        .iter()
+        .map(|result| result["status"].as_str().unwrap())
+        .collect();
+    let (stored, refused) = statuses.split_at(10);
+    assert!(stored.iter().all(|status| *status == "CREATED"), "{answer}");
+    assert!(
+        refused.iter().all(|status| *status == "TRY_LATER"),
+        "{answer}"
+    );
+    let said = answer["results"][10]["error"].as_str().unwrap();
+    assert_eq!(said, "topology slow has 10 open trees, its max_open");
+    // As a full queue answers.
+    let (status, answer) = daemon.post("/v1/tasks", &root(10)).await;
+    assert_eq!(status, 429, "{answer}");
+    let mut client = DiscoveryClient::connect(daemon.grpc()).await.unwrap();
+    let task = pb::NewTask {
+        queue: "slow.a".into(),
+        key: "k10".into(),
+        ..Default::default()
+    };
+    let request = pb::InsertTasksRequest {
+        tasks: vec![task],
+        ..Default::default()
+    };
+    let error = client.insert_tasks(request).await.unwrap_err();
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
+    // What opens no tree is not refused.
+    let (status, answer) = daemon
+        .post("/v1/tasks", &json!({"queue": "slow.b", "key": "b"}))
+        .await;
+    assert_eq!(status, 200, "{answer}");
+    let (_, shown) = daemon.get("/v1/topologies/slow").await;
+    assert_eq!(
+        (&shown["max_open"], &shown["open"]),
+        (&json!(10), &json!(10))
+    );
+
+    let mut next = 10;
+    let mut most = 0;
+    let mut done = 0;
+    until("all trees have ended", async || {
+        while next < TREES && daemon.post("/v1/tasks", &root(next)).await.0 == 200 {
+            next += 1;
+        }
+        let (_, shown) = daemon.get("/v1/topologies/slow").await;
+        most = most.max(shown["open"].as_u64().unwrap());
+        for task in leased(&daemon, "slow.a").await {
+            report(&daemon, &task, json!({"result": "once"})).await;
+        }
+        for task in daemon.lease("w", "slow.b", 3, "50ms").await {
+            report(&daemon, &task, json!({"result": "done"})).await;
+            done += usize::from(task["key"] != "b");
+        }
+        done == TREES
+    })
+    .await;
+    assert_eq!(most, 10);
+    until("all trees are settled", async || {
+        let path = "/v1/trees?state=DONE&queue=slow.a&limit=100";
+        let (_, ended) = daemon.get(path).await;
+        ended["trees"].as_array().unwrap().len() == TREES
+    })
+    .await;
 }
 
 async fn put(daemon: &Daemon, name: &str, text: &str) -> (u16, Value) {

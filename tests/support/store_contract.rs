@@ -225,6 +225,7 @@ macro_rules! store_contract {
             a_root_without_a_key_comes_again_after_its_removal,
             a_wrong_tree_is_found_and_corrected,
             the_end_of_a_tree_is_an_event_of_its_root,
+            the_end_of_a_tree_is_an_ack_for_its_feed,
             two_settlers_end_a_tree_once,
             a_join_gets_one_task_when_its_subtree_is_over,
             a_subtree_without_parts_makes_no_task,

@@ -12444,7 +12444,12 @@ type Topology struct {
 	Then   string           `protobuf:"bytes,8,opt,name=then,proto3" json:"then,omitempty"`
 	Stages []*TopologyStage `protobuf:"bytes,9,rep,name=stages,proto3" json:"stages,omitempty"`
 	// Why this process does not follow it: its file is of another version of taskd.
-	Error         string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	Error string `protobuf:"bytes,10,opt,name=error,proto3" json:"error,omitempty"`
+	// The most open trees whose roots are in start stages; 0: no bound.
+	MaxOpen uint32 `protobuf:"varint,11,opt,name=max_open,json=maxOpen,proto3" json:"max_open,omitempty"`
+	// How many are open. 0 without a bound.
+	Open          uint64          `protobuf:"varint,12,opt,name=open,proto3" json:"open,omitempty"`
+	Feeds         []*TopologyFeed `protobuf:"bytes,13,rep,name=feeds,proto3" json:"feeds,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12549,6 +12554,162 @@ func (x *Topology) GetError() string {
 	return ""
 }
 
+func (x *Topology) GetMaxOpen() uint32 {
+	if x != nil {
+		return x.MaxOpen
+	}
+	return 0
+}
+
+func (x *Topology) GetOpen() uint64 {
+	if x != nil {
+		return x.Open
+	}
+	return 0
+}
+
+func (x *Topology) GetFeeds() []*TopologyFeed {
+	if x != nil {
+		return x.Feeds
+	}
+	return nil
+}
+
+// A feed, and what became of its records.
+type TopologyFeed struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// topic, redis_stream or redis_list.
+	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
+	// The topic, or the key in Redis.
+	Reads string `protobuf:"bytes,3,opt,name=reads,proto3" json:"reads,omitempty"`
+	// The stage that gets its records.
+	Into string `protobuf:"bytes,4,opt,name=into,proto3" json:"into,omitempty"`
+	// When a record is acknowledged: stored, done or none.
+	Ack string `protobuf:"bytes,5,opt,name=ack,proto3" json:"ack,omitempty"`
+	// Records that opened a tree.
+	Trees uint64 `protobuf:"varint,6,opt,name=trees,proto3" json:"trees,omitempty"`
+	// Records that were stored before.
+	Duplicates uint64 `protobuf:"varint,7,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
+	// Records that the queue refused. Each has a dead letter.
+	Refused uint64 `protobuf:"varint,8,opt,name=refused,proto3" json:"refused,omitempty"`
+	// Records that the source has forgotten because they were acknowledged.
+	Acknowledged uint64 `protobuf:"varint,9,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	// Records that the source may forget, and has not yet.
+	AcksPending uint64 `protobuf:"varint,10,opt,name=acks_pending,json=acksPending,proto3" json:"acks_pending,omitempty"`
+	// Why it reads nothing now. Empty: it reads.
+	Held          string `protobuf:"bytes,11,opt,name=held,proto3" json:"held,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopologyFeed) Reset() {
+	*x = TopologyFeed{}
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopologyFeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopologyFeed) ProtoMessage() {}
+
+func (x *TopologyFeed) ProtoReflect() protoreflect.Message {
+	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopologyFeed.ProtoReflect.Descriptor instead.
+func (*TopologyFeed) Descriptor() ([]byte, []int) {
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{151}
+}
+
+func (x *TopologyFeed) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TopologyFeed) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *TopologyFeed) GetReads() string {
+	if x != nil {
+		return x.Reads
+	}
+	return ""
+}
+
+func (x *TopologyFeed) GetInto() string {
+	if x != nil {
+		return x.Into
+	}
+	return ""
+}
+
+func (x *TopologyFeed) GetAck() string {
+	if x != nil {
+		return x.Ack
+	}
+	return ""
+}
+
+func (x *TopologyFeed) GetTrees() uint64 {
+	if x != nil {
+		return x.Trees
+	}
+	return 0
+}
+
+func (x *TopologyFeed) GetDuplicates() uint64 {
+	if x != nil {
+		return x.Duplicates
+	}
+	return 0
+}
+
+func (x *TopologyFeed) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *TopologyFeed) GetAcknowledged() uint64 {
+	if x != nil {
+		return x.Acknowledged
+	}
+	return 0
+}
+
+func (x *TopologyFeed) GetAcksPending() uint64 {
+	if x != nil {
+		return x.AcksPending
+	}
+	return 0
+}
+
+func (x *TopologyFeed) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
+}
+
 // A stage with the settings in force: its own, or those of its queue.
 type TopologyStage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -12568,7 +12729,7 @@ type TopologyStage struct {
 
 func (x *TopologyStage) Reset() {
 	*x = TopologyStage{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12580,7 +12741,7 @@ func (x *TopologyStage) String() string {
 func (*TopologyStage) ProtoMessage() {}
 
 func (x *TopologyStage) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[151]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12593,7 +12754,7 @@ func (x *TopologyStage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyStage.ProtoReflect.Descriptor instead.
 func (*TopologyStage) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{151}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *TopologyStage) GetName() string {
@@ -12665,7 +12826,7 @@ type TopologyEdge struct {
 
 func (x *TopologyEdge) Reset() {
 	*x = TopologyEdge{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12677,7 +12838,7 @@ func (x *TopologyEdge) String() string {
 func (*TopologyEdge) ProtoMessage() {}
 
 func (x *TopologyEdge) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[152]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12690,7 +12851,7 @@ func (x *TopologyEdge) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopologyEdge.ProtoReflect.Descriptor instead.
 func (*TopologyEdge) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{152}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *TopologyEdge) GetPort() string {
@@ -12722,7 +12883,7 @@ type ListTopologiesRequest struct {
 
 func (x *ListTopologiesRequest) Reset() {
 	*x = ListTopologiesRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12734,7 +12895,7 @@ func (x *ListTopologiesRequest) String() string {
 func (*ListTopologiesRequest) ProtoMessage() {}
 
 func (x *ListTopologiesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[153]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12747,7 +12908,7 @@ func (x *ListTopologiesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopologiesRequest.ProtoReflect.Descriptor instead.
 func (*ListTopologiesRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{153}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{154}
 }
 
 type ListTopologiesResponse struct {
@@ -12759,7 +12920,7 @@ type ListTopologiesResponse struct {
 
 func (x *ListTopologiesResponse) Reset() {
 	*x = ListTopologiesResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12771,7 +12932,7 @@ func (x *ListTopologiesResponse) String() string {
 func (*ListTopologiesResponse) ProtoMessage() {}
 
 func (x *ListTopologiesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[154]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12784,7 +12945,7 @@ func (x *ListTopologiesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTopologiesResponse.ProtoReflect.Descriptor instead.
 func (*ListTopologiesResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{154}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListTopologiesResponse) GetTopologies() []*Topology {
@@ -12803,7 +12964,7 @@ type GetTopologyRequest struct {
 
 func (x *GetTopologyRequest) Reset() {
 	*x = GetTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12815,7 +12976,7 @@ func (x *GetTopologyRequest) String() string {
 func (*GetTopologyRequest) ProtoMessage() {}
 
 func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[155]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12828,7 +12989,7 @@ func (x *GetTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTopologyRequest.ProtoReflect.Descriptor instead.
 func (*GetTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{155}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *GetTopologyRequest) GetName() string {
@@ -12850,7 +13011,7 @@ type ApplyTopologyRequest struct {
 
 func (x *ApplyTopologyRequest) Reset() {
 	*x = ApplyTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12862,7 +13023,7 @@ func (x *ApplyTopologyRequest) String() string {
 func (*ApplyTopologyRequest) ProtoMessage() {}
 
 func (x *ApplyTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[156]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12875,7 +13036,7 @@ func (x *ApplyTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyTopologyRequest.ProtoReflect.Descriptor instead.
 func (*ApplyTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{156}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ApplyTopologyRequest) GetName() string {
@@ -12901,7 +13062,7 @@ type DeleteTopologyRequest struct {
 
 func (x *DeleteTopologyRequest) Reset() {
 	*x = DeleteTopologyRequest{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12913,7 +13074,7 @@ func (x *DeleteTopologyRequest) String() string {
 func (*DeleteTopologyRequest) ProtoMessage() {}
 
 func (x *DeleteTopologyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[157]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12926,7 +13087,7 @@ func (x *DeleteTopologyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopologyRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopologyRequest) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{157}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *DeleteTopologyRequest) GetName() string {
@@ -12944,7 +13105,7 @@ type DeleteTopologyResponse struct {
 
 func (x *DeleteTopologyResponse) Reset() {
 	*x = DeleteTopologyResponse{}
-	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12956,7 +13117,7 @@ func (x *DeleteTopologyResponse) String() string {
 func (*DeleteTopologyResponse) ProtoMessage() {}
 
 func (x *DeleteTopologyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_taskd_v1_taskd_proto_msgTypes[158]
+	mi := &file_taskd_v1_taskd_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12969,7 +13130,7 @@ func (x *DeleteTopologyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopologyResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopologyResponse) Descriptor() ([]byte, []int) {
-	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{158}
+	return file_taskd_v1_taskd_proto_rawDescGZIP(), []int{159}
 }
 
 var File_taskd_v1_taskd_proto protoreflect.FileDescriptor
@@ -13945,7 +14106,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x11CancelTreeRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"\"\n" +
 	"\x10RetryTreeRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\xe5\x02\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"\xc2\x03\n" +
 	"\bTopology\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x12\x1d\n" +
@@ -13959,7 +14120,25 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\x04then\x18\b \x01(\tR\x04then\x12/\n" +
 	"\x06stages\x18\t \x03(\v2\x17.taskd.v1.TopologyStageR\x06stages\x12\x14\n" +
 	"\x05error\x18\n" +
-	" \x01(\tR\x05error\"\x95\x02\n" +
+	" \x01(\tR\x05error\x12\x19\n" +
+	"\bmax_open\x18\v \x01(\rR\amaxOpen\x12\x12\n" +
+	"\x04open\x18\f \x01(\x04R\x04open\x12,\n" +
+	"\x05feeds\x18\r \x03(\v2\x16.taskd.v1.TopologyFeedR\x05feeds\"\x9d\x02\n" +
+	"\fTopologyFeed\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x02 \x01(\tR\x04type\x12\x14\n" +
+	"\x05reads\x18\x03 \x01(\tR\x05reads\x12\x12\n" +
+	"\x04into\x18\x04 \x01(\tR\x04into\x12\x10\n" +
+	"\x03ack\x18\x05 \x01(\tR\x03ack\x12\x14\n" +
+	"\x05trees\x18\x06 \x01(\x04R\x05trees\x12\x1e\n" +
+	"\n" +
+	"duplicates\x18\a \x01(\x04R\n" +
+	"duplicates\x12\x18\n" +
+	"\arefused\x18\b \x01(\x04R\arefused\x12\"\n" +
+	"\facknowledged\x18\t \x01(\x04R\facknowledged\x12!\n" +
+	"\facks_pending\x18\n" +
+	" \x01(\x04R\vacksPending\x12\x12\n" +
+	"\x04held\x18\v \x01(\tR\x04held\"\x95\x02\n" +
 	"\rTopologyStage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x14\n" +
@@ -14207,7 +14386,7 @@ func file_taskd_v1_taskd_proto_rawDescGZIP() []byte {
 }
 
 var file_taskd_v1_taskd_proto_enumTypes = make([]protoimpl.EnumInfo, 18)
-var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 167)
+var file_taskd_v1_taskd_proto_msgTypes = make([]protoimpl.MessageInfo, 168)
 var file_taskd_v1_taskd_proto_goTypes = []any{
 	(Priority)(0),                      // 0: taskd.v1.Priority
 	(Encoding)(0),                      // 1: taskd.v1.Encoding
@@ -14378,45 +14557,46 @@ var file_taskd_v1_taskd_proto_goTypes = []any{
 	(*CancelTreeRequest)(nil),          // 166: taskd.v1.CancelTreeRequest
 	(*RetryTreeRequest)(nil),           // 167: taskd.v1.RetryTreeRequest
 	(*Topology)(nil),                   // 168: taskd.v1.Topology
-	(*TopologyStage)(nil),              // 169: taskd.v1.TopologyStage
-	(*TopologyEdge)(nil),               // 170: taskd.v1.TopologyEdge
-	(*ListTopologiesRequest)(nil),      // 171: taskd.v1.ListTopologiesRequest
-	(*ListTopologiesResponse)(nil),     // 172: taskd.v1.ListTopologiesResponse
-	(*GetTopologyRequest)(nil),         // 173: taskd.v1.GetTopologyRequest
-	(*ApplyTopologyRequest)(nil),       // 174: taskd.v1.ApplyTopologyRequest
-	(*DeleteTopologyRequest)(nil),      // 175: taskd.v1.DeleteTopologyRequest
-	(*DeleteTopologyResponse)(nil),     // 176: taskd.v1.DeleteTopologyResponse
-	nil,                                // 177: taskd.v1.NewTask.HeadersEntry
-	nil,                                // 178: taskd.v1.Task.HeadersEntry
-	nil,                                // 179: taskd.v1.TaskFilter.HeadersEntry
-	nil,                                // 180: taskd.v1.GetTasksRequest.WeightsEntry
-	nil,                                // 181: taskd.v1.LeasedTask.HeadersEntry
-	nil,                                // 182: taskd.v1.OpenSession.WeightsEntry
-	nil,                                // 183: taskd.v1.OpenSessionRequest.WeightsEntry
-	nil,                                // 184: taskd.v1.QueueBooks.LanesEntry
-	(*durationpb.Duration)(nil),        // 185: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),      // 186: google.protobuf.Timestamp
+	(*TopologyFeed)(nil),               // 169: taskd.v1.TopologyFeed
+	(*TopologyStage)(nil),              // 170: taskd.v1.TopologyStage
+	(*TopologyEdge)(nil),               // 171: taskd.v1.TopologyEdge
+	(*ListTopologiesRequest)(nil),      // 172: taskd.v1.ListTopologiesRequest
+	(*ListTopologiesResponse)(nil),     // 173: taskd.v1.ListTopologiesResponse
+	(*GetTopologyRequest)(nil),         // 174: taskd.v1.GetTopologyRequest
+	(*ApplyTopologyRequest)(nil),       // 175: taskd.v1.ApplyTopologyRequest
+	(*DeleteTopologyRequest)(nil),      // 176: taskd.v1.DeleteTopologyRequest
+	(*DeleteTopologyResponse)(nil),     // 177: taskd.v1.DeleteTopologyResponse
+	nil,                                // 178: taskd.v1.NewTask.HeadersEntry
+	nil,                                // 179: taskd.v1.Task.HeadersEntry
+	nil,                                // 180: taskd.v1.TaskFilter.HeadersEntry
+	nil,                                // 181: taskd.v1.GetTasksRequest.WeightsEntry
+	nil,                                // 182: taskd.v1.LeasedTask.HeadersEntry
+	nil,                                // 183: taskd.v1.OpenSession.WeightsEntry
+	nil,                                // 184: taskd.v1.OpenSessionRequest.WeightsEntry
+	nil,                                // 185: taskd.v1.QueueBooks.LanesEntry
+	(*durationpb.Duration)(nil),        // 186: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),      // 187: google.protobuf.Timestamp
 }
 var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	0,   // 0: taskd.v1.NewTask.priority:type_name -> taskd.v1.Priority
-	185, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
-	186, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
-	185, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
-	177, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
+	186, // 1: taskd.v1.NewTask.delay:type_name -> google.protobuf.Duration
+	187, // 2: taskd.v1.NewTask.not_before:type_name -> google.protobuf.Timestamp
+	186, // 3: taskd.v1.NewTask.lease_duration:type_name -> google.protobuf.Duration
+	178, // 4: taskd.v1.NewTask.headers:type_name -> taskd.v1.NewTask.HeadersEntry
 	1,   // 5: taskd.v1.NewTask.payload_encoding:type_name -> taskd.v1.Encoding
 	20,  // 6: taskd.v1.NewTask.backoff:type_name -> taskd.v1.Backoff
-	186, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
-	185, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
+	187, // 7: taskd.v1.NewTask.deadline:type_name -> google.protobuf.Timestamp
+	186, // 8: taskd.v1.NewTask.finish_within:type_name -> google.protobuf.Duration
 	2,   // 9: taskd.v1.NewTask.on_dead:type_name -> taskd.v1.OnDead
 	19,  // 10: taskd.v1.NewTask.tree:type_name -> taskd.v1.TaskTree
-	185, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
+	186, // 11: taskd.v1.TaskTree.timeout:type_name -> google.protobuf.Duration
 	3,   // 12: taskd.v1.TaskTree.on_dead:type_name -> taskd.v1.TreeOnDead
 	4,   // 13: taskd.v1.Backoff.kind:type_name -> taskd.v1.BackoffKind
-	185, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
-	185, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
-	185, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
+	186, // 14: taskd.v1.Backoff.initial:type_name -> google.protobuf.Duration
+	186, // 15: taskd.v1.Backoff.maximum:type_name -> google.protobuf.Duration
+	186, // 16: taskd.v1.Backoff.give_up_after:type_name -> google.protobuf.Duration
 	18,  // 17: taskd.v1.InsertTasksRequest.tasks:type_name -> taskd.v1.NewTask
-	185, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
+	186, // 18: taskd.v1.InsertTasksRequest.wait:type_name -> google.protobuf.Duration
 	5,   // 19: taskd.v1.InsertTasksRequest.wait_for:type_name -> taskd.v1.WaitFor
 	6,   // 20: taskd.v1.InsertResult.status:type_name -> taskd.v1.InsertStatus
 	7,   // 21: taskd.v1.InsertResult.task_status:type_name -> taskd.v1.TaskStatus
@@ -14424,57 +14604,57 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	17,  // 23: taskd.v1.InsertResult.tree_state:type_name -> taskd.v1.TreeState
 	22,  // 24: taskd.v1.InsertTasksResponse.results:type_name -> taskd.v1.InsertResult
 	1,   // 25: taskd.v1.TaskResult.result_encoding:type_name -> taskd.v1.Encoding
-	186, // 26: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
+	187, // 26: taskd.v1.TaskResult.completed_at:type_name -> google.protobuf.Timestamp
 	7,   // 27: taskd.v1.TaskEvent.status:type_name -> taskd.v1.TaskStatus
-	186, // 28: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
+	187, // 28: taskd.v1.TaskEvent.at:type_name -> google.protobuf.Timestamp
 	7,   // 29: taskd.v1.Task.status:type_name -> taskd.v1.TaskStatus
 	0,   // 30: taskd.v1.Task.priority:type_name -> taskd.v1.Priority
-	186, // 31: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
-	186, // 32: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
-	186, // 33: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
+	187, // 31: taskd.v1.Task.created_at:type_name -> google.protobuf.Timestamp
+	187, // 32: taskd.v1.Task.updated_at:type_name -> google.protobuf.Timestamp
+	187, // 33: taskd.v1.Task.not_before:type_name -> google.protobuf.Timestamp
 	1,   // 34: taskd.v1.Task.payload_encoding:type_name -> taskd.v1.Encoding
-	178, // 35: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
+	179, // 35: taskd.v1.Task.headers:type_name -> taskd.v1.Task.HeadersEntry
 	30,  // 36: taskd.v1.Task.history:type_name -> taskd.v1.TaskAttempt
 	31,  // 37: taskd.v1.Task.acts:type_name -> taskd.v1.TaskAct
 	20,  // 38: taskd.v1.Task.backoff:type_name -> taskd.v1.Backoff
-	186, // 39: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
+	187, // 39: taskd.v1.Task.deadline:type_name -> google.protobuf.Timestamp
 	8,   // 40: taskd.v1.TaskAttempt.state:type_name -> taskd.v1.AttemptState
-	186, // 41: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
-	186, // 42: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
-	186, // 43: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
-	186, // 44: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
+	187, // 41: taskd.v1.TaskAttempt.from:type_name -> google.protobuf.Timestamp
+	187, // 42: taskd.v1.TaskAttempt.until:type_name -> google.protobuf.Timestamp
+	187, // 43: taskd.v1.TaskAttempt.lease_expires_at:type_name -> google.protobuf.Timestamp
+	187, // 44: taskd.v1.TaskAct.at:type_name -> google.protobuf.Timestamp
 	7,   // 45: taskd.v1.TaskFilter.statuses:type_name -> taskd.v1.TaskStatus
-	179, // 46: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
-	186, // 47: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
-	186, // 48: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
-	186, // 49: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
+	180, // 46: taskd.v1.TaskFilter.headers:type_name -> taskd.v1.TaskFilter.HeadersEntry
+	187, // 47: taskd.v1.TaskFilter.since:type_name -> google.protobuf.Timestamp
+	187, // 48: taskd.v1.TaskFilter.until:type_name -> google.protobuf.Timestamp
+	187, // 49: taskd.v1.TaskFilter.as_of:type_name -> google.protobuf.Timestamp
 	32,  // 50: taskd.v1.ListTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	29,  // 51: taskd.v1.ListTasksResponse.tasks:type_name -> taskd.v1.Task
-	186, // 52: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
-	186, // 53: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
+	187, // 52: taskd.v1.TaskLease.lease_expires_at:type_name -> google.protobuf.Timestamp
+	187, // 53: taskd.v1.TaskFailure.at:type_name -> google.protobuf.Timestamp
 	10,  // 54: taskd.v1.WorkerAnswer.reason:type_name -> taskd.v1.WorkerReason
-	186, // 55: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
+	187, // 55: taskd.v1.WorkerAnswer.until:type_name -> google.protobuf.Timestamp
 	29,  // 56: taskd.v1.TaskExplanation.task:type_name -> taskd.v1.Task
 	9,   // 57: taskd.v1.TaskExplanation.place:type_name -> taskd.v1.TaskPlace
-	186, // 58: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
-	186, // 59: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
+	187, // 58: taskd.v1.TaskExplanation.since:type_name -> google.protobuf.Timestamp
+	187, // 59: taskd.v1.TaskExplanation.next_at:type_name -> google.protobuf.Timestamp
 	36,  // 60: taskd.v1.TaskExplanation.leases:type_name -> taskd.v1.TaskLease
 	37,  // 61: taskd.v1.TaskExplanation.failures:type_name -> taskd.v1.TaskFailure
 	38,  // 62: taskd.v1.TaskExplanation.worker:type_name -> taskd.v1.WorkerAnswer
-	186, // 63: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
+	187, // 63: taskd.v1.TaskExplanation.now:type_name -> google.protobuf.Timestamp
 	50,  // 64: taskd.v1.ListLimitsResponse.limits:type_name -> taskd.v1.LimitKey
-	185, // 65: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
-	186, // 66: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
-	186, // 67: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
+	186, // 65: taskd.v1.SetLimitRequest.hold:type_name -> google.protobuf.Duration
+	187, // 66: taskd.v1.LimitKey.next_start_at:type_name -> google.protobuf.Timestamp
+	187, // 67: taskd.v1.LimitKey.held_until:type_name -> google.protobuf.Timestamp
 	51,  // 68: taskd.v1.LimitKey.own:type_name -> taskd.v1.OwnLimits
-	186, // 69: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
-	186, // 70: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
+	187, // 69: taskd.v1.OwnLimits.hold_until:type_name -> google.protobuf.Timestamp
+	187, // 70: taskd.v1.OwnLimits.at:type_name -> google.protobuf.Timestamp
 	0,   // 71: taskd.v1.ChangeTasksRequest.priority:type_name -> taskd.v1.Priority
 	32,  // 72: taskd.v1.ChangeTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	61,  // 73: taskd.v1.ChangeTasksResponse.results:type_name -> taskd.v1.ItemResult
 	91,  // 74: taskd.v1.ChangeTasksResponse.count:type_name -> taskd.v1.TaskCount
 	93,  // 75: taskd.v1.ChangeTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	185, // 76: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
+	186, // 76: taskd.v1.RequeueTasksRequest.reserved_for:type_name -> google.protobuf.Duration
 	32,  // 77: taskd.v1.RequeueTasksRequest.filter:type_name -> taskd.v1.TaskFilter
 	61,  // 78: taskd.v1.RequeueTasksResponse.results:type_name -> taskd.v1.ItemResult
 	91,  // 79: taskd.v1.RequeueTasksResponse.count:type_name -> taskd.v1.TaskCount
@@ -14483,18 +14663,18 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	61,  // 82: taskd.v1.CancelTasksResponse.results:type_name -> taskd.v1.ItemResult
 	91,  // 83: taskd.v1.CancelTasksResponse.count:type_name -> taskd.v1.TaskCount
 	93,  // 84: taskd.v1.CancelTasksResponse.bulk:type_name -> taskd.v1.BulkChange
-	185, // 85: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
-	185, // 86: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
-	180, // 87: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
-	181, // 88: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
-	186, // 89: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
+	186, // 85: taskd.v1.GetTasksRequest.wait:type_name -> google.protobuf.Duration
+	186, // 86: taskd.v1.GetTasksRequest.lease_duration:type_name -> google.protobuf.Duration
+	181, // 87: taskd.v1.GetTasksRequest.weights:type_name -> taskd.v1.GetTasksRequest.WeightsEntry
+	182, // 88: taskd.v1.LeasedTask.headers:type_name -> taskd.v1.LeasedTask.HeadersEntry
+	187, // 89: taskd.v1.LeasedTask.lease_expires_at:type_name -> google.protobuf.Timestamp
 	0,   // 90: taskd.v1.LeasedTask.priority:type_name -> taskd.v1.Priority
 	1,   // 91: taskd.v1.LeasedTask.payload_encoding:type_name -> taskd.v1.Encoding
 	59,  // 92: taskd.v1.GetTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	11,  // 93: taskd.v1.ItemResult.status:type_name -> taskd.v1.ItemStatus
-	186, // 94: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
-	185, // 95: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
-	185, // 96: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
+	187, // 94: taskd.v1.ItemResult.lease_expires_at:type_name -> google.protobuf.Timestamp
+	186, // 95: taskd.v1.LimitReport.hold:type_name -> google.protobuf.Duration
+	186, // 96: taskd.v1.LimitReport.pace:type_name -> google.protobuf.Duration
 	18,  // 97: taskd.v1.Completion.discovered:type_name -> taskd.v1.NewTask
 	1,   // 98: taskd.v1.Completion.result_encoding:type_name -> taskd.v1.Encoding
 	62,  // 99: taskd.v1.Completion.limit:type_name -> taskd.v1.LimitReport
@@ -14502,16 +14682,16 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	58,  // 101: taskd.v1.CompleteTasksRequest.next:type_name -> taskd.v1.GetTasksRequest
 	61,  // 102: taskd.v1.CompleteTasksResponse.results:type_name -> taskd.v1.ItemResult
 	59,  // 103: taskd.v1.CompleteTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
-	185, // 104: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
+	186, // 104: taskd.v1.Rejection.delay:type_name -> google.protobuf.Duration
 	62,  // 105: taskd.v1.Rejection.limit:type_name -> taskd.v1.LimitReport
 	66,  // 106: taskd.v1.RejectTasksRequest.rejections:type_name -> taskd.v1.Rejection
 	61,  // 107: taskd.v1.RejectTasksResponse.results:type_name -> taskd.v1.ItemResult
-	185, // 108: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
+	186, // 108: taskd.v1.Extension.by:type_name -> google.protobuf.Duration
 	69,  // 109: taskd.v1.ExtendTasksRequest.extensions:type_name -> taskd.v1.Extension
 	61,  // 110: taskd.v1.ExtendTasksResponse.results:type_name -> taskd.v1.ItemResult
-	185, // 111: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
-	185, // 112: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
-	182, // 113: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
+	186, // 111: taskd.v1.OpenSession.timeout:type_name -> google.protobuf.Duration
+	186, // 112: taskd.v1.OpenSession.lease_duration:type_name -> google.protobuf.Duration
+	183, // 113: taskd.v1.OpenSession.weights:type_name -> taskd.v1.OpenSession.WeightsEntry
 	72,  // 114: taskd.v1.WorkerFrame.open:type_name -> taskd.v1.OpenSession
 	63,  // 115: taskd.v1.WorkerFrame.completions:type_name -> taskd.v1.Completion
 	66,  // 116: taskd.v1.WorkerFrame.rejections:type_name -> taskd.v1.Rejection
@@ -14521,18 +14701,18 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	76,  // 120: taskd.v1.TaskdFrame.answer:type_name -> taskd.v1.FrameAnswer
 	61,  // 121: taskd.v1.TaskdFrame.ended:type_name -> taskd.v1.ItemResult
 	77,  // 122: taskd.v1.TaskdFrame.closing:type_name -> taskd.v1.SessionClosing
-	185, // 123: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
-	185, // 124: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
+	186, // 123: taskd.v1.SessionOpened.heartbeat:type_name -> google.protobuf.Duration
+	186, // 124: taskd.v1.SessionOpened.timeout:type_name -> google.protobuf.Duration
 	61,  // 125: taskd.v1.FrameAnswer.completions:type_name -> taskd.v1.ItemResult
 	61,  // 126: taskd.v1.FrameAnswer.rejections:type_name -> taskd.v1.ItemResult
 	61,  // 127: taskd.v1.FrameAnswer.extensions:type_name -> taskd.v1.ItemResult
-	185, // 128: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
-	185, // 129: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
-	185, // 130: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
-	183, // 131: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
-	185, // 132: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
-	185, // 133: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
-	185, // 134: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
+	186, // 128: taskd.v1.SessionClosing.within:type_name -> google.protobuf.Duration
+	186, // 129: taskd.v1.OpenSessionRequest.timeout:type_name -> google.protobuf.Duration
+	186, // 130: taskd.v1.OpenSessionRequest.lease_duration:type_name -> google.protobuf.Duration
+	184, // 131: taskd.v1.OpenSessionRequest.weights:type_name -> taskd.v1.OpenSessionRequest.WeightsEntry
+	186, // 132: taskd.v1.OpenSessionResponse.heartbeat:type_name -> google.protobuf.Duration
+	186, // 133: taskd.v1.OpenSessionResponse.timeout:type_name -> google.protobuf.Duration
+	186, // 134: taskd.v1.WantTasksRequest.wait:type_name -> google.protobuf.Duration
 	59,  // 135: taskd.v1.WantTasksResponse.tasks:type_name -> taskd.v1.LeasedTask
 	63,  // 136: taskd.v1.ReportTasksRequest.completions:type_name -> taskd.v1.Completion
 	66,  // 137: taskd.v1.ReportTasksRequest.rejections:type_name -> taskd.v1.Rejection
@@ -14541,220 +14721,221 @@ var file_taskd_v1_taskd_proto_depIdxs = []int32{
 	61,  // 140: taskd.v1.ReportTasksResponse.rejections:type_name -> taskd.v1.ItemResult
 	61,  // 141: taskd.v1.ReportTasksResponse.extensions:type_name -> taskd.v1.ItemResult
 	32,  // 142: taskd.v1.RetryTasksRequest.filter:type_name -> taskd.v1.TaskFilter
-	186, // 143: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
+	187, // 143: taskd.v1.TaskCount.as_of:type_name -> google.protobuf.Timestamp
 	61,  // 144: taskd.v1.RetryTasksResponse.results:type_name -> taskd.v1.ItemResult
 	91,  // 145: taskd.v1.RetryTasksResponse.count:type_name -> taskd.v1.TaskCount
 	93,  // 146: taskd.v1.RetryTasksResponse.bulk:type_name -> taskd.v1.BulkChange
 	12,  // 147: taskd.v1.BulkChange.state:type_name -> taskd.v1.BulkState
 	32,  // 148: taskd.v1.BulkChange.filter:type_name -> taskd.v1.TaskFilter
-	186, // 149: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
-	186, // 150: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
+	187, // 149: taskd.v1.BulkChange.created_at:type_name -> google.protobuf.Timestamp
+	187, // 150: taskd.v1.BulkChange.updated_at:type_name -> google.protobuf.Timestamp
 	93,  // 151: taskd.v1.ListBulkChangesResponse.bulk:type_name -> taskd.v1.BulkChange
 	13,  // 152: taskd.v1.LetterFilter.kind:type_name -> taskd.v1.LetterKind
-	186, // 153: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
-	186, // 154: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
+	187, // 153: taskd.v1.LetterFilter.since:type_name -> google.protobuf.Timestamp
+	187, // 154: taskd.v1.LetterFilter.until:type_name -> google.protobuf.Timestamp
 	98,  // 155: taskd.v1.ListDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	103, // 156: taskd.v1.ListDeadLettersResponse.letters:type_name -> taskd.v1.Letter
-	186, // 157: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
+	187, // 157: taskd.v1.LetterAttempt.at:type_name -> google.protobuf.Timestamp
 	13,  // 158: taskd.v1.Letter.kind:type_name -> taskd.v1.LetterKind
-	186, // 159: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
+	187, // 159: taskd.v1.Letter.at:type_name -> google.protobuf.Timestamp
 	102, // 160: taskd.v1.Letter.history:type_name -> taskd.v1.LetterAttempt
 	18,  // 161: taskd.v1.Letter.task:type_name -> taskd.v1.NewTask
 	98,  // 162: taskd.v1.CountDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	106, // 163: taskd.v1.CountDeadLettersResponse.reasons:type_name -> taskd.v1.LetterReason
-	186, // 164: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
-	186, // 165: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
+	187, // 164: taskd.v1.LetterReason.first_at:type_name -> google.protobuf.Timestamp
+	187, // 165: taskd.v1.LetterReason.last_at:type_name -> google.protobuf.Timestamp
 	98,  // 166: taskd.v1.ChangeDeadLettersRequest.filter:type_name -> taskd.v1.LetterFilter
 	108, // 167: taskd.v1.ChangeDeadLettersResponse.failed:type_name -> taskd.v1.LetterFailure
-	185, // 168: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
+	186, // 168: taskd.v1.GetQueueRequest.wait_drained:type_name -> google.protobuf.Duration
 	114, // 169: taskd.v1.ListWorkersResponse.workers:type_name -> taskd.v1.WorkerInfo
-	186, // 170: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
-	186, // 171: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
+	187, // 170: taskd.v1.WorkerInfo.since:type_name -> google.protobuf.Timestamp
+	187, // 171: taskd.v1.WorkerInfo.last_heard:type_name -> google.protobuf.Timestamp
 	117, // 172: taskd.v1.ListProcessesResponse.processes:type_name -> taskd.v1.ProcessInfo
-	186, // 173: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
-	186, // 174: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
-	186, // 175: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
+	187, // 173: taskd.v1.ProcessInfo.since:type_name -> google.protobuf.Timestamp
+	187, // 174: taskd.v1.ProcessInfo.last_heard:type_name -> google.protobuf.Timestamp
+	187, // 175: taskd.v1.Books.at:type_name -> google.protobuf.Timestamp
 	120, // 176: taskd.v1.Books.queues:type_name -> taskd.v1.QueueBooks
 	14,  // 177: taskd.v1.QueueBooks.state:type_name -> taskd.v1.BooksState
-	184, // 178: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
+	185, // 178: taskd.v1.QueueBooks.lanes:type_name -> taskd.v1.QueueBooks.LanesEntry
 	122, // 179: taskd.v1.FsckResponse.finds:type_name -> taskd.v1.FsckFind
 	124, // 180: taskd.v1.FsckResponse.unchecked_shards:type_name -> taskd.v1.UncheckedShard
 	127, // 181: taskd.v1.ListActsResponse.acts:type_name -> taskd.v1.Act
-	186, // 182: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
+	187, // 182: taskd.v1.Act.at:type_name -> google.protobuf.Timestamp
 	134, // 183: taskd.v1.ListTopicsResponse.topics:type_name -> taskd.v1.Topic
-	185, // 184: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
-	185, // 185: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
-	186, // 186: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
+	186, // 184: taskd.v1.PutTopicRequest.retention_age:type_name -> google.protobuf.Duration
+	186, // 185: taskd.v1.Topic.retention_age:type_name -> google.protobuf.Duration
+	187, // 186: taskd.v1.Topic.created_at:type_name -> google.protobuf.Timestamp
 	135, // 187: taskd.v1.Topic.offsets:type_name -> taskd.v1.PartitionOffsets
 	136, // 188: taskd.v1.NewRecord.attributes:type_name -> taskd.v1.Attribute
 	137, // 189: taskd.v1.PublishRequest.records:type_name -> taskd.v1.NewRecord
 	15,  // 190: taskd.v1.PublishResult.status:type_name -> taskd.v1.PublishStatus
 	139, // 191: taskd.v1.PublishResponse.results:type_name -> taskd.v1.PublishResult
-	185, // 192: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
-	186, // 193: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
+	186, // 192: taskd.v1.ReadTopicRequest.wait:type_name -> google.protobuf.Duration
+	187, // 193: taskd.v1.TopicRecord.published_at:type_name -> google.protobuf.Timestamp
 	136, // 194: taskd.v1.TopicRecord.attributes:type_name -> taskd.v1.Attribute
 	142, // 195: taskd.v1.ReadTopicResponse.records:type_name -> taskd.v1.TopicRecord
 	142, // 196: taskd.v1.FollowTopicResponse.records:type_name -> taskd.v1.TopicRecord
-	186, // 197: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
+	187, // 197: taskd.v1.RecordExplanation.published_at:type_name -> google.protobuf.Timestamp
 	148, // 198: taskd.v1.RecordExplanation.subscriptions:type_name -> taskd.v1.RecordOfSubscription
 	16,  // 199: taskd.v1.RecordOfSubscription.fate:type_name -> taskd.v1.RecordFate
 	7,   // 200: taskd.v1.RecordOfSubscription.status:type_name -> taskd.v1.TaskStatus
 	156, // 201: taskd.v1.ListSubscriptionsResponse.subscriptions:type_name -> taskd.v1.Subscription
-	186, // 202: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
+	187, // 202: taskd.v1.Subscription.created_at:type_name -> google.protobuf.Timestamp
 	157, // 203: taskd.v1.Subscription.counts:type_name -> taskd.v1.ReadCounts
 	158, // 204: taskd.v1.Subscription.positions:type_name -> taskd.v1.SubscriptionPosition
 	157, // 205: taskd.v1.SubscriptionPosition.counts:type_name -> taskd.v1.ReadCounts
 	17,  // 206: taskd.v1.Tree.state:type_name -> taskd.v1.TreeState
 	3,   // 207: taskd.v1.Tree.on_dead:type_name -> taskd.v1.TreeOnDead
-	186, // 208: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
-	186, // 209: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
-	186, // 210: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
+	187, // 208: taskd.v1.Tree.deadline:type_name -> google.protobuf.Timestamp
+	187, // 209: taskd.v1.Tree.opened_at:type_name -> google.protobuf.Timestamp
+	187, // 210: taskd.v1.Tree.ended_at:type_name -> google.protobuf.Timestamp
 	161, // 211: taskd.v1.Tree.queues:type_name -> taskd.v1.TreeQueue
 	29,  // 212: taskd.v1.Tree.waits_for:type_name -> taskd.v1.Task
 	160, // 213: taskd.v1.Tree.reasons:type_name -> taskd.v1.TreeReason
 	17,  // 214: taskd.v1.ListTreesRequest.state:type_name -> taskd.v1.TreeState
-	186, // 215: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
+	187, // 215: taskd.v1.ListTreesRequest.since:type_name -> google.protobuf.Timestamp
 	159, // 216: taskd.v1.ListTreesResponse.trees:type_name -> taskd.v1.Tree
-	185, // 217: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
-	186, // 218: taskd.v1.Topology.applied_at:type_name -> google.protobuf.Timestamp
+	186, // 217: taskd.v1.GetTreeRequest.wait:type_name -> google.protobuf.Duration
+	187, // 218: taskd.v1.Topology.applied_at:type_name -> google.protobuf.Timestamp
 	3,   // 219: taskd.v1.Topology.on_dead:type_name -> taskd.v1.TreeOnDead
-	185, // 220: taskd.v1.Topology.timeout:type_name -> google.protobuf.Duration
-	169, // 221: taskd.v1.Topology.stages:type_name -> taskd.v1.TopologyStage
-	185, // 222: taskd.v1.TopologyStage.lease:type_name -> google.protobuf.Duration
-	0,   // 223: taskd.v1.TopologyStage.priority:type_name -> taskd.v1.Priority
-	170, // 224: taskd.v1.TopologyStage.edges:type_name -> taskd.v1.TopologyEdge
-	168, // 225: taskd.v1.ListTopologiesResponse.topologies:type_name -> taskd.v1.Topology
-	21,  // 226: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
-	28,  // 227: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
-	25,  // 228: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
-	26,  // 229: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
-	33,  // 230: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
-	35,  // 231: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
-	56,  // 232: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
-	58,  // 233: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
-	64,  // 234: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
-	67,  // 235: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
-	70,  // 236: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
-	73,  // 237: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
-	78,  // 238: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
-	80,  // 239: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
-	82,  // 240: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
-	84,  // 241: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
-	86,  // 242: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
-	88,  // 243: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
-	90,  // 244: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
-	94,  // 245: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
-	96,  // 246: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
-	97,  // 247: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
-	118, // 248: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
-	121, // 249: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
-	99,  // 250: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
-	101, // 251: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
-	104, // 252: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
-	107, // 253: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	107, // 254: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
-	110, // 255: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
-	112, // 256: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
-	115, // 257: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
-	125, // 258: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
-	52,  // 259: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
-	54,  // 260: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
-	40,  // 261: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
-	42,  // 262: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
-	44,  // 263: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
-	46,  // 264: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
-	47,  // 265: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
-	48,  // 266: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
-	128, // 267: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
-	131, // 268: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
-	130, // 269: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
-	132, // 270: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
-	138, // 271: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
-	141, // 272: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
-	144, // 273: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
-	146, // 274: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
-	149, // 275: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
-	151, // 276: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
-	152, // 277: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
-	153, // 278: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
-	155, // 279: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
-	162, // 280: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
-	164, // 281: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
-	165, // 282: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
-	166, // 283: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
-	167, // 284: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
-	171, // 285: taskd.v1.Topologies.ListTopologies:input_type -> taskd.v1.ListTopologiesRequest
-	173, // 286: taskd.v1.Topologies.GetTopology:input_type -> taskd.v1.GetTopologyRequest
-	174, // 287: taskd.v1.Topologies.ApplyTopology:input_type -> taskd.v1.ApplyTopologyRequest
-	175, // 288: taskd.v1.Topologies.DeleteTopology:input_type -> taskd.v1.DeleteTopologyRequest
-	23,  // 289: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
-	29,  // 290: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
-	27,  // 291: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
-	27,  // 292: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
-	34,  // 293: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
-	39,  // 294: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
-	57,  // 295: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
-	60,  // 296: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
-	65,  // 297: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
-	68,  // 298: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
-	71,  // 299: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
-	74,  // 300: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
-	79,  // 301: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
-	81,  // 302: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
-	83,  // 303: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
-	85,  // 304: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
-	87,  // 305: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
-	89,  // 306: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
-	92,  // 307: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
-	95,  // 308: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
-	93,  // 309: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
-	93,  // 310: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
-	119, // 311: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
-	123, // 312: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
-	100, // 313: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
-	103, // 314: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
-	105, // 315: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
-	109, // 316: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	109, // 317: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
-	111, // 318: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
-	113, // 319: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
-	116, // 320: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
-	126, // 321: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
-	53,  // 322: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
-	55,  // 323: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
-	41,  // 324: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
-	43,  // 325: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
-	45,  // 326: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
-	50,  // 327: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
-	50,  // 328: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
-	49,  // 329: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
-	129, // 330: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
-	134, // 331: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
-	134, // 332: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
-	133, // 333: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
-	140, // 334: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
-	143, // 335: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
-	145, // 336: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
-	147, // 337: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
-	150, // 338: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
-	156, // 339: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
-	156, // 340: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
-	154, // 341: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
-	156, // 342: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
-	163, // 343: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
-	159, // 344: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
-	159, // 345: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
-	93,  // 346: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
-	93,  // 347: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
-	172, // 348: taskd.v1.Topologies.ListTopologies:output_type -> taskd.v1.ListTopologiesResponse
-	168, // 349: taskd.v1.Topologies.GetTopology:output_type -> taskd.v1.Topology
-	168, // 350: taskd.v1.Topologies.ApplyTopology:output_type -> taskd.v1.Topology
-	176, // 351: taskd.v1.Topologies.DeleteTopology:output_type -> taskd.v1.DeleteTopologyResponse
-	289, // [289:352] is the sub-list for method output_type
-	226, // [226:289] is the sub-list for method input_type
-	226, // [226:226] is the sub-list for extension type_name
-	226, // [226:226] is the sub-list for extension extendee
-	0,   // [0:226] is the sub-list for field type_name
+	186, // 220: taskd.v1.Topology.timeout:type_name -> google.protobuf.Duration
+	170, // 221: taskd.v1.Topology.stages:type_name -> taskd.v1.TopologyStage
+	169, // 222: taskd.v1.Topology.feeds:type_name -> taskd.v1.TopologyFeed
+	186, // 223: taskd.v1.TopologyStage.lease:type_name -> google.protobuf.Duration
+	0,   // 224: taskd.v1.TopologyStage.priority:type_name -> taskd.v1.Priority
+	171, // 225: taskd.v1.TopologyStage.edges:type_name -> taskd.v1.TopologyEdge
+	168, // 226: taskd.v1.ListTopologiesResponse.topologies:type_name -> taskd.v1.Topology
+	21,  // 227: taskd.v1.Discovery.InsertTasks:input_type -> taskd.v1.InsertTasksRequest
+	28,  // 228: taskd.v1.Discovery.GetTask:input_type -> taskd.v1.GetTaskRequest
+	25,  // 229: taskd.v1.Discovery.WatchTask:input_type -> taskd.v1.WatchTaskRequest
+	26,  // 230: taskd.v1.Discovery.WatchQueue:input_type -> taskd.v1.WatchQueueRequest
+	33,  // 231: taskd.v1.Discovery.ListTasks:input_type -> taskd.v1.ListTasksRequest
+	35,  // 232: taskd.v1.Discovery.ExplainTask:input_type -> taskd.v1.ExplainTaskRequest
+	56,  // 233: taskd.v1.Discovery.CancelTasks:input_type -> taskd.v1.CancelTasksRequest
+	58,  // 234: taskd.v1.Tasks.GetTasks:input_type -> taskd.v1.GetTasksRequest
+	64,  // 235: taskd.v1.Tasks.CompleteTasks:input_type -> taskd.v1.CompleteTasksRequest
+	67,  // 236: taskd.v1.Tasks.RejectTasks:input_type -> taskd.v1.RejectTasksRequest
+	70,  // 237: taskd.v1.Tasks.ExtendTasks:input_type -> taskd.v1.ExtendTasksRequest
+	73,  // 238: taskd.v1.Tasks.StreamTasks:input_type -> taskd.v1.WorkerFrame
+	78,  // 239: taskd.v1.Tasks.OpenSession:input_type -> taskd.v1.OpenSessionRequest
+	80,  // 240: taskd.v1.Tasks.WantTasks:input_type -> taskd.v1.WantTasksRequest
+	82,  // 241: taskd.v1.Tasks.SurrenderTasks:input_type -> taskd.v1.SurrenderTasksRequest
+	84,  // 242: taskd.v1.Tasks.GetPendingCount:input_type -> taskd.v1.GetPendingCountRequest
+	86,  // 243: taskd.v1.Tasks.ReportTasks:input_type -> taskd.v1.ReportTasksRequest
+	88,  // 244: taskd.v1.Tasks.CloseSession:input_type -> taskd.v1.CloseSessionRequest
+	90,  // 245: taskd.v1.Operator.RetryTasks:input_type -> taskd.v1.RetryTasksRequest
+	94,  // 246: taskd.v1.Operator.ListBulkChanges:input_type -> taskd.v1.ListBulkChangesRequest
+	96,  // 247: taskd.v1.Operator.GetBulkChange:input_type -> taskd.v1.GetBulkChangeRequest
+	97,  // 248: taskd.v1.Operator.StopBulkChange:input_type -> taskd.v1.StopBulkChangeRequest
+	118, // 249: taskd.v1.Operator.GetBooks:input_type -> taskd.v1.GetBooksRequest
+	121, // 250: taskd.v1.Operator.Fsck:input_type -> taskd.v1.FsckRequest
+	99,  // 251: taskd.v1.Operator.ListDeadLetters:input_type -> taskd.v1.ListDeadLettersRequest
+	101, // 252: taskd.v1.Operator.GetDeadLetter:input_type -> taskd.v1.GetDeadLetterRequest
+	104, // 253: taskd.v1.Operator.CountDeadLetters:input_type -> taskd.v1.CountDeadLettersRequest
+	107, // 254: taskd.v1.Operator.RetryDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	107, // 255: taskd.v1.Operator.PurgeDeadLetters:input_type -> taskd.v1.ChangeDeadLettersRequest
+	110, // 256: taskd.v1.Operator.GetQueue:input_type -> taskd.v1.GetQueueRequest
+	112, // 257: taskd.v1.Operator.ListWorkers:input_type -> taskd.v1.ListWorkersRequest
+	115, // 258: taskd.v1.Operator.ListProcesses:input_type -> taskd.v1.ListProcessesRequest
+	125, // 259: taskd.v1.Operator.ListActs:input_type -> taskd.v1.ListActsRequest
+	52,  // 260: taskd.v1.Operator.ChangeTasks:input_type -> taskd.v1.ChangeTasksRequest
+	54,  // 261: taskd.v1.Operator.RequeueTasks:input_type -> taskd.v1.RequeueTasksRequest
+	40,  // 262: taskd.v1.Operator.PauseQueue:input_type -> taskd.v1.PauseQueueRequest
+	42,  // 263: taskd.v1.Operator.ResumeQueue:input_type -> taskd.v1.ResumeQueueRequest
+	44,  // 264: taskd.v1.Operator.ListLimits:input_type -> taskd.v1.ListLimitsRequest
+	46,  // 265: taskd.v1.Operator.GetLimit:input_type -> taskd.v1.GetLimitRequest
+	47,  // 266: taskd.v1.Operator.SetLimit:input_type -> taskd.v1.SetLimitRequest
+	48,  // 267: taskd.v1.Operator.ClearLimit:input_type -> taskd.v1.ClearLimitRequest
+	128, // 268: taskd.v1.Topics.ListTopics:input_type -> taskd.v1.ListTopicsRequest
+	131, // 269: taskd.v1.Topics.PutTopic:input_type -> taskd.v1.PutTopicRequest
+	130, // 270: taskd.v1.Topics.GetTopic:input_type -> taskd.v1.GetTopicRequest
+	132, // 271: taskd.v1.Topics.DeleteTopic:input_type -> taskd.v1.DeleteTopicRequest
+	138, // 272: taskd.v1.Topics.Publish:input_type -> taskd.v1.PublishRequest
+	141, // 273: taskd.v1.Topics.ReadTopic:input_type -> taskd.v1.ReadTopicRequest
+	144, // 274: taskd.v1.Topics.FollowTopic:input_type -> taskd.v1.FollowTopicRequest
+	146, // 275: taskd.v1.Topics.ExplainRecord:input_type -> taskd.v1.ExplainRecordRequest
+	149, // 276: taskd.v1.Topics.ListSubscriptions:input_type -> taskd.v1.ListSubscriptionsRequest
+	151, // 277: taskd.v1.Topics.PutSubscription:input_type -> taskd.v1.PutSubscriptionRequest
+	152, // 278: taskd.v1.Topics.GetSubscription:input_type -> taskd.v1.GetSubscriptionRequest
+	153, // 279: taskd.v1.Topics.DeleteSubscription:input_type -> taskd.v1.DeleteSubscriptionRequest
+	155, // 280: taskd.v1.Topics.Seek:input_type -> taskd.v1.SeekRequest
+	162, // 281: taskd.v1.Trees.ListTrees:input_type -> taskd.v1.ListTreesRequest
+	164, // 282: taskd.v1.Trees.GetTree:input_type -> taskd.v1.GetTreeRequest
+	165, // 283: taskd.v1.Trees.WatchTree:input_type -> taskd.v1.WatchTreeRequest
+	166, // 284: taskd.v1.Trees.CancelTree:input_type -> taskd.v1.CancelTreeRequest
+	167, // 285: taskd.v1.Trees.RetryTree:input_type -> taskd.v1.RetryTreeRequest
+	172, // 286: taskd.v1.Topologies.ListTopologies:input_type -> taskd.v1.ListTopologiesRequest
+	174, // 287: taskd.v1.Topologies.GetTopology:input_type -> taskd.v1.GetTopologyRequest
+	175, // 288: taskd.v1.Topologies.ApplyTopology:input_type -> taskd.v1.ApplyTopologyRequest
+	176, // 289: taskd.v1.Topologies.DeleteTopology:input_type -> taskd.v1.DeleteTopologyRequest
+	23,  // 290: taskd.v1.Discovery.InsertTasks:output_type -> taskd.v1.InsertTasksResponse
+	29,  // 291: taskd.v1.Discovery.GetTask:output_type -> taskd.v1.Task
+	27,  // 292: taskd.v1.Discovery.WatchTask:output_type -> taskd.v1.TaskEvent
+	27,  // 293: taskd.v1.Discovery.WatchQueue:output_type -> taskd.v1.TaskEvent
+	34,  // 294: taskd.v1.Discovery.ListTasks:output_type -> taskd.v1.ListTasksResponse
+	39,  // 295: taskd.v1.Discovery.ExplainTask:output_type -> taskd.v1.TaskExplanation
+	57,  // 296: taskd.v1.Discovery.CancelTasks:output_type -> taskd.v1.CancelTasksResponse
+	60,  // 297: taskd.v1.Tasks.GetTasks:output_type -> taskd.v1.GetTasksResponse
+	65,  // 298: taskd.v1.Tasks.CompleteTasks:output_type -> taskd.v1.CompleteTasksResponse
+	68,  // 299: taskd.v1.Tasks.RejectTasks:output_type -> taskd.v1.RejectTasksResponse
+	71,  // 300: taskd.v1.Tasks.ExtendTasks:output_type -> taskd.v1.ExtendTasksResponse
+	74,  // 301: taskd.v1.Tasks.StreamTasks:output_type -> taskd.v1.TaskdFrame
+	79,  // 302: taskd.v1.Tasks.OpenSession:output_type -> taskd.v1.OpenSessionResponse
+	81,  // 303: taskd.v1.Tasks.WantTasks:output_type -> taskd.v1.WantTasksResponse
+	83,  // 304: taskd.v1.Tasks.SurrenderTasks:output_type -> taskd.v1.SurrenderTasksResponse
+	85,  // 305: taskd.v1.Tasks.GetPendingCount:output_type -> taskd.v1.GetPendingCountResponse
+	87,  // 306: taskd.v1.Tasks.ReportTasks:output_type -> taskd.v1.ReportTasksResponse
+	89,  // 307: taskd.v1.Tasks.CloseSession:output_type -> taskd.v1.CloseSessionResponse
+	92,  // 308: taskd.v1.Operator.RetryTasks:output_type -> taskd.v1.RetryTasksResponse
+	95,  // 309: taskd.v1.Operator.ListBulkChanges:output_type -> taskd.v1.ListBulkChangesResponse
+	93,  // 310: taskd.v1.Operator.GetBulkChange:output_type -> taskd.v1.BulkChange
+	93,  // 311: taskd.v1.Operator.StopBulkChange:output_type -> taskd.v1.BulkChange
+	119, // 312: taskd.v1.Operator.GetBooks:output_type -> taskd.v1.Books
+	123, // 313: taskd.v1.Operator.Fsck:output_type -> taskd.v1.FsckResponse
+	100, // 314: taskd.v1.Operator.ListDeadLetters:output_type -> taskd.v1.ListDeadLettersResponse
+	103, // 315: taskd.v1.Operator.GetDeadLetter:output_type -> taskd.v1.Letter
+	105, // 316: taskd.v1.Operator.CountDeadLetters:output_type -> taskd.v1.CountDeadLettersResponse
+	109, // 317: taskd.v1.Operator.RetryDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	109, // 318: taskd.v1.Operator.PurgeDeadLetters:output_type -> taskd.v1.ChangeDeadLettersResponse
+	111, // 319: taskd.v1.Operator.GetQueue:output_type -> taskd.v1.Queue
+	113, // 320: taskd.v1.Operator.ListWorkers:output_type -> taskd.v1.ListWorkersResponse
+	116, // 321: taskd.v1.Operator.ListProcesses:output_type -> taskd.v1.ListProcessesResponse
+	126, // 322: taskd.v1.Operator.ListActs:output_type -> taskd.v1.ListActsResponse
+	53,  // 323: taskd.v1.Operator.ChangeTasks:output_type -> taskd.v1.ChangeTasksResponse
+	55,  // 324: taskd.v1.Operator.RequeueTasks:output_type -> taskd.v1.RequeueTasksResponse
+	41,  // 325: taskd.v1.Operator.PauseQueue:output_type -> taskd.v1.PauseQueueResponse
+	43,  // 326: taskd.v1.Operator.ResumeQueue:output_type -> taskd.v1.ResumeQueueResponse
+	45,  // 327: taskd.v1.Operator.ListLimits:output_type -> taskd.v1.ListLimitsResponse
+	50,  // 328: taskd.v1.Operator.GetLimit:output_type -> taskd.v1.LimitKey
+	50,  // 329: taskd.v1.Operator.SetLimit:output_type -> taskd.v1.LimitKey
+	49,  // 330: taskd.v1.Operator.ClearLimit:output_type -> taskd.v1.ClearLimitResponse
+	129, // 331: taskd.v1.Topics.ListTopics:output_type -> taskd.v1.ListTopicsResponse
+	134, // 332: taskd.v1.Topics.PutTopic:output_type -> taskd.v1.Topic
+	134, // 333: taskd.v1.Topics.GetTopic:output_type -> taskd.v1.Topic
+	133, // 334: taskd.v1.Topics.DeleteTopic:output_type -> taskd.v1.DeleteTopicResponse
+	140, // 335: taskd.v1.Topics.Publish:output_type -> taskd.v1.PublishResponse
+	143, // 336: taskd.v1.Topics.ReadTopic:output_type -> taskd.v1.ReadTopicResponse
+	145, // 337: taskd.v1.Topics.FollowTopic:output_type -> taskd.v1.FollowTopicResponse
+	147, // 338: taskd.v1.Topics.ExplainRecord:output_type -> taskd.v1.RecordExplanation
+	150, // 339: taskd.v1.Topics.ListSubscriptions:output_type -> taskd.v1.ListSubscriptionsResponse
+	156, // 340: taskd.v1.Topics.PutSubscription:output_type -> taskd.v1.Subscription
+	156, // 341: taskd.v1.Topics.GetSubscription:output_type -> taskd.v1.Subscription
+	154, // 342: taskd.v1.Topics.DeleteSubscription:output_type -> taskd.v1.DeleteSubscriptionResponse
+	156, // 343: taskd.v1.Topics.Seek:output_type -> taskd.v1.Subscription
+	163, // 344: taskd.v1.Trees.ListTrees:output_type -> taskd.v1.ListTreesResponse
+	159, // 345: taskd.v1.Trees.GetTree:output_type -> taskd.v1.Tree
+	159, // 346: taskd.v1.Trees.WatchTree:output_type -> taskd.v1.Tree
+	93,  // 347: taskd.v1.Trees.CancelTree:output_type -> taskd.v1.BulkChange
+	93,  // 348: taskd.v1.Trees.RetryTree:output_type -> taskd.v1.BulkChange
+	173, // 349: taskd.v1.Topologies.ListTopologies:output_type -> taskd.v1.ListTopologiesResponse
+	168, // 350: taskd.v1.Topologies.GetTopology:output_type -> taskd.v1.Topology
+	168, // 351: taskd.v1.Topologies.ApplyTopology:output_type -> taskd.v1.Topology
+	177, // 352: taskd.v1.Topologies.DeleteTopology:output_type -> taskd.v1.DeleteTopologyResponse
+	290, // [290:353] is the sub-list for method output_type
+	227, // [227:290] is the sub-list for method input_type
+	227, // [227:227] is the sub-list for extension type_name
+	227, // [227:227] is the sub-list for extension extendee
+	0,   // [0:227] is the sub-list for field type_name
 }
 
 func init() { file_taskd_v1_taskd_proto_init() }
@@ -14781,7 +14962,7 @@ func file_taskd_v1_taskd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_taskd_v1_taskd_proto_rawDesc), len(file_taskd_v1_taskd_proto_rawDesc)),
 			NumEnums:      18,
-			NumMessages:   167,
+			NumMessages:   168,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

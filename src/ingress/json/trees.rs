@@ -72,6 +72,7 @@ pub(super) fn of_task<'de, D: Deserializer<'de>>(
                 then,
                 timeout: timeout.map(|time| time.0),
                 on_dead,
+                feed: None,
             }))))
         }
     }
@@ -94,6 +95,7 @@ pub fn read(text: &str) -> Result<TaskTree, String> {
         then,
         timeout: timeout.map(|time| time.0),
         on_dead,
+        feed: None,
     }))
 }
 
@@ -159,6 +161,7 @@ mod tests {
             then: "reports".into(),
             timeout: Some(Duration::from_secs(3600)),
             on_dead: Some(TreeOnDead::Hold),
+            feed: None,
         });
         let text = r#"{"tree":{"then":"reports","timeout":"1h","on_dead":"hold"}}"#;
         assert_eq!(read(text), Ok(Some(full)));

@@ -3,9 +3,11 @@
 //! A stage `fetch` of the topology `crawl` is the queue `crawl.fetch`. Its tasks send outputs to
 //! ports, and each edge of a port makes an output a task of another stage.
 
+mod feed;
 mod graph;
 mod levels;
 mod read;
+mod read_feeds;
 mod read_tests;
 mod route;
 mod scripted;
@@ -16,8 +18,12 @@ mod view;
 use std::{fmt, time::Duration};
 
 pub use self::{
+    feed::{
+        FeedAck, FeedCounts, FeedSettings, FeedSource, MoveTo, PendingAct, PendingRule, RedisList,
+        RedisStream, feed_held, feed_task_id,
+    },
     scripted::{Counted, Expected, Scripted, ScriptedAnswer, TopologyTest},
-    view::{EdgeView, StageView, TopologyView},
+    view::{EdgeView, FeedView, StageView, TopologyView},
 };
 use super::{
     Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead, Way,
@@ -27,6 +33,8 @@ use super::{
 pub const MOST_TOPOLOGIES: u32 = 1000;
 /// The most stages of a topology.
 const MOST_STAGES: usize = 64;
+/// The largest bound on open trees: each process counts them twice a second.
+const MOST_OPEN: u32 = 100_000;
 /// The most edges of a topology.
 const MOST_EDGES: usize = 256;
 /// The largest file.
@@ -44,10 +52,14 @@ pub struct Topology {
     pub timeout: Option<Duration>,
     /// The queue that gets a task when a tree has ended. Empty: none.
     pub then: String,
+    /// The most open trees whose roots are in start stages; 0: no bound.
+    pub max_open: u32,
     /// In the order of the file.
     pub stages: Vec<Stage>,
     /// For `taskd topology test`.
     pub tests: Vec<TopologyTest>,
+    /// In the order of the file.
+    pub feeds: Vec<FeedSettings>,
     /// Remarks on what is no mistake.
     pub notes: Vec<Mistake>,
 }
@@ -109,6 +121,12 @@ impl fmt::Display for Mistake {
 impl Topology {
     pub fn stage(&self, name: &str) -> Option<&Stage> {
         self.stages.iter().find(|stage| stage.name == name)
+    }
+
+    /// The queues of the start stages.
+    pub fn start_queues(&self) -> impl Iterator<Item = &QueueName> {
+        let starts = self.stages.iter().filter(|stage| stage.is_start);
+        starts.map(|stage| &stage.queue)
     }
 
     /// Completes a task to insert into a stage: with the settings of the stage, and for a start

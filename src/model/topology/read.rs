@@ -9,7 +9,8 @@ use toml::{
 };
 
 use super::{
-    Edge, MAX_TOPOLOGY_BYTES, MOST_EDGES, MOST_STAGES, Mistake, OUT, Stage, Topology, levels,
+    Edge, MAX_TOPOLOGY_BYTES, MOST_EDGES, MOST_OPEN, MOST_STAGES, Mistake, OUT, Stage, Topology,
+    levels,
 };
 use crate::model::{
     Backoff, BackoffKind, ECHO, Matching, NewBackoff, NewTree, Priority, QueueName, TopologyName,
@@ -19,7 +20,9 @@ use crate::model::{
 /// The most mistakes that are named.
 const MOST_MISTAKES: usize = 100;
 
-const KEYS: [&str; 6] = ["name", "on_dead", "timeout", "then", "stage", "test"];
+const KEYS: [&str; 8] = [
+    "name", "on_dead", "timeout", "then", "max_open", "feed", "stage", "test",
+];
 const STAGE_KEYS: [&str; 12] = [
     "from",
     "join",
@@ -36,7 +39,6 @@ const STAGE_KEYS: [&str; 12] = [
 ];
 const BACKOFF_KEYS: [&str; 5] = ["kind", "initial", "maximum", "jitter", "give_up_after"];
 /// What later versions have.
-const LATER_KEYS: [&str; 2] = ["feed", "max_open"];
 const LATER_STAGE_KEYS: [&str; 1] = ["topic"];
 
 const NO_STAGE: &str = "there is no stage: write [stage.NAME] for each";
@@ -138,12 +140,7 @@ impl File<'_> {
         for (key, _) in table {
             let at = key.span().start;
             let name: &str = key.get_ref();
-            if LATER_KEYS.contains(&name) {
-                self.wrong(
-                    at,
-                    format!("this version of taskd has no {name} in topologies yet"),
-                );
-            } else if !KEYS.contains(&name) {
+            if !KEYS.contains(&name) {
                 self.unknown(at, name, &KEYS);
             }
         }
@@ -169,6 +166,9 @@ impl File<'_> {
         let then = table
             .get("then")
             .and_then(|value| Some((at(value), self.text("then", value)?)));
+        let max_open = table
+            .get("max_open")
+            .and_then(|value| self.number("max_open", value, 0, MOST_OPEN));
         let mut drafts = self.stages(table, name.as_ref());
         if let Some((at, then)) = &then {
             if let Err(error) = QueueName::new(then) {
@@ -180,6 +180,7 @@ impl File<'_> {
                 self.wrong(*at, says);
             }
         }
+        let feeds = self.feeds(table, name.as_ref(), &drafts);
         self.connect(&mut drafts);
         let backward = self.find_cycles(&drafts);
         self.find_unreachable(&drafts);
@@ -201,8 +202,10 @@ impl File<'_> {
             on_dead: on_dead.unwrap_or_default(),
             timeout,
             then: then.map(|(_, then)| then).unwrap_or_default(),
+            max_open: max_open.unwrap_or_default(),
             stages: drafts.into_iter().map(|draft| draft.stage).collect(),
             tests,
+            feeds,
             notes,
         })
     }
@@ -282,7 +285,7 @@ impl File<'_> {
     }
 
     /// Checks the name of a stage or of a port: the full stop separates them.
-    fn part(&mut self, kind: &str, at: usize, name: &str) {
+    pub(super) fn part(&mut self, kind: &str, at: usize, name: &str) {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
         if name.is_empty() || name.len() > 64 || !name.chars().all(is_plain) {
             let name = shorten(name, ECHO);
@@ -434,16 +437,24 @@ impl File<'_> {
     }
 
     fn max_attempts(&mut self, value: &Located<'_>) -> Option<u32> {
+        self.number("max_attempts", value, 1, 1000)
+    }
+
+    pub(super) fn number(
+        &mut self,
+        what: &str,
+        value: &Located<'_>,
+        least: u32,
+        most: u32,
+    ) -> Option<u32> {
         let number = match value.get_ref() {
             DeValue::Integer(number) => number.to_string().parse().ok(),
             _ => None,
         };
-        let number = number.filter(|number| (1..=1000).contains(number));
+        let number = number.filter(|number| (least..=most).contains(number));
         if number.is_none() {
-            self.wrong(
-                at(value),
-                "max_attempts must be a number from 1 to 1000".to_owned(),
-            );
+            let says = format!("{what} must be a number from {least} to {most}");
+            self.wrong(at(value), says);
         }
         number
     }
@@ -509,7 +520,7 @@ impl File<'_> {
         text
     }
 
-    fn time(&mut self, what: &str, value: &Located<'_>) -> Option<Duration> {
+    pub(super) fn time(&mut self, what: &str, value: &Located<'_>) -> Option<Duration> {
         let time = value.get_ref().as_str().map(humantime::parse_duration);
         let time = time.and_then(Result::ok);
         if time.is_none() {
@@ -519,7 +530,7 @@ impl File<'_> {
         time
     }
 
-    fn flag(&mut self, what: &str, value: &Located<'_>) -> bool {
+    pub(super) fn flag(&mut self, what: &str, value: &Located<'_>) -> bool {
         let flag = value.get_ref().as_bool();
         if flag.is_none() {
             self.wrong(at(value), format!("{what} must be true or false"));
@@ -748,7 +759,7 @@ pub(super) fn at(value: &Located<'_>) -> usize {
 }
 
 /// A condition in JSON. Numbers and truth values are compared as texts.
-fn json_of(value: &DeValue<'_>) -> Value {
+pub(super) fn json_of(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::Table(names) => {
             let of_name = |(name, tests): (&Spanned<_>, &Located<'_>)| {

@@ -6,6 +6,7 @@ use crate::model::{Completion, Encoding, TaskId, TaskTree};
 
 const CRAWL: &str = r#"
 name = "crawl"
+max_open = 1000
 on_dead = "hold"
 timeout = "1h"
 then = "reports"
@@ -55,6 +56,7 @@ fn a_file_becomes_stages_and_edges() {
     assert_eq!(crawl.then, "reports");
     assert_eq!(crawl.on_dead, TreeOnDead::Hold);
     assert_eq!(crawl.timeout, Some(Duration::from_secs(3600)));
+    assert_eq!(crawl.max_open, 1000);
     let names: Vec<_> = crawl.stages.iter().map(|stage| &*stage.name).collect();
     assert_eq!(names, ["fetch", "parse", "index", "screenshot"]);
     let [fetch, parse, index, _] = &crawl.stages[..] else {
@@ -78,7 +80,7 @@ fn a_file_becomes_stages_and_edges() {
         [("link", 0, true), ("page", 2, false), ("page", 3, false)]
     );
     assert_eq!(crawl.notes.len(), 1);
-    assert_eq!((crawl.notes[0].line, crawl.notes[0].column), (9, 8));
+    assert_eq!((crawl.notes[0].line, crawl.notes[0].column), (10, 8));
 }
 
 #[test]
@@ -142,12 +144,9 @@ fn every_mistake_is_named_with_its_place() {
             "3:1: this version of taskd has no topic",
         ),
         (
-            "[feed.a]\n[stage.a]",
-            "2:2: this version of taskd has no feed",
-        ),
         (
-            "max_open = 5\n[stage.a]",
-            "2:1: this version of taskd has no max_open",
+            "max_open = -1\n[stage.a]",
+            "2:12: max_open must be a number from 0 to 100000",
         ),
         ("retries = 5\n[stage.a]", "2:1: unknown key \"retries\""),
         ("[stage.\"a.b\"]", "2:8: stage \"a.b\": a name has"),
@@ -338,6 +337,7 @@ fn tasks_of_a_stage_have_its_settings() {
         then: "reports".into(),
         timeout: Some(Duration::from_secs(3600)),
         on_dead: Some(TreeOnDead::Hold),
+        feed: None,
     };
     assert_eq!(task.tree.as_deref(), Some(&TaskTree::Root(expected)));
     let mut task = NewTask::default();
@@ -498,6 +498,161 @@ fn wrong_joins_are_named() {
     ] {
         let said = stages(lines);
         assert!(said.contains(says), "{said}");
+    }
+}
+
+#[test]
+fn feeds_are_read() {
+    let topology = Topology::read(
+        r#"
+name = "t"
+[feed.urls]
+type = "topic"
+topic = "urls"
+into = "a"
+[feed.stream]
+type = "redis_stream"
+url = "redis://h:1"
+key = "k"
+into = "a"
+start = "2026-01-31T12:00:00Z"
+ack = "done"
+ack_batch = 1
+delete = true
+pending = [{ idle = "1m", deliveries = 3, do = "move", to = "list:dead" }, { idle = "1h", do = "claim" }]
+[feed.list]
+type = "redis_list"
+url = "rediss://h"
+key = "l"
+pop = "right"
+into = "a"
+[stage.a]
+"#,
+    )
+    .unwrap();
+    let [urls, stream, list] = &topology.feeds[..] else {
+        panic!("{topology:?}");
+    };
+    assert_eq!(urls.name.as_str(), "t.urls");
+    assert_eq!((urls.source.kind(), urls.source.reads()), ("topic", "urls"));
+    assert_eq!(stream.ack, FeedAck::Done);
+    assert_eq!((stream.ack_batch, list.ack_batch), (1, 100));
+    let expected = RedisStream {
+        url: "redis://h:1".into(),
+        key: "k".into(),
+        group: "taskd".into(),
+        start: "1769860800000".into(),
+        count: 100,
+        block: Duration::from_secs(1),
+        delete: true,
+        payload: String::new(),
+        pending: vec![
+            PendingRule {
+                idle: Duration::from_secs(60),
+                deliveries: 3,
+                act: PendingAct::Move(MoveTo::List("dead".into())),
+            },
+            PendingRule {
+                idle: Duration::from_secs(3600),
+                deliveries: 1,
+                act: PendingAct::Claim,
+            },
+        ],
+    };
+    assert_eq!(stream.source, FeedSource::RedisStream(expected));
+    let expected = RedisList {
+        url: "rediss://h".into(),
+        key: "l".into(),
+        from_right: true,
+        count: 100,
+    };
+    assert_eq!(list.source, FeedSource::RedisList(expected));
+}
+
+#[test]
+fn every_mistake_of_a_feed_is_named_with_its_place() {
+    const STREAM: &str =
+        "type = \"redis_stream\"\nurl = \"redis://h\"\nkey = \"k\"\ninto = \"a\"\n";
+    for (lines, said) in [
+        ("into = \"a\"", "4:7: type is missing; expected topic,"),
+        (
+            "type = \"amqp\"\ninto = \"a\"",
+            "5:8: type is \"amqp\"; expected topic,",
+        ),
+        (
+            "type = \"redis_list\"\nkey = \"k\"\ninto = \"a\"",
+            "4:7: url is missing",
+        ),
+        (
+            "type = \"redis_list\"\nkey = \"k\"\nurl = \"http://h\"\ninto = \"a\"",
+            "7:7: url must name one Redis",
+        ),
+        (
+            "type = \"redis_list\"\nurl = \"redis://h\"\ninto = \"a\"",
+            "4:7: key is missing",
+        ),
+        ("type = \"topic\"\ninto = \"a\"", "4:7: topic is missing"),
+        ("type = \"topic\"\ntopic = \"t\"", "4:7: into is missing"),
+        (
+            "type = \"topic\"\ntopic = \"t\"\ninto = \"x\"",
+            "7:8: there is no stage \"x\"",
+        ),
+        (
+            "type = \"topic\"\ntopic = \"t\"\ninto = \"b\"",
+            "7:8: no tree begins in stage b: say start = true there",
+        ),
+        (
+            "type = \"topic\"\ntopic = \"t\"\ninto = \"a\"\nack = \"done\"",
+            "8:1: unknown key \"ack\"; expected type, into, topic,",
+        ),
+    ] {
+        let found = wrong(&format!(
+            "[stage.a]\n[stage.b]\nfrom = \"a\"\n[feed.f]\n{lines}"
+        ));
+        let said = said.split_once(':').map(|(line, rest)| {
+            let line: usize = line.parse().unwrap();
+            format!("{}:{rest}", line + 1)
+        });
+        let said = said.unwrap();
+        assert!(found.contains(&said), "{lines}: {said}: {found}");
+    }
+    for (line, said) in [
+        (
+            "ack = \"later\"",
+            "ack is \"later\"; expected stored, done or none",
+        ),
+        ("ack_batch = 0", "ack_batch must be a number from 1 to 1000"),
+        ("ack_interval = \"2h\"", "ack_interval must be 1ms to 1h"),
+        ("block = \"1m\"", "block must be 1ms to 5s"),
+        ("count = 5000", "count must be a number from 1 to 1000"),
+        ("start = \"yesterday\"", "start must be \"0\", \"$\""),
+        ("group = \"\"", "group must have 1 to 512 bytes"),
+        ("pop = \"left\"", "unknown key \"pop\""),
+        ("pending = 5", "8:11: pending must be a list of tables"),
+        ("pending = [{ do = \"ack\" }]", "8:12: idle is missing"),
+        (
+            "pending = [{ idle = \"1m\", do = \"drop\" }]",
+            "8:32: do is \"drop\"; expected claim, ack, delete or move",
+        ),
+        (
+            "pending = [{ idle = \"1m\", do = \"move\" }]",
+            "do is move; say where",
+        ),
+        (
+            "pending = [{ idle = \"1m\", do = \"move\", to = \"bag:x\" }]",
+            "to is \"bag:x\"; expected stream:KEY,",
+        ),
+        (
+            "pending = [{ idle = \"1m\", do = \"ack\", to = \"list:x\" }]",
+            "to is for do = \"move\", and not for ack",
+        ),
+        (
+            "pending = [{ idle = \"1m\", do = \"ack\", deliverys = 3 }]",
+            "unknown key \"deliverys\"; expected idle, deliveries, do, to",
+        ),
+    ] {
+        let found = wrong(&format!("[stage.a]\n[feed.f]\n{STREAM}{line}"));
+        assert!(found.contains(said), "{line}: {found}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
-use super::{Stage, Topology};
+use super::{FeedAck, FeedCounts, FeedSettings, Stage, Topology};
 use crate::model::{Priority, Rfc3339, TaskRules, TopologyName, TreeOnDead, unix_time::rfc_3339};
 
 /// A topology in an answer.
@@ -31,8 +31,13 @@ pub struct TopologyView {
     /// The queue that gets a task when a tree has ended.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub then: String,
+    /// The most open trees whose roots are in start stages; 0: no bound.
+    pub max_open: u32,
+    /// How many are open. 0 without a bound.
+    pub open: u64,
     /// The stages with the settings in force.
     pub stages: Vec<StageView>,
+    pub feeds: Vec<FeedView>,
     /// Why this process does not follow it: its file is of another version of taskd.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub error: String,
@@ -69,6 +74,45 @@ pub struct EdgeView {
     pub matching: String,
 }
 
+/// A feed in an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub struct FeedView {
+    pub name: String,
+    /// `topic`, `redis_stream` or `redis_list`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The topic, or the key in Redis.
+    pub reads: String,
+    /// The stage that gets its records.
+    pub into: String,
+    pub ack: FeedAck,
+    #[serde(flatten)]
+    pub counts: FeedCounts,
+    /// Records that the source may forget, and has not yet.
+    pub acks_pending: u64,
+    /// Why it reads nothing now. Empty: it reads.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub held: String,
+}
+
+impl FeedView {
+    /// The view of a feed of which only the settings are known.
+    pub fn new(of: &Topology, feed: &FeedSettings) -> Self {
+        let name = feed.name.as_str();
+        let prefix = format!("{}.", of.name);
+        Self {
+            name: name.strip_prefix(&prefix).unwrap_or(name).to_owned(),
+            kind: feed.source.kind().to_owned(),
+            reads: feed.source.reads().to_owned(),
+            into: of.stages[feed.into].name.clone(),
+            ack: feed.ack,
+            counts: FeedCounts::default(),
+            acks_pending: 0,
+            held: String::new(),
+        }
+    }
+}
+
 impl TopologyView {
     /// A topology of which only the file is known.
     pub fn new(
@@ -87,7 +131,10 @@ impl TopologyView {
             on_dead: TreeOnDead::default(),
             timeout: None,
             then: String::new(),
+            max_open: 0,
+            open: 0,
             stages: Vec::new(),
+            feeds: Vec::new(),
             error: String::new(),
         }
     }

@@ -7,6 +7,7 @@
 
 mod gates;
 mod occupancy;
+mod open_trees;
 mod own_limits;
 mod sync;
 mod topologies;
@@ -14,6 +15,7 @@ mod topologies;
 pub use self::{
     gates::{Gates, Shortage},
     occupancy::{NoName, Occupancy, OccupancyPermit},
+    open_trees::{OpenPermit, OpenTrees},
     own_limits::LimitSync,
     sync::QueueSync,
     topologies::{KnownTopologies, Stages},

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use super::KnownTopologies;
+use super::{KnownTopologies, OpenTrees};
 use crate::{
     config::Queues,
     model::{QueueName, Scope},
@@ -21,7 +21,7 @@ const LET_IN: Duration = Duration::from_secs(10);
 /// The queue names and the numbers of unfinished tasks in the whole installation: as last read from
 /// SQL, plus what this process has admitted since. Clones share it.
 #[derive(Clone, Default)]
-pub struct Occupancy(Arc<RwLock<QueueCounts>>, KnownTopologies);
+pub struct Occupancy(Arc<RwLock<QueueCounts>>, KnownTopologies, OpenTrees);
 
 #[derive(Default)]
 struct QueueCounts {
@@ -156,6 +156,11 @@ impl Occupancy {
     /// The topologies, whose stages are always let in.
     pub fn topologies(&self) -> &KnownTopologies {
         &self.1
+    }
+
+    /// The open trees of topologies with a bound.
+    pub fn open_trees(&self) -> &OpenTrees {
+        &self.2
     }
 
     /// Whether somebody who may do everything wants a queue of this name.

@@ -97,6 +97,11 @@ impl QueueSync {
         self.read_shards().await?;
         self.read_pauses().await?;
         self.occupancy.topologies().follow(&*self.store).await?;
+        let stages = self.occupancy.topologies().stages();
+        self.occupancy
+            .open_trees()
+            .follow(&stages, &*self.store)
+            .await?;
         let unfinished = self.store.unfinished().await?.into_iter().collect();
         self.occupancy.set_names(
             unfinished,

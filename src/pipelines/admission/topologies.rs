@@ -30,6 +30,7 @@ pub struct KnownTopologies {
 #[derive(Default)]
 pub struct Stages {
     by_queue: HashMap<QueueName, (Arc<Topology>, usize)>,
+    all: Vec<Arc<Topology>>,
 }
 
 impl Stages {
@@ -41,6 +42,15 @@ impl Stages {
     pub fn of(&self, queue: &str) -> Option<(&Topology, usize)> {
         let (topology, stage) = self.by_queue.get(queue)?;
         Some((topology, *stage))
+    }
+
+    pub fn all(&self) -> &[Arc<Topology>] {
+        &self.all
+    }
+
+    /// The topologies with a bound on their open trees.
+    pub fn bounded(&self) -> impl Iterator<Item = &Arc<Topology>> {
+        self.all.iter().filter(|topology| topology.max_open > 0)
     }
 }
 
@@ -71,6 +81,7 @@ impl KnownTopologies {
 
 fn stages_of(stored: &[StoredTopology]) -> Stages {
     let mut by_queue = HashMap::new();
+    let mut all = Vec::new();
     for StoredTopology { name, text, .. } in stored {
         match Topology::read(text) {
             Ok(topology) => {
@@ -78,6 +89,7 @@ fn stages_of(stored: &[StoredTopology]) -> Stages {
                 for (place, stage) in topology.stages.iter().enumerate() {
                     by_queue.insert(stage.queue.clone(), (Arc::clone(&topology), place));
                 }
+                all.push(topology);
             }
             Err(mistakes) => {
                 let first = mistakes
@@ -88,5 +100,5 @@ fn stages_of(stored: &[StoredTopology]) -> Stages {
             }
         }
     }
-    Stages { by_queue }
+    Stages { by_queue, all }
 }

@@ -12,7 +12,7 @@ pub enum Error {
     Busy(String),
     /// HTTP 503, gRPC UNAVAILABLE.
     #[error("cannot store tasks now: {0}")]
-    Unavailable(Unavailable),
+    Unavailable(#[from] Unavailable),
 }
 
 /// Why no task can be stored now.

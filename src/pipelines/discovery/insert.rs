@@ -1,7 +1,7 @@
 //! The insert side: callers hand in tasks and wait for their answers.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -22,11 +22,12 @@ use crate::{
     enrichment::Enrichment,
     model::{
         DeadLetter, InsertAnswer, InsertStatus, MAX_IDEMPOTENCY_KEY_BYTES, MAX_RECORD_BYTES,
-        NewTask, QueueName, Scope, StoredStatus, TaskId, TaskRow, TaskStatus,
+        NewTask, QueueName, RowTree, Scope, StoredStatus, TaskId, TaskRow, TaskStatus, Topology,
+        TopologyName,
         validate::{self, MAX_KEY_BYTES, MAX_TRACEPARENT_BYTES},
     },
     pipelines::{
-        admission::{OccupancyPermit, Stages},
+        admission::{OccupancyPermit, OpenPermit, Stages},
         context::Context,
     },
     runtime::Supervisor,
@@ -176,8 +177,20 @@ impl Handle {
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
-        let (sorted, traced) = self.sort(tasks, ids, refused, now).await;
-        match self.store_sorted(sorted, refused, now, enrich_left).await {
+        let (mut sorted, traced) = self.sort(tasks, ids, refused, now).await;
+        let opening = match sorted.rows.iter().any(is_root) {
+            // Few inserts open trees, and the others stay small.
+            true => Box::pin(self.bound_trees(&mut sorted)).await,
+            false => Ok(Opening::default()),
+        };
+        let stored = match opening {
+            Ok(opening) => {
+                self.store_sorted(sorted, opening, refused, now, enrich_left)
+                    .await
+            }
+            Err(error) => Err(error),
+        };
+        match stored {
             Ok(answers) => {
                 traced.end(&answers);
                 Ok(answers)
@@ -194,6 +207,7 @@ impl Handle {
     async fn store_sorted(
         &self,
         sorted: Sorted,
+        mut opening: Opening,
         keeps: Refused,
         now: i64,
         enrich_left: &mut Duration,
@@ -229,11 +243,12 @@ impl Handle {
         for (place, (id, queue, inserted)) in places.into_iter().zip(stored) {
             if let Inserted::New = inserted {
                 room.keep(&queue);
+                opening.keep(id);
             }
             answers[place] = answer(id, inserted);
         }
         // Return the unused capacity now: sending the letters may take long.
-        drop(room);
+        drop((room, opening));
         self.keep(refused, &mut answers).await;
         Ok(answers)
     }
@@ -415,6 +430,58 @@ impl Handle {
             .collect())
     }
 
+    /// Refuses the rows beyond the open trees that their topologies may have. Fails if that leaves
+    /// none of the tasks.
+    async fn bound_trees(&self, sorted: &mut Sorted) -> Result<Opening, Error> {
+        let stages = self.stages();
+        let mut opening = Opening::default();
+        let mut wanted: BTreeMap<TopologyName, (&Topology, u64)> = BTreeMap::new();
+        for row in &sorted.rows {
+            if let Some(topology) = opens_tree(&stages, row) {
+                let name = topology.name.clone();
+                wanted.entry(name).or_insert((topology, 0)).1 += 1;
+            }
+        }
+        let open = self.context.occupancy.open_trees();
+        let mut refused = HashSet::new();
+        let mut why = String::new();
+        for (name, (topology, count)) in wanted {
+            let mut permit = open.reserve(topology, count);
+            if permit.left() < count {
+                drop(permit);
+                let refreshed = open.refresh(&stages, &*self.context.store).await;
+                refreshed.map_err(|error| Unavailable::Store(Arc::new(error)))?;
+                permit = open.reserve(topology, count);
+            }
+            let of_topology = sorted.rows.iter().enumerate().filter(|(_, row)| {
+                opens_tree(&stages, row).is_some_and(|topology| topology.name == name)
+            });
+            let mut left = permit.left();
+            for (at, row) in of_topology {
+                if left == 0 {
+                    let max = topology.max_open;
+                    why = format!("topology {name} has {max} open trees, its max_open");
+                    refused.insert(at);
+                    sorted.answers[sorted.places[at]] = InsertAnswer::try_later(why.clone());
+                } else {
+                    left -= 1;
+                    opening.topologies.insert(row.id, name.clone());
+                }
+            }
+            opening.permits.insert(name, permit);
+        }
+        if refused.is_empty() {
+            return Ok(opening);
+        }
+        metrics::discovery_dropped(Source::Api, Dropped::Busy, refused.len());
+        if refused.len() == sorted.answers.len() {
+            return Err(Error::Busy(why));
+        }
+        retain(&mut sorted.rows, |at| !refused.contains(&at));
+        retain(&mut sorted.places, |at| !refused.contains(&at));
+        Ok(opening)
+    }
+
     /// Reserves capacity for the rows, before any is stored. Refuses all if one queue is full.
     fn admit(&self, rows: &[TaskRow]) -> Result<OccupancyPermit, Error> {
         if let Some(shortage) = self.context.gates.shortage() {
@@ -435,6 +502,37 @@ impl Handle {
                 ))
             })
     }
+}
+
+/// Trees of topologies with a bound that are about to begin.
+#[derive(Default)]
+struct Opening {
+    permits: BTreeMap<TopologyName, OpenPermit>,
+    /// The topology of each root.
+    topologies: HashMap<TaskId, TopologyName>,
+}
+
+impl Opening {
+    /// Counts the tree of this task, if it is the root of one.
+    fn keep(&mut self, task: TaskId) {
+        let name = self.topologies.remove(&task);
+        if let Some(permit) = name.and_then(|name| self.permits.get_mut(&name)) {
+            permit.keep();
+        }
+    }
+}
+
+fn is_root(row: &TaskRow) -> bool {
+    matches!(row.tree.as_deref(), Some(RowTree::Root(_)))
+}
+
+/// The topology with a bound in which this row opens a tree.
+fn opens_tree<'s>(stages: &'s Stages, row: &TaskRow) -> Option<&'s Topology> {
+    if !is_root(row) {
+        return None;
+    }
+    let (topology, stage) = stages.of(row.queue.as_str())?;
+    (topology.max_open > 0 && topology.stages[stage].is_start).then_some(topology)
 }
 
 /// What becomes of refused tasks.

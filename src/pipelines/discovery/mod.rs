@@ -31,6 +31,7 @@ mod results;
 mod room;
 mod schema;
 mod seen;
+mod sources;
 mod steps;
 mod traced;
 mod trees;
@@ -66,5 +67,6 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
     );
     let handle = insert::start(context.clone(), enrichment, to_mark, tally, supervisor);
     feeds::start(context, &handle, supervisor);
+    sources::start(context, &handle, supervisor);
     handle
 }

@@ -80,6 +80,7 @@ pub fn tree_settings(
         on_dead: new.on_dead.unwrap_or_default(),
         deadline_unix_ms,
         then,
+        feed: new.feed.clone(),
     })
 }
 

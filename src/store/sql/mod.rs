@@ -40,6 +40,7 @@ mod access;
 mod backend;
 mod columns;
 mod dialect;
+mod feeds;
 mod meta;
 mod migrate;
 mod operators;

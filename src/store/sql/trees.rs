@@ -19,15 +19,12 @@ use super::{
         retention,
         steps::Steps,
         subtrees,
-        trees::{self, Ends, Making, TREE_COLUMNS, TreeColumns, TreeRow, note_ends},
+        trees::{self, Ends, Making, NewEnd, TREE_COLUMNS, TreeColumns, TreeRow, note_ends},
     },
 };
 use crate::{
     config::EventQueues,
-    model::{
-        Act, BulkChange, QueueName, TaskId, ThenTask, TreeEnd, TreeOnDead, TreePages, TreeState,
-        TreeView,
-    },
+    model::{Act, BulkChange, QueueName, TaskId, TreeOnDead, TreePages, TreeState, TreeView},
     store::{AddedBulk, ComparedTrees, Result, TREE_LOOKED_AT, TreeCount, Trees, WrongTree},
 };
 
@@ -132,6 +129,25 @@ impl<DB: Backend> Trees for SqlStore<DB> {
             .sql(" WHERE state = 0");
         let counts: Vec<(i64,)> = self.sql.read("open_trees", open).await?;
         counts.first().map_or(Ok(0), |(count,)| number(*count))
+    }
+
+    async fn open_trees_of(&self, queues: &[QueueName]) -> Result<Vec<(QueueName, u64)>> {
+        let mut open = Vec::new();
+        for queues in lists(queues) {
+            let count = Statement::new("SELECT queue, COUNT(*) FROM trees ")
+                .sql(&DB::Connection::by_index("trees_queue_state"))
+                .sql(" WHERE state = 0 AND queue IN ")
+                .list(queues)
+                .sql(" GROUP BY queue");
+            for (queue, count) in self
+                .sql
+                .read::<(String, i64)>("open_trees_of", count)
+                .await?
+            {
+                open.push((queue_name(&queue)?, number(count)?));
+            }
+        }
+        Ok(open)
     }
 
     async fn remove_ended_trees(&self, age: Duration, limit: u32) -> Result<u64> {
@@ -257,28 +273,26 @@ async fn cancel<S: Session>(session: &mut S, cancel: &Cancel) -> Result<(AddedBu
     row.view.cancelling = true;
     // Only dead tasks may have kept it open.
     let now_ms = trees::now_ms(session).await?;
-    let end = row.end_if_over(now_ms);
+    let end = row.end_if_over(now_ms).map(|end| row.ended(end));
     if end.is_some() {
         row.remove_subtrees(session).await?;
     }
-    let then = row.then.clone();
     trees::write(session, &[row]).await?;
-    let ended = store_end(session, end, then, &cancel.events).await?;
+    let ended = store_end(session, end, &cancel.events).await?;
     Ok((added, ended))
 }
 
 /// Stores the end of a tree that ended without a change of its tasks.
 async fn store_end<S: Session>(
     session: &mut S,
-    end: Option<TreeEnd>,
-    then: Option<ThenTask>,
+    end: Option<NewEnd>,
     events: &Arc<EventQueues>,
 ) -> Result<Ends> {
     let Some(end) = end else {
         return Ok(Ends::default());
     };
     let making = Making {
-        ends: vec![(end, then)],
+        ends: vec![end],
         ..Making::default()
     };
     let ended = making.store(session, None).await?;
@@ -496,13 +510,12 @@ async fn correct<S: Session>(
         row.view.ended_unix_ms = None;
     }
     let now_ms = trees::now_ms(session).await?;
-    let end = row.end_if_over(now_ms);
+    let end = row.end_if_over(now_ms).map(|end| row.ended(end));
     if end.is_some() {
         row.remove_subtrees(session).await?;
     }
-    let then = row.then.clone();
     trees::write(session, &[row]).await?;
-    let ended = store_end(session, end, then, events).await?;
+    let ended = store_end(session, end, events).await?;
     corrected.trees.extend(ended.trees);
     corrected.made.extend(ended.made);
     Ok(corrected)

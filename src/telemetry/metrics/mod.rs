@@ -9,6 +9,7 @@ mod discovery;
 mod enrichment;
 mod events;
 mod fanout;
+mod feeds;
 mod history;
 mod label;
 mod latency;
@@ -28,9 +29,9 @@ use ::metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 
 pub use self::{
-    changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*,
-    limits::*, process::*, servers::*, sessions::*, topics::*, traces::*, trees::*, watchdog::*,
-    workers::*,
+    changes::*, discovery::*, enrichment::*, events::*, fanout::*, feeds::*, history::*,
+    latency::*, limits::*, process::*, servers::*, sessions::*, topics::*, traces::*, trees::*,
+    watchdog::*, workers::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, logging, openmetrics, series::Recorders};
@@ -113,6 +114,7 @@ fn describe() {
     events::describe();
     topics::describe();
     fanout::describe();
+    feeds::describe();
     workers::describe();
     latency::describe();
     watchdog::describe();

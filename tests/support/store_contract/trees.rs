@@ -6,12 +6,13 @@ use taskd::{
     config::{EventQueues, QueueSettings, Queues},
     model::{
         Act, BulkAction, BulkChange, BulkProgress, BulkState, Change, DeadLetter, EventRecord,
-        KeyHash, NewTask, RowTree, Scope, SecretHash, TaskCursor, TaskFilter, ThenTask, TreeOnDead,
-        TreePages, TreeSettings, TreeState, TreeView, Update,
+        FeedCounts, FeedRef, KeyHash, NewTask, RowTree, Scope, SecretHash, SubscriptionName,
+        TaskCursor, TaskFilter, ThenTask, TreeOnDead, TreePages, TreeSettings, TreeState, TreeView,
+        Update,
     },
     store::{
-        AddedBulk, Decided, EndedChange, Inserted::TreeClosed, Stored, TaskSearch, TreeCount,
-        Wanted,
+        AddedBulk, Decided, EndedChange, Inserted::TreeClosed, Stored, StoredFeed, TaskSearch,
+        TreeCount, Wanted,
     },
     wire,
 };
@@ -86,6 +87,17 @@ async fn ends(store: &dyn Store) -> Vec<TaskRow> {
         .collect();
     tasks.sort_by_key(|task| task.created_unix_ms);
     tasks
+}
+
+/// The record of a feed that hears of the end of its tree.
+fn of_feed(feed: &str, reference: &str) -> TreeSettings {
+    TreeSettings {
+        feed: Some(FeedRef {
+            feed: SubscriptionName::new(feed).unwrap(),
+            reference: reference.to_owned(),
+        }),
+        ..TreeSettings::default()
+    }
 }
 
 pub(super) async fn settle(store: &dyn Store, reports: &[Settlement]) -> Stored<Settled> {
@@ -163,6 +175,8 @@ pub(crate) async fn a_tree_begins_with_its_root_and_ends_with_its_last_task<D: D
     let answers = store.insert(&[other]).await.unwrap().answers;
     assert!(matches!(answers[..], [Duplicate { id, .. }] if id == first.task.id));
     assert_eq!(store.open_trees().await.unwrap(), 1);
+    let of_queues = store.open_trees_of(&[queue("q"), queue("other")]).await;
+    assert_eq!(of_queues.unwrap(), [(queue("q"), 1)]);
 
     // What is discovered joins the tree, in whatever queue. A duplicate counts nowhere.
     let found = [row("q", "a"), row("other", "b"), row("q", "root")];
@@ -210,6 +224,7 @@ pub(crate) async fn a_tree_begins_with_its_root_and_ends_with_its_last_task<D: D
     );
     assert_eq!(detail_of(&*store, &fresh(then.clone())).await.tree, None);
     assert_eq!(store.open_trees().await.unwrap(), 0);
+    assert_eq!(store.open_trees_of(&[queue("q")]).await.unwrap(), []);
     // All reports again change nothing.
     let again = [
         discovering(&first, "w", found.to_vec()),
@@ -937,6 +952,69 @@ pub(crate) async fn the_end_of_a_tree_is_an_event_of_its_root<D: Database>(db: &
     assert_eq!(end.tree, Some(TreeState::Failed));
     assert_eq!(end.at_unix_ms, NOW + 20);
     assert_eq!(events.len(), 3, "inserted, died, and the end of the tree");
+}
+
+pub(crate) async fn the_end_of_a_tree_is_an_ack_for_its_feed<D: Database>(db: &D) {
+    let store = db.open().await;
+    let feed = SubscriptionName::new("t.f").unwrap();
+    let roots = ["1-1", "1-2", "1-3"].map(|reference| root(reference, of_feed("t.f", reference)));
+    insert_new(&*store, &roots).await;
+    insert_new(&*store, &[root("other", of_feed("t.other", "1-1"))]).await;
+    assert_eq!(store.due_acks(&feed, 10).await.unwrap(), [] as [&str; 0]);
+    let settled = [completed(&roots[0], "w"), died(&roots[1])];
+    settle(&*store, &settled).await;
+    settle(&*store, &settled).await;
+    cancel(&*store, &roots[2], NOW + 20).await;
+    assert_eq!(store.count_acks(&feed).await.unwrap(), 3);
+    assert_eq!(store.due_acks(&feed, 2).await.unwrap().len(), 2);
+    let due = store.due_acks(&feed, 10).await.unwrap();
+    assert_eq!(due, ["1-1", "1-2", "1-3"]);
+    store.remove_acks(&feed, &due[..2]).await.unwrap();
+    store.remove_acks(&feed, &due[..2]).await.unwrap();
+    assert_eq!(store.due_acks(&feed, 10).await.unwrap(), ["1-3"]);
+    // A tree that is opened again ends again, and the source forgets its record once more.
+    send_again(&*store, &roots[1], NOW + 30).await;
+    settle(&*store, &[completed(&roots[1], "w")]).await;
+    store
+        .add_acks(&feed, &["1-3".to_owned(), "1-4".to_owned()])
+        .await
+        .unwrap();
+    let due = store.due_acks(&feed, 10).await.unwrap();
+    assert_eq!(due, ["1-2", "1-3", "1-4"]);
+
+    // What is stored of a feed is replaced, but not by an earlier run.
+    let mut stored = StoredFeed {
+        name: feed.clone(),
+        run: 7,
+        counts: FeedCounts {
+            trees: 3,
+            ..FeedCounts::default()
+        },
+        acks_pending: 2,
+        held: "it waits".into(),
+    };
+    store.keep_feed(&stored).await.unwrap();
+    stored.counts.acknowledged = 1;
+    stored.held = String::new();
+    store.keep_feed(&stored).await.unwrap();
+    let earlier = StoredFeed {
+        run: 6,
+        ..stored.clone()
+    };
+    store.keep_feed(&earlier).await.unwrap();
+    assert_eq!(store.feeds().await.unwrap(), [stored]);
+    store
+        .forget_feeds(&[feed.clone()], Duration::ZERO)
+        .await
+        .unwrap();
+    assert_eq!(store.feeds().await.unwrap().len(), 1);
+    store
+        .forget_feeds(&[], Duration::from_secs(60))
+        .await
+        .unwrap();
+    assert_eq!(store.feeds().await.unwrap().len(), 1, "it is too young");
+    store.forget_feeds(&[], Duration::ZERO).await.unwrap();
+    assert_eq!(store.feeds().await.unwrap(), []);
 }
 
 pub(crate) async fn two_settlers_end_a_tree_once<D: Database>(db: &D) {

@@ -2334,6 +2334,50 @@ pub struct Topology {
     /// Why this process does not follow it: its file is of another version of taskd.
     #[prost(string, tag = "10")]
     pub error: ::prost::alloc::string::String,
+    /// The most open trees whose roots are in start stages; 0: no bound.
+    #[prost(uint32, tag = "11")]
+    pub max_open: u32,
+    /// How many are open. 0 without a bound.
+    #[prost(uint64, tag = "12")]
+    pub open: u64,
+    #[prost(message, repeated, tag = "13")]
+    pub feeds: ::prost::alloc::vec::Vec<TopologyFeed>,
+}
+/// A feed, and what became of its records.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TopologyFeed {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// topic, redis_stream or redis_list.
+    #[prost(string, tag = "2")]
+    pub r#type: ::prost::alloc::string::String,
+    /// The topic, or the key in Redis.
+    #[prost(string, tag = "3")]
+    pub reads: ::prost::alloc::string::String,
+    /// The stage that gets its records.
+    #[prost(string, tag = "4")]
+    pub into: ::prost::alloc::string::String,
+    /// When a record is acknowledged: stored, done or none.
+    #[prost(string, tag = "5")]
+    pub ack: ::prost::alloc::string::String,
+    /// Records that opened a tree.
+    #[prost(uint64, tag = "6")]
+    pub trees: u64,
+    /// Records that were stored before.
+    #[prost(uint64, tag = "7")]
+    pub duplicates: u64,
+    /// Records that the queue refused. Each has a dead letter.
+    #[prost(uint64, tag = "8")]
+    pub refused: u64,
+    /// Records that the source has forgotten because they were acknowledged.
+    #[prost(uint64, tag = "9")]
+    pub acknowledged: u64,
+    /// Records that the source may forget, and has not yet.
+    #[prost(uint64, tag = "10")]
+    pub acks_pending: u64,
+    /// Why it reads nothing now. Empty: it reads.
+    #[prost(string, tag = "11")]
+    pub held: ::prost::alloc::string::String,
 }
 /// A stage with the settings in force: its own, or those of its queue.
 #[derive(Clone, PartialEq, ::prost::Message)]

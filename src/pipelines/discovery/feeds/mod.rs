@@ -21,6 +21,7 @@ mod step;
 mod turns;
 
 pub use record_task::record_task;
+pub(super) use record_task::{encoding, put};
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

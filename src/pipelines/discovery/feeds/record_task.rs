@@ -115,7 +115,11 @@ fn by_name(attributes: &[(String, String)]) -> BTreeMap<&str, Vec<&str>> {
 }
 
 /// Adds a header. A value that no header can have becomes `NAME_base64`.
-fn put(headers: &mut HashMap<String, String>, name: &str, value: &[u8]) {
+pub(in crate::pipelines::discovery) fn put(
+    headers: &mut HashMap<String, String>,
+    name: &str,
+    value: &[u8],
+) {
     match std::str::from_utf8(value) {
         Ok(text) if !text.chars().any(char::is_control) => {
             headers.insert(name.to_owned(), text.to_owned());
@@ -126,7 +130,7 @@ fn put(headers: &mut HashMap<String, String>, name: &str, value: &[u8]) {
     }
 }
 
-fn encoding(value: &[u8]) -> Encoding {
+pub(in crate::pipelines::discovery) fn encoding(value: &[u8]) -> Encoding {
     match std::str::from_utf8(value) {
         Ok(text) if json::check(text).is_ok() => Encoding::Json,
         Ok(_) => Encoding::Text,

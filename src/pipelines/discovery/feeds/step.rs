@@ -113,7 +113,7 @@ impl Step {
             let logs = context.bus.logs();
             pages::page(&logs, &self.log, self.key.partition, Some(last.offset))
         });
-        let chosen = self.chosen(page);
+        let chosen = self.chosen(handle, page);
         let places: Vec<usize> = chosen.iter().map(|one| one.place).collect();
         let insert = Box::pin(self.insert(context, handle, chosen));
         let inserted = match while_read(next.as_ref(), insert).await {
@@ -192,7 +192,7 @@ impl Step {
     }
 
     /// The records that match, with their tasks.
-    fn chosen(&self, page: &[LogMessage]) -> Vec<Chosen> {
+    fn chosen(&self, handle: &Handle, page: &[LogMessage]) -> Vec<Chosen> {
         let mut chosen = Vec::with_capacity(page.len());
         for (place, message) in page.iter().enumerate() {
             let record = &message.record;
@@ -201,10 +201,26 @@ impl Step {
                 continue;
             }
             let replay = self.from.replay;
-            let (id, task) = record_task(&self.subscription, replay, &self.key.topic, message);
+            let (id, mut task) = record_task(&self.subscription, replay, &self.key.topic, message);
+            self.open_tree(handle, &mut task);
             chosen.push(Chosen { place, id, task });
         }
         chosen
+    }
+
+    /// If the subscription is a feed of a topology, its records open trees.
+    fn open_tree(&self, handle: &Handle, task: &mut NewTask) {
+        let stages = handle.stages();
+        let Some((topology, stage)) = stages.of(&task.queue) else {
+            return;
+        };
+        let name = &self.subscription.name;
+        // A stage takes these tasks: it is for one worker, and so are they.
+        if topology.feeds.iter().any(|feed| feed.name == *name)
+            && let Err(error) = topology.complete_insert(stage, task)
+        {
+            tracing::warn!("a record of feed {name} opens no tree: {error}");
+        }
     }
 
     fn is_left_out(&self, record: &LogRecord) -> bool {

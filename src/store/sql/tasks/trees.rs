@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     model::{
-        Part, QueueName, RowTree, StoredStatus, TaskId, TaskRow, ThenTask, TreeEnd, TreeOnDead,
-        TreeSettings, TreeState, TreeView,
+        FeedRef, Part, QueueName, RowTree, StoredStatus, SubscriptionName, TaskId, TaskRow,
+        ThenTask, TreeEnd, TreeOnDead, TreeSettings, TreeState, TreeView,
     },
     store::{
         Error, NewRow, Result, Turn, Unpublished,
@@ -38,7 +38,7 @@ use crate::{
 
 /// The columns of [`TreeColumns`].
 pub(crate) const TREE_COLUMNS: &str = "id, queue, state, epoch, open_tasks, held_tasks, tasks, dead, cancelled, letters, late, \
-     joins, cancelling, on_dead, deadline_ms, then_task, opened_ms, ended_ms";
+     joins, cancelling, on_dead, deadline_ms, then_task, opened_ms, ended_ms, feed, reference";
 
 /// The columns that change after a tree has begun.
 const CHANGING: [&str; 13] = [
@@ -338,7 +338,7 @@ impl Trees {
             }
             let before = row.view.clone();
             if let Some(end) = row.apply(session, change).await? {
-                making.ends.push((end, row.then.clone()));
+                making.ends.push(row.ended(end));
             }
             // A dead task that held nothing may have been removed.
             if row.view != before {
@@ -367,7 +367,8 @@ fn join_namesake<S: Session>() -> String {
 async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> Result<()> {
     let new: Vec<_> = new.iter().collect();
     for piece in pieces(&new, |_| 0) {
-        let rows = piece.iter().map(|(id, tree)| -> [Value<'_>; 18] {
+        let rows = piece.iter().map(|(id, tree)| -> [Value<'_>; 20] {
+            let [feed, reference] = feed_columns(tree.settings.feed.as_ref());
             [
                 (*id).into(),
                 (&tree.queue).into(),
@@ -387,6 +388,8 @@ async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> 
                 then_text(tree.settings.then.as_ref()).into(),
                 tree.opened_ms.into(),
                 0_i64.into(), // ended_ms
+                feed.into(),
+                reference.into(),
             ]
         });
         let begin = Statement::new(format!("INSERT INTO trees ({TREE_COLUMNS})")).values(rows);
@@ -444,8 +447,9 @@ pub(crate) async fn lock<S: Session>(
 /// Writes what changes of these trees, which are locked.
 pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Result<()> {
     for piece in pieces(rows, |_| 0) {
-        let values = piece.iter().map(|row| -> [Value<'_>; 18] {
-            let TreeRow { view, then } = row;
+        let values = piece.iter().map(|row| -> [Value<'_>; 20] {
+            let TreeRow { view, then, feed } = row;
+            let [feed, reference] = feed_columns(feed.as_ref());
             [
                 (&view.id).into(),
                 (&view.queue).into(),
@@ -465,6 +469,8 @@ pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Res
                 then_text(then.as_ref()).into(),
                 view.opened_unix_ms.into(),
                 view.ended_unix_ms.unwrap_or(0).into(),
+                feed.into(),
+                reference.into(),
             ]
         });
         let write = Statement::new(format!("INSERT INTO trees ({TREE_COLUMNS})")).values(values);
@@ -478,7 +484,7 @@ pub(crate) async fn write<S: Session>(session: &mut S, rows: &[&TreeRow]) -> Res
 /// What ends in a transaction, before its tasks are stored.
 #[derive(Default)]
 pub(crate) struct Making {
-    pub(crate) ends: Vec<(TreeEnd, Option<ThenTask>)>,
+    pub(crate) ends: Vec<NewEnd>,
     /// The tasks of joins.
     pub(crate) joins: Vec<TaskRow>,
 }
@@ -490,6 +496,7 @@ impl Making {
         session: &mut S,
         published_at_ms: Option<i64>,
     ) -> Result<Ends> {
+        add_feed_acks(session, &self.ends).await?;
         let left_until_ms = published_at_ms.map(|at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
         let mut tasks = self.joins;
         let mut ends = Ends::default();
@@ -499,7 +506,7 @@ impl Making {
         }
         joined.sort_unstable();
         add_members(session, &joined).await?;
-        for (end, then) in self.ends {
+        for NewEnd { end, then, .. } in self.ends {
             if let Some(then) = then {
                 let task = then
                     .row(&end)
@@ -546,6 +553,31 @@ impl Making {
         }
         Ok(ends)
     }
+}
+
+/// Adds the records of feeds that these trees came from to what is to be acknowledged.
+async fn add_feed_acks<S: Session>(session: &mut S, ends: &[NewEnd]) -> Result<()> {
+    let of_feeds = ends.iter().filter_map(|ended| {
+        let feed = ended.feed.as_ref()?;
+        Some((feed, ended.end.ended_unix_ms))
+    });
+    let mut acks: Vec<_> = of_feeds.collect();
+    if acks.is_empty() {
+        return Ok(());
+    }
+    acks.sort_unstable_by_key(|(of, _)| (of.feed.as_str(), of.reference.as_str()));
+    for piece in pieces(&acks, |_| 0) {
+        let rows = piece.iter().map(|(of, at_ms)| -> [Value<'_>; 3] {
+            [
+                of.feed.as_str().into(),
+                of.reference.as_str().into(),
+                at_ms.into(),
+            ]
+        });
+        let add = Statement::new("INSERT INTO feed_acks (feed, reference, at_ms)").values(rows);
+        session.execute(add.sql(&S::keep_first("feed"))).await?;
+    }
+    Ok(())
 }
 
 /// The deadlines of these trees, and whether they take tasks. Locks nothing.
@@ -598,6 +630,14 @@ pub(crate) async fn of_unfinished<S: Session>(
     Ok(trees)
 }
 
+/// The columns `feed` and `reference`.
+fn feed_columns(of: Option<&FeedRef>) -> [&str; 2] {
+    match of {
+        Some(of) => [of.feed.as_str(), &of.reference],
+        None => ["", ""],
+    }
+}
+
 fn then_text(then: Option<&ThenTask>) -> String {
     then.map(|then| serde_json::to_string(then).expect("texts and numbers are always JSON"))
         .unwrap_or_default()
@@ -623,6 +663,8 @@ columns! {
         then_task: String,
         opened_ms: i64,
         ended_ms: i64,
+        feed: String,
+        reference: String,
     }
 }
 
@@ -631,6 +673,15 @@ columns! {
 pub(crate) struct TreeRow {
     pub(crate) view: TreeView,
     pub(crate) then: Option<ThenTask>,
+    /// The record of a feed that hears of the end.
+    pub(crate) feed: Option<FeedRef>,
+}
+
+/// An end to store, with what follows from it.
+pub(crate) struct NewEnd {
+    end: TreeEnd,
+    then: Option<ThenTask>,
+    feed: Option<FeedRef>,
 }
 
 impl TryFrom<TreeColumns> for TreeRow {
@@ -672,7 +723,14 @@ impl TryFrom<TreeColumns> for TreeRow {
             ended_unix_ms: some(columns.ended_ms),
         };
         count_completed(&mut view);
-        Ok(Self { view, then })
+        let feed = match columns.feed.as_str() {
+            "" => None,
+            feed => Some(FeedRef {
+                feed: SubscriptionName::new(feed).map_err(|error| corrupt(error.to_string()))?,
+                reference: columns.reference,
+            }),
+        };
+        Ok(Self { view, then, feed })
     }
 }
 
@@ -683,6 +741,15 @@ fn count_completed(view: &mut TreeView) {
 }
 
 impl TreeRow {
+    /// This end, with what follows from it.
+    pub(crate) fn ended(&self, end: TreeEnd) -> NewEnd {
+        NewEnd {
+            end,
+            then: self.then.clone(),
+            feed: self.feed.clone(),
+        }
+    }
+
     /// Adds a change. Returns the end of the tree if nothing keeps it open any more.
     async fn apply<S: Session>(
         &mut self,

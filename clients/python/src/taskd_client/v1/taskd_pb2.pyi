@@ -2271,7 +2271,7 @@ class RetryTreeRequest(_message.Message):
     def __init__(self, id: _Optional[str] = ...) -> None: ...
 
 class Topology(_message.Message):
-    __slots__ = ("name", "version", "applied_by", "applied_at", "text", "on_dead", "timeout", "then", "stages", "error")
+    __slots__ = ("name", "version", "applied_by", "applied_at", "text", "on_dead", "timeout", "then", "stages", "error", "max_open", "open", "feeds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     APPLIED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -2282,6 +2282,9 @@ class Topology(_message.Message):
     THEN_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    MAX_OPEN_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    FEEDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
     applied_by: str
@@ -2292,7 +2295,36 @@ class Topology(_message.Message):
     then: str
     stages: _containers.RepeatedCompositeFieldContainer[TopologyStage]
     error: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., applied_by: _Optional[str] = ..., applied_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., text: _Optional[str] = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., then: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[TopologyStage, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+    max_open: int
+    open: int
+    feeds: _containers.RepeatedCompositeFieldContainer[TopologyFeed]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., applied_by: _Optional[str] = ..., applied_at: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., text: _Optional[str] = ..., on_dead: _Optional[_Union[TreeOnDead, str]] = ..., timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., then: _Optional[str] = ..., stages: _Optional[_Iterable[_Union[TopologyStage, _Mapping]]] = ..., error: _Optional[str] = ..., max_open: _Optional[int] = ..., open: _Optional[int] = ..., feeds: _Optional[_Iterable[_Union[TopologyFeed, _Mapping]]] = ...) -> None: ...
+
+class TopologyFeed(_message.Message):
+    __slots__ = ("name", "type", "reads", "into", "ack", "trees", "duplicates", "refused", "acknowledged", "acks_pending", "held")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
+    INTO_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    ACKS_PENDING_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    reads: str
+    into: str
+    ack: str
+    trees: int
+    duplicates: int
+    refused: int
+    acknowledged: int
+    acks_pending: int
+    held: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., reads: _Optional[str] = ..., into: _Optional[str] = ..., ack: _Optional[str] = ..., trees: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., acknowledged: _Optional[int] = ..., acks_pending: _Optional[int] = ..., held: _Optional[str] = ...) -> None: ...
 
 class TopologyStage(_message.Message):
     __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges", "join")

@@ -1,0 +1,152 @@
+//! Feeds of topologies: those of topics are subscriptions, which apply makes and deletes.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{
+    error::Error,
+    handle::Api,
+    known_topics::KNOWN_FOR,
+    reader::Reader,
+    subscriptions::{may_change, wanted},
+};
+use crate::{
+    model::{
+        Caller, FeedCounts, FeedSettings, FeedSource, PutSubscription, ReadCounts,
+        SubscriptionName, Topology, TopologyView,
+    },
+    store::StoredFeed,
+};
+
+/// The feeds of topics, each with what its subscription must be.
+fn of_topics(topology: &Topology) -> impl Iterator<Item = (&FeedSettings, PutSubscription)> {
+    topology.feeds.iter().filter_map(|feed| {
+        let FeedSource::Topic {
+            topic,
+            start,
+            matching,
+        } = &feed.source
+        else {
+            return None;
+        };
+        let subscription = PutSubscription {
+            topic: Some(topic.as_str().to_owned()),
+            queue: Some(topology.stages[feed.into].queue.as_str().to_owned()),
+            start: Some(start.clone()),
+            matching: Some(matching.to_json()),
+            ..PutSubscription::default()
+        };
+        Some((feed, subscription))
+    })
+}
+
+impl Api {
+    /// Refuses feeds of topics for which there can be no subscription.
+    pub(super) async fn check_topic_feeds(
+        &self,
+        caller: &Caller,
+        topology: &Topology,
+    ) -> Result<(), Error> {
+        let query = self.query()?;
+        if of_topics(topology).next().is_none() {
+            return Ok(());
+        }
+        let subscriptions = query.store().subscriptions().await?;
+        let topics = query.store().topics().await?;
+        for (feed, put) in of_topics(topology) {
+            let known = subscriptions.iter().find(|known| known.name == feed.name);
+            let wanted = wanted(&feed.name, &put, known, &topics, query.now_unix_ms())?;
+            if let Some(known) = known {
+                may_change(caller, known)?;
+            }
+            may_change(caller, &wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the subscriptions of feeds, and deletes those of feeds that are gone. The topology is in
+    /// force; applying it again repeats this.
+    pub(super) async fn put_topic_feeds(
+        &self,
+        caller: &Caller,
+        before: Option<&Topology>,
+        now: Option<&Topology>,
+    ) -> Result<(), Error> {
+        let wanted: Vec<_> = now.into_iter().flat_map(of_topics).collect();
+        let names: HashSet<&SubscriptionName> = wanted.iter().map(|(feed, _)| &feed.name).collect();
+        let is_gone = |feed: &&FeedSettings| !names.contains(&feed.name);
+        let before = before.into_iter().flat_map(of_topics).map(|(feed, _)| feed);
+        for feed in before.filter(is_gone) {
+            match self.delete_subscription(caller, feed.name.as_str()).await {
+                // Somebody else has.
+                Ok(()) | Err(Error::NoSuchSubscription { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        if !wanted.is_empty() {
+            // Until the feeder knows the topology, records would open no trees.
+            tokio::time::sleep(KNOWN_FOR).await;
+        }
+        for (feed, put) in &wanted {
+            self.put_subscription(caller, feed.name.as_str(), put)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// Fills in what became of the records of feeds.
+    pub(super) async fn fill_in_feeds(&self, views: &mut [TopologyView]) -> Result<(), Error> {
+        if views.iter().all(|view| view.feeds.is_empty()) {
+            return Ok(());
+        }
+        let stored = self.store().feeds().await?;
+        let stored: HashMap<&str, &StoredFeed> = stored
+            .iter()
+            .map(|feed| (feed.name.as_str(), feed))
+            .collect();
+        let mut subscriptions: HashMap<String, ReadCounts> = HashMap::new();
+        for subscription in self.store().subscriptions().await? {
+            subscriptions.insert(subscription.name.to_string(), ReadCounts::default());
+        }
+        for position in self.store().positions(None).await? {
+            let name = position.key.subscription.as_str();
+            if let Some(counts) = subscriptions.get_mut(name) {
+                counts.add(&position.counts);
+            }
+        }
+        for view in views {
+            for feed in &mut view.feeds {
+                let full_name = format!("{}.{}", view.name, feed.name);
+                if feed.kind != "topic" {
+                    match stored.get(&*full_name) {
+                        Some(stored) => {
+                            feed.counts = stored.counts;
+                            feed.acks_pending = stored.acks_pending;
+                            feed.held.clone_from(&stored.held);
+                        }
+                        None => "nobody has read it yet".clone_into(&mut feed.held),
+                    }
+                    continue;
+                }
+                match subscriptions.get(&full_name) {
+                    Some(counts) => {
+                        let others = counts.duplicates + counts.filtered + counts.refused;
+                        feed.counts = FeedCounts {
+                            trees: counts.read.saturating_sub(others),
+                            duplicates: counts.duplicates,
+                            refused: counts.refused,
+                            acknowledged: counts.read,
+                        };
+                    }
+                    None => {
+                        feed.held = format!(
+                            "its subscription {full_name} is gone: apply the topology again"
+                        );
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
