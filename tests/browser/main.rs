@@ -434,10 +434,10 @@ async fn a_page_says_that_the_database_is_away_and_goes_on() {
     database.kill9();
     browser.shows(".banner", "cannot be read").await;
     browser.is_accessible().await;
-    assert!(
-        browser.has("#q-q td.old").await,
-        "the numbers of SQL are grey"
-    );
+    until("the numbers of SQL are grey", async || {
+        browser.has("#q-q td.old").await
+    })
+    .await;
     assert!(
         !browser.has("#q-q td:nth-child(4).old").await,
         "the leases are Redis's, which answers"
