@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Exhaustive small models of forks and joins: every order of steps in every small graph of stages. See README.md and
-docs/adr/0068-trees.md. No dependencies.
+docs/adr/0070-joins.md. No dependencies.
 
   python3 join_model.py             all scenarios (about a minute)
   python3 join_model.py NAME ...    only those whose name contains NAME

@@ -11,7 +11,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{Encoding, TaskId, TaskRow, ThenTask, Way};
 
-/// What a report on a task of a stage says of joins. `J` is [`NewJoin`] in a report, and [`Join`] for
+/// What a report on a task of a stage means for joins. `J` is [`NewJoin`] in a report, and [`Join`] for
 /// SQL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Joining<J> {
@@ -65,9 +65,10 @@ pub struct Part {
 }
 
 impl Part {
-    /// Roughly how many bytes it is in the payload of the join's task.
+    /// The fewest bytes that it can be in the payload of the join's task.
     pub fn weight(&self) -> usize {
-        self.stage.len() + self.port.len() + self.key.len() + self.payload.len() + 64
+        // The names of the fields, with quotes and commas, are 42.
+        self.stage.len() + self.port.len() + self.key.len() + self.payload.len() + 42
     }
 }
 

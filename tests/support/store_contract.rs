@@ -237,6 +237,8 @@ macro_rules! store_contract {
             two_settlers_end_a_subtree_once,
             a_wrong_subtree_is_found_and_corrected,
             the_task_of_a_join_ends_at_the_deadline_of_its_tree,
+            a_part_counts_before_the_last_credit_of_its_task,
+            joins_of_many_bytes_are_left_to_the_watchdog,
             tokens_come_and_go_with_their_acts,
             old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,

@@ -75,7 +75,7 @@ fn find(stages: &[Stage]) -> Vec<Level> {
         .collect()
 }
 
-/// The stages that can be reached from one, over neither it nor another one.
+/// The stages that can be reached from `from` without passing through `from` or `without`.
 fn reached(
     stages: &[Stage],
     from: usize,
@@ -103,7 +103,12 @@ impl Level {
             return vec![(join, format!("stage {of_join} cannot join itself"))];
         }
         let mut wrong = Vec::new();
-        if stages[join].is_start {
+        let is_reached = stages.iter().flat_map(|stage| &stage.edges);
+        if !is_reached.into_iter().any(|edge| edge.to == join) {
+            let says =
+                format!("stage {of_join} is a join, and nothing goes into it: from is missing");
+            wrong.push((join, says));
+        } else if stages[join].is_start {
             let says =
                 format!("stage {of_join} is a join, so nothing begins there: leave out start");
             wrong.push((join, says));

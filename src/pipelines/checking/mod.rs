@@ -38,7 +38,7 @@ fn says_of_tree(wrong: &WrongTree) -> String {
         ..
     } = wrong;
     if (open, held) == (counted_open, counted_held) && *subtrees > 0 {
-        return format!("{subtrees} joins of the tree wait for other tasks than there are");
+        return format!("{subtrees} of its subtrees have wrong counts");
     }
     if (open, held) == (counted_open, counted_held) {
         return "the tree is open, and waits for nothing".to_owned();

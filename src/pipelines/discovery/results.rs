@@ -391,7 +391,7 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
             .iter()
             .take(SETTLED_AT_ONCE)
             .take_while(|report| {
-                rows += discovered(report).len();
+                rows += discovered(report).len() + parts(report);
                 rows <= DISCOVERED_AT_ONCE
             });
         let end = start + fits.count().max(1);
@@ -399,6 +399,17 @@ fn pieces(reports: &[Settlement]) -> Vec<Range<usize>> {
         start = end;
     }
     pieces
+}
+
+/// How many outputs went into joins.
+fn parts(report: &Settlement) -> usize {
+    match report {
+        Settlement::Completed {
+            joining: Some(joining),
+            ..
+        } => joining.parts.len(),
+        _ => 0,
+    }
 }
 
 /// The discovered tasks, each with its answer.

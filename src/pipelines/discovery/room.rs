@@ -5,7 +5,6 @@
 //! those of these tasks that are new to `dead-letters`, with everything that is needed to insert
 //! them again, and the crawl goes on. Letters are sent before the report is settled. After a crash
 //! in between, the report is delivered again, and its letters are sent again.
-//! again, and so do its letters.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

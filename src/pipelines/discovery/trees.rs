@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use crate::{
     config::Settings,
     model::{
-        Join, Joining, NewJoin, NewTask, NewTree, RowTree, TaskId, TaskRow, TaskTree, ThenTask,
-        TreeSettings,
-        validate::{self, Partitions},
+        Join, Joining, LimitBy, NewJoin, NewTask, NewTree, RowTree, TaskId, TaskRow, TaskTree,
+        ThenTask, TreeSettings,
+        validate::{self, Partitions, TaskRules},
     },
     pipelines::context::Context,
     store::{Settled, Settlement},
@@ -119,7 +119,11 @@ pub fn joining(
     }
     let mut joins = Vec::with_capacity(joining.joins.len());
     for NewJoin { task, from } in joining.joins {
-        let rules = settings.task_rules(&task.queue).for_accepted();
+        let rules = TaskRules {
+            // It has neither key nor headers to take a limit key from.
+            limit_by: LimitBy::Given,
+            ..settings.task_rules(&task.queue).for_accepted()
+        };
         let mut task = NewTask {
             // It takes no key; the id of the fork's task only chooses its shard.
             id: Some(fork),
@@ -187,4 +191,27 @@ pub(super) fn with_deadlines<'r>(
         }
     }
     Cow::Owned(reports)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_join_needs_nothing_to_take_a_limit_key_from() {
+        let mut settings = Settings::default();
+        settings.queues.default.limit_by = LimitBy::Host;
+        let begun = Joining {
+            joins: vec![NewJoin {
+                task: NewTask {
+                    queue: "crawl.page".into(),
+                    ..NewTask::default()
+                },
+                from: vec!["index".into()],
+            }],
+            ..Joining::default()
+        };
+        let stored = joining(&settings, 4.into(), begun, TaskId::new(), 0).unwrap();
+        assert_eq!(stored.unwrap().joins[0].task.limit_key, "");
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 14] = [
+const GROWING: [&str; 17] = [
     "tasks",
     "sequences",
     "outbox",
@@ -24,6 +24,9 @@ const GROWING: [&str; 14] = [
     "kept_events",
     "trees",
     "tree_tasks",
+    "subtrees",
+    "parts",
+    "feed_acks",
 ];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {

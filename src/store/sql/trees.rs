@@ -447,7 +447,7 @@ async fn compare<DB: Backend>(
                 let tree = task_id(&row.id)?;
                 let compared = subtrees::compared::<DB::Connection>(&tree);
                 let compared = sql.read("wrong_trees", compared).await?;
-                subtrees::wrong(compared, row.holds(), row.cancelling != 0)?.len()
+                subtrees::wrong(compared, row.holds())?.len()
             }
         };
         if !is_right || is_over || subtrees > 0 {
@@ -483,7 +483,7 @@ async fn correct<S: Session>(
     let mut corrected = Ends::default();
     if counted.joins > 0 {
         let compared = session.fetch(subtrees::compared::<S>(&tree)).await?;
-        let wrong = subtrees::wrong(compared, counted.holds(), counted.cancelling != 0)?;
+        let wrong = subtrees::wrong(compared, counted.holds())?;
         if !wrong.is_empty() {
             let mut steps = Steps::new(events);
             steps.trees().correct_subtrees(tree, &wrong);

@@ -453,3 +453,52 @@ pub(crate) async fn the_task_of_a_join_ends_at_the_deadline_of_its_tree<D: Datab
     let due = store.due_deadlines(NOW + 1_000, NOW + 2_000, 10).await;
     assert_eq!(due.unwrap().overdue.len(), 1);
 }
+
+pub(crate) async fn a_part_counts_before_the_last_credit_of_its_task<D: Database>(db: &D) {
+    let store = db.open().await;
+    let first = root("fork", TreeSettings::default());
+    insert_new(&*store, std::slice::from_ref(&first)).await;
+    let a = fresh(TaskRow {
+        replicas: 2,
+        ..sent("a", Way::Into(0)).task
+    });
+    let join = join("joined", &["left"]);
+    settle(&*store, &[forks(&first, &[&a], &[join], vec![])]).await;
+    // It changes no status of a task of the tree.
+    let one = settle(&*store, &[sends(&a, vec![own("left", "1")])]).await;
+    assert_eq!(made(&one), []);
+    let of_join = made(&settle(&*store, &[completed(&a, "v")]).await);
+    let [(_, payload)] = &of_join[..] else {
+        panic!("{of_join:?}");
+    };
+    assert_eq!(payload["parts"][0]["payload"], json!(1));
+}
+
+pub(crate) async fn joins_of_many_bytes_are_left_to_the_watchdog<D: Database>(db: &D) {
+    const LARGE: usize = 9 << 20;
+    let store = db.open().await;
+    let large = format!("\"{}\"", "x".repeat(LARGE));
+    let roots = ["1", "2"].map(|key| root(key, TreeSettings::default()));
+    insert_new(&*store, &roots).await;
+    let reports = roots.each_ref().map(|row| {
+        let join = Join {
+            max_bytes: 2 * LARGE,
+            ..join("joined", &["fork"])
+        };
+        let parts = vec![part(Way::Into(0), "joined", "fork", &large)];
+        forks(row, &[], &[join], parts)
+    });
+    let stored = settle(&*store, &reports).await;
+    assert_eq!(made(&stored).len(), 1, "both are more than a page");
+    let waiting = outbox(&*store).await;
+    let joins: Vec<_> = waiting
+        .iter()
+        .filter(|row| row.task.queue == queue("joined"))
+        .collect();
+    assert_eq!(joins.len(), 2);
+    assert!(joins.iter().all(|row| row.task.payload.len() > LARGE));
+    for row in &roots {
+        assert_eq!(counts(&*store, row).await, (OPEN, [2, 1, 0, 0, 0, 0]));
+    }
+    assert_eq!(store.wrong_trees(None, 10).await.unwrap().wrong, []);
+}

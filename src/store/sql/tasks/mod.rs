@@ -11,6 +11,8 @@ pub(crate) mod idempotency;
 pub(crate) mod insert;
 pub(crate) mod keys;
 pub(crate) mod letters;
+mod made;
+mod members;
 pub(crate) mod new_rows;
 pub(crate) mod pending;
 pub(crate) mod progress;

@@ -143,6 +143,9 @@ pub(crate) async fn settle<S: Session>(
     let at_ms = reports.iter().map(Settlement::at_unix_ms).max();
     let ends = steps.store_and_publish(session, at_ms).await?;
     for (task, turn) in &ends.made {
+        let Some(turn) = turn else {
+            continue;
+        };
         released.push(OutboxRow {
             task: task.clone(),
             is_as_new: true,
@@ -494,7 +497,7 @@ fn join(report: &Settlement, tree: TaskId, path: Vec<TaskId>, steps: &mut Steps)
     let mut late = 0;
     for part in &joining.parts {
         match levels.subtree(part.way) {
-            Some(subtree) => trees.part(subtree, task, part.clone()),
+            Some(subtree) => trees.part(tree, subtree, task, part.clone(), at_ms),
             None => late += 1,
         }
     }

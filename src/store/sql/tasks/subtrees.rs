@@ -6,14 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::letters::NewLetter;
+use bytes::Bytes;
+
+use super::{letters::NewLetter, made::store_made};
 use crate::{
     model::{
         DeadLetter, Encoding, Forked, Join, NewTask, Part, RowTree, StoredStatus, TaskId, TaskRow,
         TreeOnDead, TreeView,
     },
     store::{
-        Error, Result,
+        Error, PAGE_BYTES, Result,
         sql::{
             dialect::Dialect,
             rows::{columns, corrupt, number, task_id},
@@ -54,7 +56,7 @@ struct Change {
     dead: i64,
     /// Dead tasks that are removed, and hold nothing any more.
     removed_dead: i64,
-    /// What `fsck` found that the row is wrong by: held tasks, and subtrees within it.
+    /// Corrections by `fsck`: of held tasks, and of subtrees within it.
     wrong_held: i64,
     wrong_children: i64,
 }
@@ -68,15 +70,17 @@ pub(crate) struct NewSubtree {
     pub(crate) join: Join,
 }
 
-/// What the ends of subtrees bring to their tree.
+/// What the beginnings and ends of subtrees change of their tree.
 #[derive(Default)]
 pub(crate) struct OfTree {
     /// The tasks of joins, to be stored.
     pub(crate) made: Vec<TaskRow>,
+    /// Those that are stored already, because all together are too many bytes. Without payloads.
+    pub(crate) stored: Vec<TaskRow>,
     /// Letters in place of those whose payload is too large.
     pub(crate) letters: Vec<NewLetter>,
-    /// How many more subtrees the tree has.
-    pub(crate) joins: i64,
+    /// The change of the number of its subtrees.
+    pub(crate) subtrees: i64,
     /// Parts that came for another join.
     pub(crate) late: i64,
 }
@@ -150,11 +154,13 @@ impl Subtrees {
             touched: BTreeSet::new(),
             of_trees: BTreeMap::new(),
             gone: Vec::new(),
+            bytes: 0,
         };
-        store_forks(session, &new).await?;
+        let begun: Vec<TaskId> = new.keys().copied().collect();
         for (id, subtree) in new {
             ending.begin(id, subtree);
         }
+        ending.store_forks(session, &begun).await?;
         for (id, change) in &changes {
             ending.apply(*id, change);
         }
@@ -175,11 +181,13 @@ struct Ending<'t> {
     of_trees: BTreeMap<TaskId, OfTree>,
     /// Those that ended.
     gone: Vec<TaskId>,
+    /// Of the tasks of joins that are kept in memory.
+    bytes: usize,
 }
 
 impl Ending<'_> {
     fn begin(&mut self, id: TaskId, new: NewSubtree) {
-        self.of_trees.entry(new.tree).or_default().joins += 1;
+        self.of_trees.entry(new.tree).or_default().subtrees += 1;
         self.touched.insert((new.path.len(), id));
         if let Some(parent) = new.path.last().and_then(|id| self.rows.get_mut(id)) {
             parent.children += 1;
@@ -244,7 +252,7 @@ impl Ending<'_> {
                 continue;
             };
             self.gone.push(id);
-            self.of_trees.entry(row.tree).or_default().joins -= 1;
+            self.of_trees.entry(row.tree).or_default().subtrees -= 1;
             let parent = row.path.last().copied();
             let is_made = row.parts > 0 && !is_cancelling && self.make(session, &row).await?;
             let Some(parent) = parent else {
@@ -282,7 +290,16 @@ impl Ending<'_> {
                     tree: row.tree,
                     subtree: row.path.last().copied(),
                 }));
-                of_tree.made.push(task);
+                self.bytes = self.bytes.saturating_add(task.payload.len());
+                if self.bytes <= PAGE_BYTES {
+                    of_tree.made.push(task);
+                } else {
+                    // Nobody but the watchdog publishes it: it need not wait for the caller.
+                    for (task, _) in store_made(session, vec![task], 0).await? {
+                        let payload = Bytes::new();
+                        of_tree.stored.push(TaskRow { payload, ..task });
+                    }
+                }
                 Ok(true)
             }
             Ok(None) => Err(corrupt(format!("the join_task of subtree {}", row.id))),
@@ -293,19 +310,42 @@ impl Ending<'_> {
         }
     }
 
+    /// Stores the tasks of the forks of these new subtrees, for their joins, while they are there.
+    /// Their payloads stay in SQL: there may be many.
+    async fn store_forks<S: Session>(&self, session: &mut S, begun: &[TaskId]) -> Result<()> {
+        let rows: Vec<&SubtreeRow> = begun.iter().filter_map(|id| self.rows.get(id)).collect();
+        write_rows(session, &rows).await?;
+        for begun in lists(begun) {
+            let copy = Statement::new(
+                "INSERT INTO parts (subtree, task, place, stage, port, part_key, encoding, payload) \
+                 SELECT subtrees.id, tasks.id, -1, '', '', tasks.task_key, tasks.payload_encoding, tasks.payload \
+                 FROM subtrees CROSS JOIN tasks ON tasks.id = subtrees.fork WHERE subtrees.id IN ",
+            )
+            .list(begun)
+            .sql(&S::keep_first("place"));
+            session.execute(copy).await?;
+        }
+        Ok(())
+    }
+
     async fn write<S: Session>(mut self, session: &mut S) -> Result<BTreeMap<TaskId, OfTree>> {
         let rows: Vec<&SubtreeRow> = self.rows.values().collect();
-        for piece in pieces(&rows, |_| 0) {
-            let values = piece.iter().map(|row| row.values());
-            let write = Statement::new(format!("INSERT INTO subtrees ({SUBTREE_COLUMNS})"))
-                .values(values)
-                .sql(&S::replace("id", &CHANGING));
-            session.execute(write).await?;
-        }
+        write_rows(session, &rows).await?;
         self.gone.sort_unstable();
         remove(session, &self.gone).await?;
         Ok(self.of_trees)
     }
+}
+
+async fn write_rows<S: Session>(session: &mut S, rows: &[&SubtreeRow]) -> Result<()> {
+    for piece in pieces(rows, |_| 0) {
+        let values = piece.iter().map(|row| row.values());
+        let write = Statement::new(format!("INSERT INTO subtrees ({SUBTREE_COLUMNS})"))
+            .values(values)
+            .sql(&S::replace("id", &CHANGING));
+        session.execute(write).await?;
+    }
+    Ok(())
 }
 
 /// Removes subtrees with their parts.
@@ -329,73 +369,24 @@ pub(crate) async fn remove_of<S: Session>(session: &mut S, tree: TaskId) -> Resu
     remove(session, &left).await
 }
 
-/// Stores the tasks of the forks of new subtrees, for their joins. They are read while they are there.
-async fn store_forks<S: Session>(
-    session: &mut S,
-    new: &BTreeMap<TaskId, NewSubtree>,
-) -> Result<()> {
-    let mut forks: Vec<TaskId> = new.values().map(|subtree| subtree.fork).collect();
-    forks.sort_unstable();
-    forks.dedup();
-    let mut tasks: BTreeMap<TaskId, Part> = BTreeMap::new();
-    for forks in lists(&forks) {
-        let found = Statement::new("SELECT id, task_key, payload, payload_encoding FROM tasks ")
-            .sql(S::BY_PRIMARY_KEY)
-            .sql(" WHERE id IN ")
-            .list(forks);
-        for (id, key, payload, encoding) in session
-            .fetch::<(Vec<u8>, Vec<u8>, Vec<u8>, i64)>(found)
-            .await?
-        {
-            let fork = Part {
-                key: key.into(),
-                payload: payload.into(),
-                encoding: Encoding::from_number(encoding),
-                ..Part::default()
-            };
-            tasks.insert(task_id(&id)?, fork);
-        }
-    }
-    let mut rows = Vec::with_capacity(new.len());
-    for (id, subtree) in new {
-        if let Some(fork) = tasks.get(&subtree.fork) {
-            rows.push((*id, subtree.fork, FORK, fork));
-        }
-    }
-    insert_parts(session, &rows).await
-}
-
 async fn store_parts<S: Session>(
     session: &mut S,
-    parts: Vec<(TaskId, TaskId, Part)>,
+    mut parts: Vec<(TaskId, TaskId, Part)>,
 ) -> Result<()> {
-    let mut rows: Vec<(TaskId, TaskId, i64, &Part)> = parts
-        .iter()
-        .map(|(subtree, from, part)| (*subtree, *from, i64::from(part.index), part))
-        .collect();
-    rows.sort_unstable_by_key(|(subtree, from, index, _)| (*subtree, *from, *index));
-    insert_parts(session, &rows).await
-}
-
-async fn insert_parts<S: Session>(
-    session: &mut S,
-    rows: &[(TaskId, TaskId, i64, &Part)],
-) -> Result<()> {
-    for piece in pieces(rows, |(.., part)| part.weight()) {
-        let values = piece
-            .iter()
-            .map(|(subtree, from, index, part)| -> [Value<'_>; 8] {
-                [
-                    subtree.into(),
-                    from.into(),
-                    (*index).into(),
-                    part.stage.as_str().into(),
-                    part.port.as_str().into(),
-                    (&part.key[..]).into(),
-                    part.encoding.into(),
-                    (&part.payload[..]).into(),
-                ]
-            });
+    parts.sort_unstable_by_key(|(subtree, from, part)| (*subtree, *from, part.index));
+    for piece in pieces(&parts, |(.., part)| part.weight()) {
+        let values = piece.iter().map(|(subtree, from, part)| -> [Value<'_>; 8] {
+            [
+                subtree.into(),
+                from.into(),
+                part.index.into(),
+                part.stage.as_str().into(),
+                part.port.as_str().into(),
+                (&part.key[..]).into(),
+                part.encoding.into(),
+                (&part.payload[..]).into(),
+            ]
+        });
         let insert = Statement::new(
             "INSERT INTO parts (subtree, task, place, stage, port, part_key, encoding, payload)",
         )
@@ -502,7 +493,8 @@ columns! {
     }
 }
 
-/// A subtree whose row differs from its tasks, and by how much. All 0: it is over and there.
+/// A subtree whose row differs from its tasks, and by how much. If all are 0, its row is right and
+/// the subtree is over, but was not removed.
 pub(crate) struct WrongSubtree {
     id: TaskId,
     open: i64,
@@ -531,11 +523,7 @@ pub(crate) fn compared<D: Dialect>(tree: &TaskId) -> Statement<'_> {
 }
 
 /// The subtrees among these rows that are wrong. Dead tasks hold only in some trees.
-pub(crate) fn wrong(
-    rows: Vec<ComparedColumns>,
-    holds: bool,
-    is_cancelling: bool,
-) -> Result<Vec<WrongSubtree>> {
+pub(crate) fn wrong(rows: Vec<ComparedColumns>, holds: bool) -> Result<Vec<WrongSubtree>> {
     let mut counted: BTreeMap<TaskId, (i64, i64)> = BTreeMap::new();
     let mut children: BTreeMap<TaskId, i64> = BTreeMap::new();
     let mut kept = Vec::new();
@@ -555,7 +543,8 @@ pub(crate) fn wrong(
         let (open, dead) = counted.get(&id).copied().unwrap_or_default();
         let held = if holds { dead } else { 0 };
         let children = children.get(&id).copied().unwrap_or_default();
-        let is_over = open == 0 && children == 0 && (held == 0 || is_cancelling);
+        // One with held tasks may stay until its tree, which is being cancelled, ends.
+        let is_over = open == 0 && children == 0 && held == 0;
         let one = WrongSubtree {
             id,
             open: open - row.open,
@@ -629,7 +618,7 @@ impl SubtreeRow {
         let queue = &self.join.task.queue;
         NewLetter::from(&DeadLetter {
             reason: format!(
-                "the {} parts of the join have {bytes} bytes; at most {}",
+                "the fork's task and the {} parts of the join have {bytes} bytes as a payload; at most {}",
                 self.parts, self.join.max_bytes
             ),
             at_unix_ms: at_ms,

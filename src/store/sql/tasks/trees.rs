@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 use super::{
     letters,
-    new_rows::insert_rows,
-    pending,
+    made::store_made,
+    members::{add_members, remove_members},
     step::{InTree, StatusChange},
     subtrees::{self, NewSubtree, Subtrees, WrongSubtree},
 };
@@ -22,12 +22,8 @@ use crate::{
         ThenTask, TreeEnd, TreeOnDead, TreeSettings, TreeState, TreeView,
     },
     store::{
-        Error, NewRow, Result, Turn, Unpublished,
+        Error, Result, Turn,
         sql::{
-            outbox::{
-                batches,
-                entries::{self, Entry},
-            },
             rows::{columns, corrupt, number, queue_name, task_id, tree_of},
             session::Session,
             statement::{Statement, Value, lists, pieces},
@@ -110,8 +106,9 @@ struct TreeChange {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ends {
     pub(crate) trees: Vec<TreeEnd>,
-    /// The tasks of the ends of trees and of subtrees, and their turns in the outbox.
-    pub(crate) made: Vec<(TaskRow, Turn)>,
+    /// The tasks of the ends of trees and of subtrees, with their turns in the outbox; `None`: it is
+    /// left to the watchdog.
+    pub(crate) made: Vec<(TaskRow, Option<Turn>)>,
 }
 
 /// What a transaction has to know of a tree before it stores tasks there.
@@ -252,7 +249,15 @@ impl Trees {
     }
 
     /// Records an output of a task of this tree into the join of a subtree.
-    pub(crate) fn part(&mut self, subtree: TaskId, from: TaskId, part: Part) {
+    pub(crate) fn part(
+        &mut self,
+        tree: TaskId,
+        subtree: TaskId,
+        from: TaskId,
+        part: Part,
+        at_ms: i64,
+    ) {
+        self.change(tree, at_ms);
         self.subtrees.part(subtree, from, part);
     }
 
@@ -312,14 +317,16 @@ impl Trees {
             let trees = rows.iter().map(|(id, row)| (*id, &row.view)).collect();
             for (tree, of_tree) in subtrees.store(session, &trees, at_ms).await? {
                 let change = changes.entry(tree).or_default();
-                let made = i64::try_from(of_tree.made.len()).unwrap_or(i64::MAX);
+                let made = of_tree.made.len() + of_tree.stored.len();
+                let made = i64::try_from(made).unwrap_or(i64::MAX);
                 change.tasks += made;
                 change.open += made;
                 change.letters += i64::try_from(of_tree.letters.len()).unwrap_or(i64::MAX);
-                change.subtrees += of_tree.joins;
+                change.subtrees += of_tree.subtrees;
                 change.late += of_tree.late;
                 letters::add(session, &of_tree.letters).await?;
                 making.joins.extend(of_tree.made);
+                making.stored.extend(of_tree.stored);
             }
         }
         let mut changed = Vec::new();
@@ -398,31 +405,6 @@ async fn begin<S: Session>(session: &mut S, new: &BTreeMap<TaskId, NewTree>) -> 
     Ok(())
 }
 
-/// Adds tasks to the lists of their trees. The pairs are sorted.
-async fn add_members<S: Session>(session: &mut S, joined: &[(TaskId, TaskId)]) -> Result<()> {
-    for piece in pieces(joined, |_| 0) {
-        let rows = piece.iter().map(|(tree, task)| [tree.into(), task.into()]);
-        let join = Statement::new("INSERT INTO tree_tasks (tree, task)").values(rows);
-        session.execute(join.sql(&S::keep_first("task"))).await?;
-    }
-    Ok(())
-}
-
-/// Removes tasks from the lists of their trees. The pairs are sorted.
-async fn remove_members<S: Session>(session: &mut S, left: &[(TaskId, TaskId)]) -> Result<()> {
-    for of_tree in left.chunk_by(|(a, _), (b, _)| a == b) {
-        let tree = &of_tree[0].0;
-        let tasks: Vec<TaskId> = of_tree.iter().map(|(_, task)| *task).collect();
-        for tasks in lists(&tasks) {
-            let leave = Statement::new("DELETE FROM tree_tasks WHERE tree = ? AND task IN ")
-                .bind(tree)
-                .list(tasks);
-            session.execute(leave).await?;
-        }
-    }
-    Ok(())
-}
-
 /// Reads these trees and locks them.
 pub(crate) async fn lock<S: Session>(
     session: &mut S,
@@ -487,6 +469,8 @@ pub(crate) struct Making {
     pub(crate) ends: Vec<NewEnd>,
     /// The tasks of joins.
     pub(crate) joins: Vec<TaskRow>,
+    /// Those that are stored already.
+    pub(crate) stored: Vec<TaskRow>,
 }
 
 impl Making {
@@ -497,15 +481,9 @@ impl Making {
         published_at_ms: Option<i64>,
     ) -> Result<Ends> {
         add_feed_acks(session, &self.ends).await?;
-        let left_until_ms = published_at_ms.map(|at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
+        let due_ms = published_at_ms.map_or(0, |at| at.saturating_add(LEFT_TO_THE_CALLER_MS));
         let mut tasks = self.joins;
         let mut ends = Ends::default();
-        let mut joined: Vec<(TaskId, TaskId)> = Vec::new();
-        for task in &tasks {
-            joined.extend(task.tree.as_ref().map(|tree| (tree.id(task.id), task.id)));
-        }
-        joined.sort_unstable();
-        add_members(session, &joined).await?;
         for NewEnd { end, then, .. } in self.ends {
             if let Some(then) = then {
                 let task = then
@@ -515,42 +493,11 @@ impl Making {
             }
             ends.trees.push(end);
         }
-        if tasks.is_empty() {
-            return Ok(ends);
-        }
-        // Each has an id of its own and no key, so nothing that is stored can be in its way.
-        tasks.sort_unstable_by_key(|task| task.id);
-        let mut rows = Vec::with_capacity(tasks.len());
-        let mut entries = Vec::with_capacity(tasks.len());
-        for task in tasks {
-            let row = NewRow {
-                task,
-                // It has a row of its own in the outbox, and is in no batch.
-                unpublished: Unpublished::Missing,
-                due_unix_ms: left_until_ms.unwrap_or(0),
-            };
-            let turn = entries::new_turn();
-            entries.push(Entry::released(
-                row.task.id,
-                row.task.queue.clone(),
-                row.task.priority,
-                row.task.weight(),
-                Unpublished::Fresh,
-                row.due_unix_ms,
-                turn,
-            ));
-            rows.push(row);
-        }
-        let new: Vec<&NewRow> = rows.iter().collect();
-        insert_rows(session, &new, batches::new_batch()).await?;
-        pending::keep_deadlines(session, &new).await?;
-        entries::put(session, &entries).await?;
-        for (row, entry) in rows.into_iter().zip(&entries) {
-            let mut task = row.task;
-            // Its tree has counted it.
-            task.tree = None;
-            ends.made.push((task, entry.turn()));
-        }
+        let made = store_made(session, tasks, due_ms).await?;
+        ends.made
+            .extend(made.into_iter().map(|(task, turn)| (task, Some(turn))));
+        ends.made
+            .extend(self.stored.into_iter().map(|task| (task, None)));
         Ok(ends)
     }
 }
