@@ -45,6 +45,8 @@ Only when named, and only with a taskd of its own:
                subscription and ten make of them, and their processing, each beside inserted ones;
                tasks in 10,000 sequences beside tasks in none; the time from a publish to a handler;
                CPU of 500 subscriptions that nobody uses
+  trees        tasks that a topology sends on, in one tree and in many, beside tasks discovered in
+               none; forks of 100 with a join beside those without; CPU of 50 idle topologies
   limits       limits per key: tasks a second with a limit key each and with ten, each beside none;
                in front of many tasks whose limit key is busy; how late the starts of many keys are
                at one a second; memory of a busy key, and of a task behind it
@@ -64,8 +66,8 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency, flat, start, limits, topics; without
-    /// one, the first four
+    /// The measurements: insert, duplicates, process, latency, flat, start, limits, topics,
+    /// trees; without one, the first four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -225,6 +227,7 @@ pub(super) enum Part {
     Start,
     Limits,
     Topics,
+    Trees,
 }
 
 /// A part of a run, in the order in which they run.
@@ -239,6 +242,7 @@ pub(super) enum Phase {
     Start,
     Limits,
     Topics,
+    Trees,
 }
 
 impl Phase {
@@ -252,6 +256,7 @@ impl Phase {
             Self::Start => "start",
             Self::Limits => "limits",
             Self::Topics => "topics",
+            Self::Trees => "trees",
         }
     }
 }
@@ -285,7 +290,7 @@ impl Bench {
         }
         if self.server.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err(
-                "flat, start, limits and topics measure a taskd of their own: leave out --server"
+                "flat, start, limits, topics and trees measure a taskd of their own: leave out --server"
                     .to_owned(),
             );
         }
@@ -323,15 +328,21 @@ impl Bench {
     pub(super) fn wants(&self, phase: Phase) -> bool {
         let is_special = matches!(
             phase,
-            Phase::Flat | Phase::Start | Phase::Limits | Phase::Topics
+            Phase::Flat | Phase::Start | Phase::Limits | Phase::Topics | Phase::Trees
         );
         (self.phases.is_empty() && !is_special) || self.phases.contains(&phase)
     }
 
     /// The parts of a run, each of which gets a taskd of its own.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part> {
-        let special = [Phase::Flat, Phase::Start, Phase::Limits, Phase::Topics];
-        let [flat, start, limits, topics] = special.map(|phase| self.wants(phase));
+        let special = [
+            Phase::Flat,
+            Phase::Start,
+            Phase::Limits,
+            Phase::Topics,
+            Phase::Trees,
+        ];
+        let [flat, start, limits, topics, trees] = special.map(|phase| self.wants(phase));
         let calls = [
             Phase::Insert,
             Phase::Duplicates,
@@ -345,6 +356,7 @@ impl Bench {
             (start, Part::Start),
             (limits, Part::Limits),
             (topics, Part::Topics),
+            (trees, Part::Trees),
         ];
         parts
             .into_iter()
@@ -371,6 +383,7 @@ impl Bench {
             ),
             // Beside queues of work those of the idle subscriptions, which have no tasks.
             Part::Topics => (work.tasks.max(work.samples()).into(), 600),
+            Part::Trees => (u64::from(work.tasks) * 2, 200),
             Part::Limits => {
                 let rounds = work.duration.0.as_secs() + 2;
                 let paced = u64::from(limits.paced_keys) * rounds;

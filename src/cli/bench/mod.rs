@@ -18,6 +18,7 @@ mod server;
 mod start;
 mod throughput;
 mod topics;
+mod trees;
 mod work;
 
 use anyhow::bail;
@@ -79,6 +80,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
                 Part::Start => start::measure(&mut run).await?,
                 Part::Limits => limits::measure(&mut run).await?,
                 Part::Topics => topics::measure(&mut run).await?,
+                Part::Trees => trees::measure(&mut run).await?,
             }
             run.server.close().await?;
         }

@@ -25,6 +25,19 @@ impl Run<'_> {
         Tasks::new(&format!("{}-{what}", self.name), work)
     }
 
+    /// The CPU that taskd and Redis use while nobody calls, in percent of a core.
+    pub(super) async fn idle_cpu(&self) -> Option<f64> {
+        let idle = self.args.flat.idle.0;
+        let before = self.server.usage().await;
+        tokio::time::sleep(idle).await;
+        let used = self.server.usage().await.since(before);
+        let seconds = used
+            .taskd
+            .zip(used.redis)
+            .map(|(taskd, redis)| taskd + redis);
+        seconds.map(|seconds| 100.0 * seconds / idle.as_secs_f64())
+    }
+
     pub(super) fn step(&self, what: &str, total: u64) {
         progress::step(
             self.bar,

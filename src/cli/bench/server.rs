@@ -417,7 +417,7 @@ fn settings(args: &Bench, part: Part) -> String {
     let auth = if args.with_token { "tokens" } else { "none" };
     let limited = match part {
         Part::Limits => LIMITED_QUEUES,
-        Part::Calls | Part::Flat | Part::Start | Part::Topics => "",
+        Part::Calls | Part::Flat | Part::Start | Part::Topics | Part::Trees => "",
     };
     format!(
         "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\

@@ -350,10 +350,15 @@ async fn handlers(run: &mut Run<'_>, work: &Work) -> anyhow::Result<()> {
     subscribe(run, &topic, &topic, NEW).await?;
     let tasks = run.tasks("heard", work);
     run.step("latency of records", completions(total, work));
-    // One in advance, so that the queue is already open when the clock starts.
+    // One in advance, so that the feeder knows the subscription, and the queue is open, when the clock
+    // starts.
     let payload = payload(work);
     let client = TopicsClient::new(run.server.channel(0));
     publish_records(client, &topic, &payload, vec![samples]).await?;
+    let patience = work.give_up_after.0;
+    let is_known = |counts: &Counts| counts.waiting == 1;
+    let known = run.server.wait_for(&tasks.queues, patience, is_known);
+    known.await?.context("gave up: the record is no task")?;
     let workers = process(run, work, &tasks, total, Habit::NotesTimes);
     let publishing = publish_at_a_rate(run, work, &topic, &payload);
     let (start, processed) = tokio::try_join!(publishing, workers)?;
@@ -397,7 +402,7 @@ async fn publish_at_a_rate(
 
 /// Makes topics with subscriptions that nobody uses.
 async fn idle(run: &mut Run<'_>) -> anyhow::Result<()> {
-    let before = idle_cpu(run).await?;
+    let before = run.idle_cpu().await;
     run.step("idle subscriptions", IDLE.into());
     for number in 0..IDLE {
         let topic = topic_of(run, &format!("idle-{number}"));
@@ -406,25 +411,12 @@ async fn idle(run: &mut Run<'_>) -> anyhow::Result<()> {
         run.bar.inc(1);
     }
     tokio::time::sleep(CALM).await;
-    let after = idle_cpu(run).await?;
+    let after = run.idle_cpu().await;
     let used = after.zip(before).map(|(after, before)| after - before);
     let measure = format!("CPU of {IDLE} idle subscriptions");
     run.report
         .figure(Phase::Topics, &measure, "% of a core", used, None);
     Ok(())
-}
-
-/// The CPU that taskd and Redis use while nobody calls, in percent of a core.
-async fn idle_cpu(run: &Run<'_>) -> anyhow::Result<Option<f64>> {
-    let idle = run.args.flat.idle.0;
-    let before = run.server.usage().await;
-    tokio::time::sleep(idle).await;
-    let used = run.server.usage().await.since(before);
-    let seconds = used
-        .taskd
-        .zip(used.redis)
-        .map(|(taskd, redis)| taskd + redis);
-    Ok(seconds.map(|seconds| 100.0 * seconds / idle.as_secs_f64()))
 }
 
 fn per_second(count: u32, took: Duration) -> f64 {
