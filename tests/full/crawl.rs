@@ -5,11 +5,11 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     path::PathBuf,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Router, extract::Request, middleware};
-use serde_json::Value;
+use serde_json::{Value, json};
 use taskd::wire::pb::{self, discovery_client::DiscoveryClient};
 use tokio::sync::watch;
 use tower_http::services::ServeDir;
@@ -108,6 +108,83 @@ async fn each_page_is_fetched_once_on_mariadb_and_kafka() {
     run(&site, &daemon, 4, 1).await;
     assert!(daemon.stop().await.success());
     database.remove().await;
+}
+
+/// The site as a topology: a page is a task, and its links go back to the stage.
+const SITE: &str = r#"
+name = "site"
+then = "walked"
+
+[stage.page]
+start = true
+from = "page"
+loop = true
+lease = "2s"
+max_attempts = 100
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_site_is_one_tree_that_ends_once_whatever_is_killed() {
+    /// Between two kills.
+    const PAUSE: Duration = Duration::from_secs(3);
+    let site = Site::serve().await;
+    let mut daemon = Daemon::start("", &[]).await;
+    let reference = site.walk().await;
+    let file = json!({ "text": SITE });
+    let put = format!("{}/v1/topologies/site", daemon.http());
+    let client = crate::support::http_client();
+    let applied = client.put(put).json(&file).send().await.unwrap();
+    assert!(applied.status().is_success(), "{applied:?}");
+    let root = json!({"queue": "site.page", "key": site.url});
+    let (_, answer) = daemon.post("/v1/tasks", &root).await;
+    let tree = answer["results"][0]["tree"].as_str().unwrap().to_owned();
+    let mut killed = Instant::now();
+    let mut kills = 0;
+    until("the tree has ended", async || {
+        for task in daemon.try_lease("site.page", 10).await {
+            let url = task["key"].as_str().unwrap();
+            let (_, links) = of(&reference, url);
+            // Without a result, which would be an output of a page without links.
+            let outputs: Vec<Value> = links.iter().map(|link| json!({ "key": link })).collect();
+            let page = json!({ "discovered": outputs });
+            daemon.try_report(&task, page).await;
+        }
+        if killed.elapsed() > PAUSE {
+            daemon.kill9_and_restart();
+            daemon.ready().await;
+            (killed, kills) = (Instant::now(), kills + 1);
+        }
+        let answer = daemon.try_get(&format!("/v1/trees/{tree}")).await;
+        matches!(answer, Some((200, tree)) if tree["state"] != "OPEN")
+    })
+    .await;
+    let (_, ended) = daemon.get(&format!("/v1/trees/{tree}")).await;
+    let pages = json!(reference.len());
+    assert_eq!(
+        (&ended["state"], &ended["tasks"], &ended["completed"]),
+        (&json!("DONE"), &pages, &pages),
+        "{kills} kills: {ended}"
+    );
+    let tasks = reference
+        .keys()
+        .map(|url| json!({"queue": "site.page", "key": url}));
+    let tasks: Vec<Value> = tasks.collect();
+    for tasks in tasks.chunks(100) {
+        let (_, known) = daemon.post("/v1/tasks", &json!(tasks)).await;
+        let results = known["results"].as_array().unwrap();
+        assert!(
+            results.iter().all(|one| one["status"] == "DUPLICATE"),
+            "{known}"
+        );
+    }
+    let walked = daemon.lease_all("v", "walked", 1).await;
+    assert_eq!(walked[0]["payload"]["tree"], json!(tree));
+    daemon.complete("v", &walked).await;
+    assert_eq!(
+        daemon.lease("v", "walked", 1, "300ms").await,
+        Vec::<Value>::new()
+    );
+    assert!(daemon.stop().await.success());
 }
 
 async fn run(site: &Site, daemon: &Daemon, workers: usize, replicas: u32) {

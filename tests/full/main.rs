@@ -20,6 +20,7 @@ mod event_topic;
 mod events;
 mod flushall;
 mod history;
+mod joins;
 mod kafka_daemon;
 mod kafka_fanout;
 mod kafka_groups;

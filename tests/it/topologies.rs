@@ -54,24 +54,6 @@ fn apply(daemon: &Daemon, text: &str) -> (i32, String) {
     (code, stderr)
 }
 
-/// Completes a task with what it discovers. Returns the answer, or `None` while taskd is away.
-async fn report(daemon: &Daemon, task: &Value, with: Value) -> Option<Value> {
-    let mut completion = with;
-    completion["id"] = task["id"].clone();
-    completion["lease_token"] = task["lease_token"].clone();
-    let body = json!({"worker": "w", "completions": [completion]});
-    let (_, mut answer) = daemon.try_post("/v1/tasks:complete", &body).await?;
-    Some(answer["results"][0].take())
-}
-
-async fn leased(daemon: &Daemon, queue: &str) -> Vec<Value> {
-    let body = json!({"worker": "w", "queues": [queue], "max_tasks": 10, "wait": "50ms"});
-    match daemon.try_post("/v1/tasks:get", &body).await {
-        Some((200, mut answer)) => serde_json::from_value(answer["tasks"].take()).unwrap(),
-        _ => Vec::new(),
-    }
-}
-
 /// What a page of a made-up site has: itself, two pages of the next level, and its parent.
 fn outputs(url: &str) -> Value {
     let lang = if url.ends_with('b') { "de" } else { "en" };
@@ -99,20 +81,22 @@ async fn a_crawl_with_a_loop_ends_once_whatever_is_killed() {
     let mut rounds = 0;
     until("the site is crawled", async || {
         rounds += 1;
-        for task in leased(&daemon, "crawl.fetch").await {
+        for task in daemon.try_lease("crawl.fetch", 10).await {
             // A plain result is one output.
-            report(&daemon, &task, json!({"result": {"url": task["key"]}})).await;
+            daemon
+                .try_report(&task, json!({"result": {"url": task["key"]}}))
+                .await;
         }
-        for task in leased(&daemon, "crawl.parse").await {
+        for task in daemon.try_lease("crawl.parse", 10).await {
             let url = task["payload"]["url"].as_str().unwrap();
-            report(&daemon, &task, outputs(url)).await;
+            daemon.try_report(&task, outputs(url)).await;
         }
         if rounds % 4 == 2 {
             daemon.kill9_and_restart();
             daemon.ready().await;
         }
-        for task in leased(&daemon, "crawl.index").await {
-            let answer = report(&daemon, &task, json!({"result": "indexed"})).await;
+        for task in daemon.try_lease("crawl.index", 10).await {
+            let answer = daemon.try_report(&task, json!({"result": "indexed"})).await;
             if answer.is_some_and(|answer| answer["status"] == "OK") {
                 let url = task["payload"]["url"].as_str().unwrap().to_owned();
                 assert!(indexed.insert(url), "{task} comes twice");
@@ -205,8 +189,8 @@ async fn joins_have_all_parts_once_whatever_is_killed() {
     until("both lands are drawn", async || {
         rounds += 1;
         for stage in ["land", "town", "street", "town_map", "land_map"] {
-            for task in leased(&daemon, &format!("geo.{stage}")).await {
-                let answer = report(&daemon, &task, of_stage(stage, &task)).await;
+            for task in daemon.try_lease(&format!("geo.{stage}"), 10).await {
+                let answer = daemon.try_report(&task, of_stage(stage, &task)).await;
                 let is_done = answer.is_some_and(|answer| answer["status"] == "OK");
                 if is_done && stage == "land_map" {
                     maps.push(task);
@@ -270,13 +254,13 @@ async fn an_output_that_goes_nowhere_is_invalid_and_its_task_goes_on() {
     daemon.insert(&[root("a")]).await;
     let task = daemon.lease_all("w", "crawl.parse", 1).await.remove(0);
     let to_port = |port: &str| json!({"discovered": [{"port": port, "payload": {"lang": "en"}}]});
-    let answer = report(&daemon, &task, to_port("page")).await.unwrap();
+    let answer = daemon.try_report(&task, to_port("page")).await.unwrap();
     assert_eq!(answer["status"], "INVALID", "{answer}");
     let error = answer["error"].as_str().unwrap();
     assert!(error.contains("is no stage of a topology"), "{error}");
 
     assert_eq!(apply(&daemon, CRAWL), (0, String::new()));
-    let answer = report(&daemon, &task, to_port("lnk")).await.unwrap();
+    let answer = daemon.try_report(&task, to_port("lnk")).await.unwrap();
     assert_eq!(answer["status"], "INVALID", "{answer}");
     let error = answer["error"].as_str().unwrap();
     assert!(
@@ -290,7 +274,7 @@ async fn an_output_that_goes_nowhere_is_invalid_and_its_task_goes_on() {
     // A task that names a queue leaves the topology, and equal outputs are two tasks.
     let page = json!({"port": "page", "payload": {"lang": "en"}});
     let leaves = json!({"discovered": [page, page, {"queue": "elsewhere", "key": "k"}]});
-    let answer = report(&daemon, &task, leaves).await.unwrap();
+    let answer = daemon.try_report(&task, leaves).await.unwrap();
     assert_eq!(answer["status"], "OK", "{answer}");
     daemon.lease_all("w", "crawl.index", 2).await;
     daemon.lease_all("w", "elsewhere", 1).await;
@@ -364,6 +348,87 @@ async fn a_file_is_applied_shown_changed_and_deleted() {
     assert_eq!(acts["acts"][1]["what"], "apply topology", "{acts}");
 }
 
+/// The last stage publishes, and a subscription reads what it published.
+const NEWS: &str = r#"
+name = "site"
+
+[stage.page]
+
+[stage.news]
+from = "page"
+topic = "pages"
+lease = "1s"
+max_attempts = 100
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stage_publishes_each_task_once_whatever_is_killed() {
+    const PAGES: usize = 30;
+    let mut daemon = Daemon::start("", &[]).await;
+    let (code, stderr) = apply(&daemon, NEWS);
+    assert_eq!(code, 1, "{stderr}");
+    assert!(stderr.contains("there is no topic \"pages\""), "{stderr}");
+    let folder = tempfile::tempdir().unwrap();
+    let on = |args: &[&str]| run(Some(&daemon), folder.path(), args).0;
+    assert_eq!(on(&["topic", "put", "pages"]), 0);
+    let read = ["subscription", "put", "read", "--topic", "pages"];
+    assert_eq!(on(&read), 0);
+    assert_eq!(apply(&daemon, NEWS), (0, String::new()));
+    let (_, shown) = daemon.get("/v1/topologies/site").await;
+    assert_eq!(shown["stages"][1]["topic"], "pages", "{shown}");
+
+    let pages: Vec<Value> = (0..PAGES)
+        .map(|page| json!({"queue": "site.page", "key": page.to_string()}))
+        .collect();
+    daemon.insert(&pages).await;
+    let mut rounds = 0;
+    until("all trees are done", async || {
+        rounds += 1;
+        for task in daemon.lease("w", "site.page", 5, "0s").await {
+            let page = json!({"result": {"page": task["key"]}});
+            daemon.try_report(&task, page).await;
+        }
+        if rounds < 10 && rounds % 3 == 2 {
+            daemon.kill9_and_restart();
+            daemon.ready().await;
+        }
+        let done = daemon.try_get("/v1/trees?state=DONE&limit=100").await;
+        done.is_some_and(|(_, done)| done["trees"].as_array().map(Vec::len) == Some(PAGES))
+    })
+    .await;
+    let mut published = daemon.work("w", "read", PAGES).await;
+    published.extend(daemon.drain("w", "read").await);
+    let keys: BTreeSet<&String> = published.iter().collect();
+    assert_eq!((keys.len(), published.len()), (PAGES, PAGES));
+    let (_, topic) = daemon.get("/v1/topics/pages/records?limit=100").await;
+    let records = topic["records"].as_array().unwrap();
+    assert!(records.len() >= PAGES, "{topic}");
+    assert!(
+        records
+            .iter()
+            .all(|record| record["value"]["page"].is_string())
+    );
+    let (_, checked) = daemon.post("/v1/fsck", &json!({})).await;
+    assert_eq!(checked["finds"], json!([]), "{checked}");
+
+    let stats = |more: &[&str]| {
+        let args = [&["topology", "stats", "site"], more].concat();
+        run(Some(&daemon), folder.path(), &args)
+    };
+    let (_, shown, _) = stats(&["--json"]);
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    for (stage, name) in ["page", "news"].into_iter().enumerate() {
+        let stage = &shown["stages"][stage];
+        assert_eq!(
+            (&stage["stage"], &stage["completed"]),
+            (&json!(name), &json!(PAGES))
+        );
+    }
+    let (code, table, _) = stats(&[]);
+    assert_eq!(code, 0, "{table}");
+    assert!(table.lines().any(|line| line.contains("news")), "{table}");
+}
+
 /// T7: a slow stage loses nothing, because inserts are refused beyond the bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn inserts_beyond_max_open_are_refused_until_trees_end() {
@@ -425,11 +490,11 @@ async fn inserts_beyond_max_open_are_refused_until_trees_end() {
         }
         let (_, shown) = daemon.get("/v1/topologies/slow").await;
         most = most.max(shown["open"].as_u64().unwrap());
-        for task in leased(&daemon, "slow.a").await {
-            report(&daemon, &task, json!({"result": "once"})).await;
+        for task in daemon.try_lease("slow.a", 10).await {
+            daemon.try_report(&task, json!({"result": "once"})).await;
         }
         for task in daemon.lease("w", "slow.b", 3, "50ms").await {
-            report(&daemon, &task, json!({"result": "done"})).await;
+            daemon.try_report(&task, json!({"result": "done"})).await;
             done += usize::from(task["key"] != "b");
         }
         done == TREES
@@ -475,13 +540,13 @@ fn files_are_made_checked_and_drawn_without_a_server() {
     assert!(mermaid.contains("s0 --> s1"), "{mermaid}");
     fs::write(
         folder.path().join("bad.toml"),
-        "name = \"bad\"\n[stage.a]\ntopic = \"t\"\nx = 1\n",
+        "name = \"bad\"\n[stage.a]\ntopic = \"events\"\nx = 1\n",
     )
     .unwrap();
     let (code, _, error) = on(&["topology", "check", "bad.toml"]);
     assert_eq!((code, error.lines().count()), (1, 2), "{error}");
     assert!(
-        error.contains("bad.toml:3:1: this version of taskd has no topic"),
+        error.contains("bad.toml:3:9: topic \"events\" is one of taskd's own"),
         "{error}"
     );
 }
@@ -553,10 +618,7 @@ fn the_tests_of_a_file_run_without_a_server() {
     // A loop whose outputs have other keys each time ends by a bound.
     let (code, said, _) = test(&TESTED.replace(", key = \"http://a/b\"", ""));
     assert_eq!(code, 1);
-    assert!(
-        said.contains("a loop ends only where outputs have keys"),
-        "{said}"
-    );
+    assert!(said.contains("give the outputs of a loop keys"), "{said}");
     let (code, _, stderr) = test(&TESTED.replace("expect.page", "expect.pages"));
     assert_eq!(code, 1);
     assert!(stderr.contains("there is no stage \"pages\""), "{stderr}");

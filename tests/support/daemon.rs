@@ -359,6 +359,42 @@ impl Daemon {
         serde_json::from_value(answer["tasks"].take()).unwrap()
     }
 
+    /// Leases some tasks as `w`; none while taskd is away.
+    pub(crate) async fn try_lease(&self, queue: &str, most: usize) -> Vec<Value> {
+        let body = json!({"worker": "w", "queues": [queue], "max_tasks": most, "wait": "50ms"});
+        match self.try_post("/v1/tasks:get", &body).await {
+            Some((200, mut answer)) => serde_json::from_value(answer["tasks"].take()).unwrap(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Completes a task as `w`. Returns the answer, or `None` while taskd is away.
+    pub(crate) async fn try_report(&self, task: &Value, completion: Value) -> Option<Value> {
+        let mut answers = self.try_reports(&[task], |_| completion.clone()).await?;
+        answers.pop()
+    }
+
+    /// Does so with some tasks.
+    pub(crate) async fn try_reports(
+        &self,
+        tasks: &[&Value],
+        completion: impl Fn(&Value) -> Value,
+    ) -> Option<Vec<Value>> {
+        if tasks.is_empty() {
+            return Some(Vec::new());
+        }
+        let completion = |task: &&Value| {
+            let mut completion = completion(task);
+            completion["id"] = task["id"].clone();
+            completion["lease_token"] = task["lease_token"].clone();
+            completion
+        };
+        let completions: Vec<Value> = tasks.iter().map(completion).collect();
+        let body = json!({"worker": "w", "completions": completions});
+        let (_, mut answer) = self.try_post("/v1/tasks:complete", &body).await?;
+        serde_json::from_value(answer["results"].take()).ok()
+    }
+
     /// Leases tasks until there are `count`.
     pub(crate) async fn lease_all(&self, worker: &str, queue: &str, count: usize) -> Vec<Value> {
         let mut tasks = Vec::new();
