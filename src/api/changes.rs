@@ -164,12 +164,13 @@ impl Api {
         else {
             return Ok(false);
         };
-        Ok(*replicas
-            > self
-                .query()?
-                .settings
-                .task_rules(queue.as_str())
-                .max_replicas)
+        let query = self.query()?;
+        let stages = query.occupancy.topologies().stages();
+        let most = match stages.of(queue.as_str()) {
+            Some(_) => 1,
+            None => query.settings.task_rules(queue.as_str()).max_replicas,
+        };
+        Ok(*replicas > most)
     }
 
     fn changing(&self) -> Result<&Changing, Error> {

@@ -34,6 +34,7 @@ mod settled;
 mod stream;
 mod subscriptions;
 mod tasks;
+mod topic_stages;
 mod topics;
 mod topologies;
 mod topology_feeds;
@@ -59,6 +60,7 @@ pub use self::{
     settled::SettledReports,
     stream::{BytesPermit, OutgoingFrame, ReceivedFrame, ReserveBytes, StreamEnd},
     subscriptions::declare_subscription,
+    topic_stages::publish_stages,
     topics::{Reading, declare_topic},
     tree_watches::TreeWatches,
     trees::{NextOfTree, WatchingTree},

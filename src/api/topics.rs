@@ -41,6 +41,21 @@ pub(super) const CHANGES: u32 = 5;
 impl Reader {
     /// Finds a topic that the caller reaches, and that is not being deleted.
     pub(super) async fn topic_of(&self, caller: &Caller, name: &str) -> Result<Topic, Error> {
+        if let Some(topic) = self.find_topic(name).await? {
+            return Ok(topic);
+        }
+        let topics = self.topics.all(self.store()).await?;
+        let names = topics.values().filter(|topic| !topic.is_deleting);
+        let names = names.map(|topic| topic.name.as_str());
+        let near = nearest(name, names.filter(|name| caller.access.reaches(name)));
+        Err(Error::NoSuchTopic {
+            name: shorten(name, ECHO).into_owned(),
+            near: near.map_or_else(String::new, |near| format!("; did you mean {near:?}?")),
+        })
+    }
+
+    /// The topic of this name, if there is one.
+    pub(super) async fn find_topic(&self, name: &str) -> Result<Option<Topic>, Error> {
         let find = |topics: &BTreeMap<TopicName, Topic>| {
             let found = TopicName::new(name)
                 .ok()
@@ -48,19 +63,10 @@ impl Reader {
             found.filter(|topic| !topic.is_deleting)
         };
         if let Some(topic) = find(&*self.topics.all(self.store()).await?) {
-            return Ok(topic);
+            return Ok(Some(topic));
         }
         // Another process may have made it a moment ago.
-        let topics = self.topics.newest(self.store()).await?;
-        find(&topics).ok_or_else(|| {
-            let names = topics.values().filter(|topic| !topic.is_deleting);
-            let names = names.map(|topic| topic.name.as_str());
-            let near = nearest(name, names.filter(|name| caller.access.reaches(name)));
-            Error::NoSuchTopic {
-                name: shorten(name, ECHO).into_owned(),
-                near: near.map_or_else(String::new, |near| format!("; did you mean {near:?}?")),
-            }
-        })
+        Ok(find(&*self.topics.newest(self.store()).await?))
     }
 
     fn logs(&self) -> Arc<dyn Logs> {
@@ -538,7 +544,7 @@ impl Reader {
         }))
     }
 
-    async fn publish(
+    pub(super) async fn publish(
         &self,
         topic: &Topic,
         records: Vec<Result<NewRecord, String>>,

@@ -80,6 +80,7 @@ impl Api {
                 reaches(caller, &topology.then)?;
             }
             self.check_topic_feeds(caller, &topology).await?;
+            self.check_stage_topics(caller, &topology).await?;
             let now = query.now_unix_ms();
             let act = Act::at_time(now, who(caller), "apply topology", name);
             for _ in 0..TRIES {

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     api::{
         self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
-        Reader, SettledReports, TokenSync, TreeWatches, Waits,
+        Reader, SettledReports, TokenSync, TreeWatches, Waits, publish_stages,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -552,17 +552,19 @@ fn state(
     reader.inform_watchers(supervisor);
     reader.inform_tree_watchers(supervisor);
     reader.depths.keep_while_used(supervisor);
+    let api = Arc::new(Api {
+        discovery,
+        tasks,
+        query: Some(reader),
+        changing: Some(changing),
+        authentication,
+        waits: Waits::default(),
+        workers: HeardWorkers::new(cx.clock.clone()),
+        stop: doors.stop_token(),
+    });
+    publish_stages(&api, supervisor);
     ingress::State {
-        api: Arc::new(Api {
-            discovery,
-            tasks,
-            query: Some(reader),
-            changing: Some(changing),
-            authentication,
-            waits: Waits::default(),
-            workers: HeardWorkers::new(cx.clock.clone()),
-            stop: doors.stop_token(),
-        }),
+        api,
         progress: supervisor.progress().clone(),
         gates: cx.gates.clone(),
         servers,

@@ -122,7 +122,7 @@ pub use topics::{
     ReadTopic, TEXT_MARK, Topic, TopicPage, TopicRecord, TopicSettings, TopicView, topic_of_users,
 };
 pub use topology::{
-    Counted, EdgeView, Expected, FeedAck, FeedCounts, FeedSettings, FeedSource, FeedView,
+    Counted, EdgeView, Expected, FanOut, FeedAck, FeedCounts, FeedSettings, FeedSource, FeedView,
     MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, MoveTo, PendingAct, PendingRule, RedisList,
     RedisStream, Scripted, ScriptedAnswer, Stage, StageView, Topology, TopologyTest, TopologyView,
     feed_held, feed_task_id,

@@ -245,7 +245,7 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
 }
 
 /// The [`TaskRow::weight`] that the task's row will have.
-fn weight(task: &NewTask) -> usize {
+pub(super) fn weight(task: &NewTask) -> usize {
     let key = if task.key.is_empty() {
         HASH_CHARACTERS
     } else {

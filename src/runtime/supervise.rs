@@ -288,6 +288,10 @@ impl Loop {
         self.beat.await_work(work).await
     }
 
+    pub fn is_stopped(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
     /// The clock by which the loop waits.
     pub fn clock(&self) -> &Clock {
         self.beat.clock()

@@ -37,6 +37,7 @@ impl From<StageView> for pb::TopologyStage {
             priority: pb::Priority::from(stage.priority).into(),
             edges: stage.edges.into_iter().map(Into::into).collect(),
             join: stage.join,
+            topic: stage.topic,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod file;
 mod run;
+mod stats;
 mod test;
 
 use std::{fs, io::Write as _, path::PathBuf};
@@ -34,6 +35,7 @@ Examples:
   taskd topology apply crawl.toml                     from now on; the old file again goes back
   taskd insert crawl.fetch --key https://example.org/
   taskd topology show crawl                           the settings in force, as JSON
+  taskd topology stats crawl                          the tasks of each stage, and its feeds
   taskd topology show crawl --text | diff - crawl.toml
 
 Exit code: 0, or 1 if the file has mistakes or there is no such topology, 2 if the server cannot be reached or refuses \
@@ -54,6 +56,7 @@ enum Command {
     Run(run::Run),
     List(List),
     Show(Show),
+    Stats(stats::Stats),
     Delete(Delete),
 }
 
@@ -183,6 +186,7 @@ async fn run_one(command: Command) -> anyhow::Result<bool> {
             }
             Ok(true)
         }
+        Command::Stats(args) => stats::stats(&args).await,
         Command::Delete(delete) => {
             let server = delete.server.port()?;
             let path = path(&delete.topology);

@@ -20,8 +20,8 @@ use crate::{
     },
     config::Settings,
     model::{
-        Completion, Counted, LeaseNumber, NewTask, RowTree, ScriptedAnswer, Stage, TaskId, TaskRow,
-        TaskTree, Topology as Plan, TopologyTest, TreePages, TreeState, Way,
+        Completion, Counted, FanOut, LeaseNumber, NewTask, RowTree, ScriptedAnswer, Stage, TaskId,
+        TaskRow, TaskTree, Topology as Plan, TopologyTest, TreePages, TreeState, Way,
         validate::{self, Partitions},
     },
     pipelines::discovery,
@@ -192,7 +192,7 @@ impl<'p> Run<'p> {
         while !self.ready.is_empty() {
             if self.known.len() > MOST_TASKS {
                 return Ok(Err(format!(
-                    "there are more than {MOST_TASKS} tasks: a loop ends only where outputs have keys"
+                    "there are more than {MOST_TASKS} tasks; send fewer, and give the outputs of a loop keys: it ends only so"
                 )));
             }
             let next = self.random.below(self.ready.len());
@@ -228,7 +228,7 @@ impl<'p> Run<'p> {
                 Err(why) => return Ok(Err(format!("input[{place}]: {why}"))),
             };
             if let Some(TaskTree::Root(tree)) = tree.as_deref() {
-                let settings = discovery::tree_settings(tree, 0, |then| {
+                let settings = discovery::tree_settings(tree, self.now, |then| {
                     let task = NewTask {
                         id: Some(row.id),
                         queue: then.to_owned(),
@@ -320,10 +320,14 @@ impl<'p> Run<'p> {
             },
         };
         let mut routed = report;
+        let mut room = FanOut {
+            tasks: MOST_OUTPUTS,
+            bytes: usize::MAX,
+        };
         let name = &self.plan.stages[stage].name;
         let sent = self
             .plan
-            .route(stage, ready.task.id, &mut routed, MOST_OUTPUTS);
+            .route(stage, ready.task.id, &mut routed, &mut room);
         if let Err(why) = sent {
             return Ok(Err(format!("the worker of {name}: {why}")));
         }

@@ -22,11 +22,13 @@ pub use self::{
         FeedAck, FeedCounts, FeedSettings, FeedSource, MoveTo, PendingAct, PendingRule, RedisList,
         RedisStream, feed_held, feed_task_id,
     },
+    route::FanOut,
     scripted::{Counted, Expected, Scripted, ScriptedAnswer, TopologyTest},
     view::{EdgeView, FeedView, StageView, TopologyView},
 };
 use super::{
-    Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopologyName, TreeOnDead, Way,
+    Matching, NewBackoff, NewTask, NewTree, Priority, QueueName, TopicName, TopologyName,
+    TreeOnDead, Way,
 };
 
 /// The most topologies.
@@ -82,6 +84,8 @@ pub struct Stage {
     pub command: Vec<String>,
     pub on_start: Vec<String>,
     pub on_stop: Vec<String>,
+    /// taskd works on its tasks itself: it publishes each as a record of this topic.
+    pub topic: Option<TopicName>,
     pub ports: Vec<String>,
     /// Where its outputs go.
     pub edges: Vec<Edge>,
@@ -152,16 +156,22 @@ impl Topology {
 }
 
 impl Stage {
-    /// Gives a task of this stage its settings. What the task says itself stays.
-    ///
-    /// Fails if several workers are to complete the task: only the outputs of the first would count.
-    fn apply_to(&self, task: &mut NewTask) -> Result<(), String> {
-        if let Some(replicas) = task.replicas.filter(|replicas| *replicas > 1) {
-            return Err(format!(
+    /// Fails if several workers are to complete a task of this stage: only the outputs of the first
+    /// would count.
+    pub fn is_for_one_worker(&self, task: &NewTask) -> Result<(), String> {
+        match task.replicas {
+            Some(replicas) if replicas > 1 => Err(format!(
                 "replicas is {replicas}; a task of stage {} is for one worker",
                 self.queue
-            ));
+            )),
+            _ => Ok(()),
         }
+    }
+
+    /// Gives a task of this stage its settings. What the task says itself stays. Fails if the task is
+    /// [for several workers](Self::is_for_one_worker).
+    fn apply_to(&self, task: &mut NewTask) -> Result<(), String> {
+        self.is_for_one_worker(task)?;
         task.lease_duration = task.lease_duration.or(self.lease);
         task.max_attempts = task.max_attempts.or(self.max_attempts);
         task.backoff = task.backoff.or(self.backoff);

@@ -13,8 +13,8 @@ use super::{
     levels,
 };
 use crate::model::{
-    Backoff, BackoffKind, ECHO, Matching, NewBackoff, NewTree, Priority, QueueName, TopologyName,
-    TreeOnDead, Way, shorten,
+    Backoff, BackoffKind, ECHO, Matching, NewBackoff, NewTree, Priority, QueueName, TopicName,
+    TopologyName, TreeOnDead, Way, shorten, topic_of_users,
 };
 
 /// The most mistakes that are named.
@@ -23,9 +23,10 @@ const MOST_MISTAKES: usize = 100;
 const KEYS: [&str; 8] = [
     "name", "on_dead", "timeout", "then", "max_open", "feed", "stage", "test",
 ];
-const STAGE_KEYS: [&str; 12] = [
+const STAGE_KEYS: [&str; 13] = [
     "from",
     "join",
+    "topic",
     "start",
     "loop",
     "lease",
@@ -38,8 +39,9 @@ const STAGE_KEYS: [&str; 12] = [
     "on_stop",
 ];
 const BACKOFF_KEYS: [&str; 5] = ["kind", "initial", "maximum", "jitter", "give_up_after"];
-/// What later versions have.
-const LATER_STAGE_KEYS: [&str; 1] = ["topic"];
+
+/// What is for the workers of a stage.
+const WORKERS_KEYS: [&str; 4] = ["ports", "command", "on_start", "on_stop"];
 
 const NO_STAGE: &str = "there is no stage: write [stage.NAME] for each";
 
@@ -309,6 +311,7 @@ impl File<'_> {
                 command: Vec::new(),
                 on_start: Vec::new(),
                 on_stop: Vec::new(),
+                topic: None,
                 ports: Vec::new(),
                 edges: Vec::new(),
             },
@@ -333,19 +336,27 @@ impl File<'_> {
                 "command" => stage.command = self.command("command", value),
                 "on_start" => stage.on_start = self.command("on_start", value),
                 "on_stop" => stage.on_stop = self.command("on_stop", value),
-                later if LATER_STAGE_KEYS.contains(&later) => {
-                    let says = format!("this version of taskd has no {later} of a stage yet");
-                    self.wrong(key.span().start, says);
-                }
+                "topic" => stage.topic = self.topic_name(value),
                 unknown => self.unknown(key.span().start, unknown, &STAGE_KEYS),
             }
         }
         // `start = false` says nothing: without `from` nothing else could reach it.
         draft.stage.is_start = draft.has_start || !table.contains_key("from");
-        draft.stage.ports = match table.contains_key("ports") {
-            true => draft.ports.iter().map(|(_, port)| port.clone()).collect(),
-            false => vec![OUT.to_owned()],
+        draft.stage.ports = match (&draft.stage.topic, table.contains_key("ports")) {
+            (Some(_), _) => Vec::new(),
+            (None, true) => draft.ports.iter().map(|(_, port)| port.clone()).collect(),
+            (None, false) => vec![OUT.to_owned()],
         };
+        if draft.stage.topic.is_some() {
+            for (key, _) in table {
+                let name: &str = key.get_ref();
+                if WORKERS_KEYS.contains(&name) {
+                    let says =
+                        format!("taskd itself works on a stage with a topic: leave out {name}");
+                    self.wrong(key.span().start, says);
+                }
+            }
+        }
         draft
     }
 
@@ -434,6 +445,17 @@ impl File<'_> {
             self.wrong(at(value), "lease must be at least 100ms".to_owned());
         }
         Some(lease)
+    }
+
+    fn topic_name(&mut self, value: &Located<'_>) -> Option<TopicName> {
+        let name = self.text("topic", value)?;
+        match topic_of_users(&name) {
+            Ok(name) => Some(name),
+            Err(error) => {
+                self.wrong(at(value), error);
+                None
+            }
+        }
     }
 
     fn max_attempts(&mut self, value: &Located<'_>) -> Option<u32> {

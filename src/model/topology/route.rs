@@ -4,8 +4,18 @@ use serde_json::Value;
 
 use super::{OUT, Stage, Topology};
 use crate::model::{
-    Completion, ECHO, Encoding, Joining, NewJoin, NewTask, Part, TaskId, Way, shorten,
+    Completion, ECHO, Encoding, Joining, MAX_RECORD_BYTES, NewJoin, NewTask, Part, TaskId, Way,
+    shorten, validate,
 };
+
+/// How much the outputs of reports may become.
+#[derive(Clone, Copy, Debug)]
+pub struct FanOut {
+    /// The most tasks and parts of a report.
+    pub tasks: usize,
+    /// The bytes that are left for this report and the others of the call.
+    pub bytes: usize,
+}
 
 /// What an output has that edges can ask for.
 struct Facts {
@@ -15,7 +25,7 @@ struct Facts {
 
 impl Topology {
     /// Replaces the outputs of a report about a task of this stage by tasks of the next stages. Fails
-    /// if an output cannot go anywhere, or if there are more than `most` tasks then.
+    /// if an output cannot go anywhere, or if there is no room for what they become.
     ///
     /// A result without discovered tasks is one output.
     pub fn route(
@@ -23,7 +33,7 @@ impl Topology {
         stage: usize,
         parent: TaskId,
         report: &mut Completion,
-        most: usize,
+        room: &mut FanOut,
     ) -> Result<(), String> {
         let stage = &self.stages[stage];
         for unreadable in &report.unreadable {
@@ -36,7 +46,8 @@ impl Topology {
             && report.not_stored.is_empty();
         let mut sent = Sent {
             parent,
-            most,
+            room: *room,
+            bytes: 0,
             tasks: Vec::new(),
             joining: Joining::default(),
             joins: Vec::new(),
@@ -72,6 +83,7 @@ impl Topology {
                 self.send(stage, index, output, &mut sent)?;
             }
         }
+        room.bytes = room.bytes.saturating_sub(sent.bytes);
         report.discovered = sent.tasks;
         // Only topologies with joins have levels.
         let has_joins = self.stages.iter().any(|stage| stage.join.is_some());
@@ -135,8 +147,9 @@ impl Topology {
 /// What the outputs of a report became.
 struct Sent {
     parent: TaskId,
-    /// The most tasks and parts.
-    most: usize,
+    room: FanOut,
+    /// Of the tasks and parts so far.
+    bytes: usize,
     tasks: Vec<NewTask>,
     joining: Joining<NewJoin>,
     /// The place in [`Topology::stages`] of each join that begins.
@@ -145,18 +158,31 @@ struct Sent {
 
 impl Sent {
     fn task(&mut self, task: NewTask, way: Way) -> Result<(), String> {
+        self.bytes += validate::weight(&task);
         self.tasks.push(task);
         self.joining.ways.push(way);
-        self.check_count()
+        self.has_room()
     }
 
     fn part(&mut self, part: Part) -> Result<(), String> {
+        self.bytes += part.weight();
         self.joining.parts.push(part);
-        self.check_count()
+        self.has_room()
     }
 
-    fn check_count(&self) -> Result<(), String> {
-        let most = self.most;
+    fn has_room(&self) -> Result<(), String> {
+        let FanOut { tasks: most, bytes } = self.room;
+        if self.bytes > MAX_RECORD_BYTES {
+            return Err(format!(
+                "the outputs become more than {MAX_RECORD_BYTES} bytes; send fewer, or in several stages"
+            ));
+        }
+        if self.bytes > bytes {
+            return Err(
+                "the outputs of this call become too many bytes; report fewer tasks at once"
+                    .to_owned(),
+            );
+        }
         if self.tasks.len() + self.joining.parts.len() > most {
             return Err(format!(
                 "the outputs become more than {most} tasks; send fewer, or in several stages"
@@ -201,6 +227,12 @@ impl Stage {
     }
 
     pub(super) fn no_port(&self, port: &str) -> String {
+        if let Some(topic) = &self.topic {
+            let name = &self.name;
+            return format!(
+                "stage {name} publishes into topic {topic} and has no outputs; take from where it takes"
+            );
+        }
         let port = shorten(port, ECHO);
         let ports = self.ports.join(", ");
         format!("stage {} has no port {port:?}; it has {ports}", self.name)

@@ -140,10 +140,17 @@ fn every_mistake_is_named_with_its_place() {
             "6:10: unknown key \"cuont\"; expected count, dead",
         ),
         (
-            "[stage.a]\ntopic = \"b\"",
-            "3:1: this version of taskd has no topic",
+            "[stage.a]\ntopic = \"events\"",
+            "3:9: topic \"events\" is one of taskd's own",
         ),
         (
+            "[stage.a]\ntopic = \"b\"\nports = [\"x\"]",
+            "4:1: taskd itself works on a stage with a topic: leave out ports",
+        ),
+        (
+            "[stage.a]\ntopic = \"b\"\n[stage.c]\nfrom = \"a\"",
+            "5:8: stage a publishes into topic b and has no outputs",
+        ),
         (
             "max_open = -1\n[stage.a]",
             "2:12: max_open must be a number from 0 to 100000",
@@ -248,12 +255,17 @@ fn output(port: &str, key: &str, payload: &str) -> NewTask {
     }
 }
 
+fn room(tasks: usize) -> FanOut {
+    let bytes = usize::MAX;
+    FanOut { tasks, bytes }
+}
+
 /// The queues and keys to which a report of a stage goes.
 fn routed(stage: usize, mut report: Completion) -> Result<Vec<(String, String)>, String> {
     let parent = "01890a5d-ac96-774b-bcce-b302099a8057"
         .parse::<TaskId>()
         .unwrap();
-    crawl().route(stage, parent, &mut report, 4)?;
+    crawl().route(stage, parent, &mut report, &mut room(4))?;
     let task = |task: NewTask| {
         assert_eq!(task.port, "");
         (task.queue, String::from_utf8_lossy(&task.key).into_owned())
@@ -305,6 +317,22 @@ fn outputs_go_where_ports_and_conditions_say() {
     }
     let many = vec![output("link", "", "1"); 5];
     assert!(of(many).unwrap_err().contains("more than 4 tasks"));
+    // An output may have many edges.
+    let large = json!({"lang": "de", "text": "x".repeat(5 << 20)}).to_string();
+    let mut large = output("page", "", &large);
+    large.headers.insert("kind".into(), "html".into());
+    let error = of(vec![large]).unwrap_err();
+    assert!(error.contains("more than 8388608 bytes"), "{error}");
+    let mut report = Completion {
+        discovered: vec![output("link", "", "1")],
+        ..Completion::default()
+    };
+    let mut room = FanOut {
+        tasks: 4,
+        bytes: 10,
+    };
+    let error = crawl().route(1, TaskId::new(), &mut report, &mut room);
+    assert!(error.unwrap_err().contains("report fewer tasks at once"));
 }
 
 #[test]
@@ -428,7 +456,7 @@ fn outputs_into_a_join_are_parts() {
         ..Completion::default()
     };
     let parent = TaskId::new();
-    geo.route(1, parent, &mut report, 10).unwrap();
+    geo.route(1, parent, &mut report, &mut room(10)).unwrap();
     let queues: Vec<&str> = report.discovered.iter().map(|task| &*task.queue).collect();
     assert_eq!(queues, ["geo.street", "geo.news", "elsewhere"]);
     let joining = report.joining.unwrap();
@@ -448,7 +476,7 @@ fn outputs_into_a_join_are_parts() {
         result: "5".into(),
         ..Completion::default()
     };
-    geo.route(4, parent, &mut report, 10).unwrap();
+    geo.route(4, parent, &mut report, &mut room(10)).unwrap();
     assert_eq!((report.discovered.len(), report.joining), (1, None));
 }
 
@@ -478,6 +506,10 @@ fn wrong_joins_are_named() {
         (
             "a start = true\nb from = \"a\"; start = true\nj from = \"b\"; join = \"a\"",
             "stage b lies between a and j, which joins what comes from one task of a, so nothing begins there",
+        ),
+        (
+            "a start = true\nj join = \"a\"",
+            "stage j is a join, and nothing goes into it: from is missing",
         ),
         (
             "a start = true\nj from = \"a\"; join = \"a\"; start = true",

@@ -6,7 +6,9 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use super::{FeedAck, FeedCounts, FeedSettings, Stage, Topology};
-use crate::model::{Priority, Rfc3339, TaskRules, TopologyName, TreeOnDead, unix_time::rfc_3339};
+use crate::model::{
+    Priority, Rfc3339, TaskRules, TopicName, TopologyName, TreeOnDead, unix_time::rfc_3339,
+};
 
 /// A topology in an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -53,6 +55,9 @@ pub struct StageView {
     /// The fork: it gets one task for each task of that stage.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub join: String,
+    /// The topic into which taskd publishes its tasks.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub topic: String,
     #[serde(serialize_with = "time")]
     #[schemars(with = "String")]
     pub lease: Duration,
@@ -159,6 +164,11 @@ impl StageView {
                 .join
                 .map(|fork| of.stages[fork].name.clone())
                 .unwrap_or_default(),
+            topic: stage
+                .topic
+                .as_ref()
+                .map_or("", TopicName::as_str)
+                .to_owned(),
             lease: stage.lease.unwrap_or(rules.lease),
             max_attempts: stage.max_attempts.unwrap_or(rules.max_attempts),
             priority: stage.priority.unwrap_or(rules.priority),

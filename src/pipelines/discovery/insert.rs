@@ -177,20 +177,8 @@ impl Handle {
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
         let now = self.context.clock.now_unix_ms();
-        let (mut sorted, traced) = self.sort(tasks, ids, refused, now).await;
-        let opening = match sorted.rows.iter().any(is_root) {
-            // Few inserts open trees, and the others stay small.
-            true => Box::pin(self.bound_trees(&mut sorted)).await,
-            false => Ok(Opening::default()),
-        };
-        let stored = match opening {
-            Ok(opening) => {
-                self.store_sorted(sorted, opening, refused, now, enrich_left)
-                    .await
-            }
-            Err(error) => Err(error),
-        };
-        match stored {
+        let (sorted, traced) = self.sort(tasks, ids, refused, now).await;
+        match self.store_sorted(sorted, refused, now, enrich_left).await {
             Ok(answers) => {
                 traced.end(&answers);
                 Ok(answers)
@@ -206,12 +194,16 @@ impl Handle {
     /// dead letters. Returns the answers to all.
     async fn store_sorted(
         &self,
-        sorted: Sorted,
-        mut opening: Opening,
+        mut sorted: Sorted,
         keeps: Refused,
         now: i64,
         enrich_left: &mut Duration,
     ) -> Result<Vec<InsertAnswer>, Error> {
+        let mut opening = None;
+        if sorted.rows.iter().any(is_root) {
+            // Few inserts open trees, and the others stay small.
+            opening = Some(Box::pin(self.bound_trees(&mut sorted)).await?);
+        }
         let Sorted {
             mut answers,
             mut rows,
@@ -243,7 +235,9 @@ impl Handle {
         for (place, (id, queue, inserted)) in places.into_iter().zip(stored) {
             if let Inserted::New = inserted {
                 room.keep(&queue);
-                opening.keep(id);
+                if let Some(opening) = &mut opening {
+                    opening.keep(id);
+                }
             }
             answers[place] = answer(id, inserted);
         }
@@ -432,9 +426,9 @@ impl Handle {
 
     /// Refuses the rows beyond the open trees that their topologies may have. Fails if that leaves
     /// none of the tasks.
-    async fn bound_trees(&self, sorted: &mut Sorted) -> Result<Opening, Error> {
+    async fn bound_trees(&self, sorted: &mut Sorted) -> Result<Box<Opening>, Error> {
         let stages = self.stages();
-        let mut opening = Opening::default();
+        let mut opening = Box::<Opening>::default();
         let mut wanted: BTreeMap<TopologyName, (&Topology, u64)> = BTreeMap::new();
         for row in &sorted.rows {
             if let Some(topology) = opens_tree(&stages, row) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::handle::Handle;
 use crate::{
-    model::{Completion, ECHO, Item, LeaseToken, TaskId, shorten},
+    model::{Completion, ECHO, FanOut, Item, LeaseToken, TaskId, shorten},
     pipelines::admission::Stages,
     runtime::compute,
 };
@@ -15,12 +15,15 @@ const QUICK_BYTES: usize = 64 << 10;
 /// Payloads of this size are read in one turn on another thread.
 const SLOW_BYTES: usize = 4 << 20;
 
+/// How many bytes the outputs of a call may become: an output may have many edges.
+const MOST_BYTES: usize = 64 << 20;
+
 /// Reports whose outputs are not routed yet.
 struct Routing {
     items: Vec<Item<Completion>>,
     stages: Arc<Stages>,
     next: usize,
-    most: usize,
+    room: FanOut,
 }
 
 impl Handle {
@@ -44,7 +47,10 @@ impl Handle {
             items,
             stages,
             next: 0,
-            most,
+            room: FanOut {
+                tasks: most,
+                bytes: MOST_BYTES,
+            },
         };
         let quickly = |routing: &mut Routing| routing.advance(QUICK_BYTES);
         let slowly = |routing: &mut Routing| routing.advance(SLOW_BYTES);
@@ -64,7 +70,7 @@ impl Routing {
             if read > bytes && !is_first {
                 return false;
             }
-            route(item, &self.stages, self.most);
+            route(item, &self.stages, &mut self.room);
             self.next += 1;
         }
         true
@@ -79,7 +85,7 @@ fn size(item: &Item<Completion>) -> usize {
     report.result.len() + discovered.sum::<usize>()
 }
 
-fn route(item: &mut Item<Completion>, stages: &Stages, most: usize) {
+fn route(item: &mut Item<Completion>, stages: &Stages, room: &mut FanOut) {
     let Ok(report) = &mut item.report else {
         return;
     };
@@ -93,7 +99,7 @@ fn route(item: &mut Item<Completion>, stages: &Stages, most: usize) {
     match stages.of(token.shard.queue.as_str()) {
         None => refuse_ports(item),
         Some((topology, stage)) => {
-            if let Err(error) = topology.route(stage, parent, report, most) {
+            if let Err(error) = topology.route(stage, parent, report, room) {
                 item.report = Err(error);
             }
         }

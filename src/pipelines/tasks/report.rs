@@ -100,6 +100,7 @@ impl Handle {
     /// completions count nevertheless, and the pipeline that stores the other tasks sends the
     /// invalid ones to dead-letters.
     fn note_invalid_discoveries(&self, items: &mut [Item<Completion>]) -> HashSet<schema::Place> {
+        let stages = self.stages();
         let mut invalid = HashSet::new();
         for (place, item) in items.iter_mut().enumerate() {
             let Ok(report) = &mut item.report else {
@@ -116,7 +117,12 @@ impl Handle {
                 task.idempotency_key.clear();
                 // A deadline that has passed is no error here: it ends the task, with a letter.
                 let rules = self.settings.task_rules(&task.queue).for_accepted();
-                if let Err(error) = validate::check(task, &rules, 0) {
+                let checked = validate::check(task, &rules, 0).map(|_| ());
+                let checked = checked.and_then(|()| match stages.of(&task.queue) {
+                    Some((topology, stage)) => topology.stages[stage].is_for_one_worker(task),
+                    None => Ok(()),
+                });
+                if let Err(error) = checked {
                     let key = String::from_utf8_lossy(&task.key);
                     report
                         .not_stored

@@ -2400,6 +2400,9 @@ pub struct TopologyStage {
     /// The fork: the stage gets one task for each task of that one. Empty: it is no join.
     #[prost(string, tag = "8")]
     pub join: ::prost::alloc::string::String,
+    /// The topic into which taskd publishes its tasks. Empty: workers work on it.
+    #[prost(string, tag = "9")]
+    pub topic: ::prost::alloc::string::String,
 }
 /// An edge to another stage.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
