@@ -226,7 +226,7 @@ def _insert_and_wait(taskd: Taskd) -> bool:
 
 def test_the_http_port_is_named_as_a_mistake(taskd: Taskd) -> None:
     said = r"is this taskd's gRPC port\? 7601 by default"
-    with Client(f"127.0.0.1:{taskd.http}", patience=0.3) as client, pytest.raises(Unavailable, match=said):
+    with Client(f"127.0.0.1:{taskd.http}", patience=2) as client, pytest.raises(Unavailable, match=said):
         client.insert("q", "k")
 
 
@@ -325,7 +325,7 @@ def test_tls(new_taskd: MakeTaskd, tmp_path: Path) -> None:
     with Client(f"https://{taskd.address}", patience=0.3) as client, pytest.raises(Unavailable):
         client.insert("q", "k")
     said = "if it has TLS, write https:// before the address"
-    with Client(taskd.address, patience=0.3) as client, pytest.raises(Unavailable, match=said):
+    with Client(taskd.address, patience=2) as client, pytest.raises(Unavailable, match=said):
         client.insert("q", "k")
     with pytest.raises(InvalidRequest, match="none cannot be read: No such file"):
         Client(taskd.address, tls=TLS(ca=tmp_path / "none"))
