@@ -24,6 +24,8 @@ mod deadline;
 mod enqueue;
 #[path = "lua_state/explain.rs"]
 mod explain;
+#[path = "lua_state/feed_take.rs"]
+mod feed_take;
 #[path = "lua_state/fresh.rs"]
 mod fresh;
 #[path = "lua_state/limits.rs"]
