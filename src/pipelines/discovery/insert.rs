@@ -300,21 +300,31 @@ impl Handle {
                     Ok(()) => {
                         let given = task.id.or_else(|| ids.get(place).copied());
                         let id = given.unwrap_or_else(|| TaskId::at(now, place));
-                        let tree = match task.tree.take() {
-                            Some(tree) => trees::row_tree(&self.context, *tree, id, now).map(Some),
+                        let tree = match task.tree.as_deref() {
+                            Some(tree) => {
+                                trees::row_tree(&self.context, tree.clone(), id, now).map(Some)
+                            }
                             None => Ok(None),
                         };
                         match tree {
                             Ok(tree) => {
+                                task.tree = None;
                                 traced.begin(place, id, checked.queue(), &mut task);
                                 let mut row = checked.row(task, id, partitions);
                                 trees::join(&mut row, tree);
                                 rows.push(row);
                                 places.push(place);
                             }
+                            // There may be room for the queue of its `then` task later.
+                            Err(error) if !ids.is_empty() => {
+                                answers[place] = InsertAnswer::try_later(error);
+                            }
                             Err(error) => {
                                 metrics::discovery_dropped(Source::Api, Dropped::Rejected, 1);
                                 self.tally.rejected(&task.queue);
+                                if self.keeps(keeps, &task.queue) {
+                                    refused.push((place, refusal(task, &error, now)));
+                                }
                                 answers[place] = InsertAnswer::rejected(error);
                             }
                         }
