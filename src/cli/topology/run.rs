@@ -158,6 +158,15 @@ fn check<'p>(args: &Run, plan: &'p Topology) -> anyhow::Result<&'p str> {
         args.file.display(),
         without.join(", ")
     );
+    let of_redis = plan.feeds.iter().filter(|feed| !feed.source.is_topic());
+    let of_redis: Vec<&str> = of_redis.map(|feed| feed.name.as_str()).collect();
+    // The source would forget them, and the store is removed at the end.
+    ensure!(
+        of_redis.is_empty(),
+        "{}: feeds {} would take records from their Redis for good: leave them out of the file, or use taskd topology apply",
+        args.file.display(),
+        of_redis.join(", ")
+    );
     let starts = plan.stages.iter().filter(|stage| stage.is_start);
     let starts: Vec<&str> = starts.map(|stage| stage.queue.as_str()).collect();
     // With several, each line must name its queue.

@@ -137,6 +137,11 @@ impl FeedSource {
         }
     }
 
+    /// A subscription reads it.
+    pub fn is_topic(&self) -> bool {
+        matches!(self, Self::Topic { .. })
+    }
+
     /// What is read: a topic, or a key of Redis.
     pub fn reads(&self) -> &str {
         match self {
