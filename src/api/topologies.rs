@@ -9,6 +9,7 @@ use super::{
     error::Error,
     handle::{Api, span},
     reader::Reader,
+    topology_feeds::check_redis_feeds,
 };
 use crate::{
     config::Settings,
@@ -79,6 +80,7 @@ impl Api {
             if !topology.then.is_empty() {
                 reaches(caller, &topology.then)?;
             }
+            check_redis_feeds(caller, &topology)?;
             self.check_topic_feeds(caller, &topology).await?;
             self.check_stage_topics(caller, &topology).await?;
             let now = query.now_unix_ms();

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::{
+    access::reaches_everything,
     error::Error,
     handle::Api,
     known_topics::KNOWN_FOR,
@@ -15,6 +16,7 @@ use crate::{
         SubscriptionName, Topology, TopologyView,
     },
     store::StoredFeed,
+    wire::topics::read_place,
 };
 
 /// The feeds of topics, each with what its subscription must be.
@@ -39,6 +41,14 @@ fn of_topics(topology: &Topology) -> impl Iterator<Item = (&FeedSettings, PutSub
     })
 }
 
+/// Refuses feeds of Redis from a caller of a scope, which says nothing about what these may reach.
+pub(super) fn check_redis_feeds(caller: &Caller, topology: &Topology) -> Result<(), Error> {
+    if topology.feeds.iter().any(|feed| !feed.source.is_topic()) {
+        reaches_everything(caller)?;
+    }
+    Ok(())
+}
+
 impl Api {
     /// Refuses feeds of topics for which there can be no subscription.
     pub(super) async fn check_topic_feeds(
@@ -53,6 +63,10 @@ impl Api {
         let subscriptions = query.store().subscriptions().await?;
         let topics = query.store().topics().await?;
         for (feed, put) in of_topics(topology) {
+            if let Some(start) = &put.start {
+                let what = format!("start of feed {}:", feed.name);
+                read_place(&what, start).map_err(Error::Invalid)?;
+            }
             let known = subscriptions.iter().find(|known| known.name == feed.name);
             let wanted = wanted(&feed.name, &put, known, &topics, query.now_unix_ms())?;
             if let Some(known) = known {
