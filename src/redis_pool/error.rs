@@ -19,7 +19,9 @@ pub enum Error {
         path: PathBuf,
         source: std::io::Error,
     },
-    #[error("redis has no database {number}: {source}; check the number at the end of redis_url")]
+    #[error(
+        "redis has no database {number}: {source}; check the number at the end of the redis url"
+    )]
     NoDatabase { number: i64, source: RedisError },
     #[error("redis {version} is too old; taskd needs 7.0 or newer")]
     TooOld { version: String },

@@ -7,6 +7,7 @@ mod connection;
 mod durability;
 mod error;
 mod memory;
+pub mod reply;
 mod script;
 pub mod scripts;
 mod server;

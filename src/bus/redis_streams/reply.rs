@@ -1,11 +1,12 @@
 //! Parses Redis's responses to read commands without copying values.
 
 use bytes::Bytes;
-use redis::{ErrorKind, RedisError, RedisResult, Value};
+use redis::{RedisResult, Value};
 
 use crate::{
     bus::{LogMessage, LogRecord},
     model::Offset,
+    redis_pool::reply::{array, bytes, offset, pair, unexpected},
 };
 
 /// An entry of a stream. It has no value if it was deleted and only a consumer's pending list still
@@ -36,12 +37,6 @@ pub(super) fn streams(reply: Value) -> RedisResult<Vec<(Vec<u8>, Vec<Entry>)>> {
 pub(super) fn taken_over(reply: Value) -> RedisResult<(bool, Vec<Entry>)> {
     let (more, list) = pair(reply)?;
     Ok((more == Value::Int(1), entries(list)?))
-}
-
-/// A stream id.
-pub(super) fn offset(id: Value) -> RedisResult<Offset> {
-    let id = String::from_utf8(bytes(id)?).map_err(|_| unexpected())?;
-    id.parse().map_err(|_| unexpected())
 }
 
 pub(super) fn entries(list: Value) -> RedisResult<Vec<Entry>> {
@@ -117,33 +112,4 @@ fn log_record(partition: u32, fields: Vec<Value>) -> RedisResult<(LogRecord, u64
         }
     }
     Ok((record, number))
-}
-
-fn pair(value: Value) -> RedisResult<(Value, Value)> {
-    <[Value; 2]>::try_from(array(value)?)
-        .map(Into::into)
-        .map_err(|_| unexpected())
-}
-
-fn array(value: Value) -> RedisResult<Vec<Value>> {
-    match value {
-        Value::Array(items) => Ok(items),
-        _ => Err(unexpected()),
-    }
-}
-
-fn bytes(value: Value) -> RedisResult<Vec<u8>> {
-    match value {
-        Value::BulkString(bytes) => Ok(bytes),
-        Value::SimpleString(text) => Ok(text.into_bytes()),
-        _ => Err(unexpected()),
-    }
-}
-
-fn unexpected() -> RedisError {
-    (
-        ErrorKind::UnexpectedReturnType,
-        "not what a stream command answers",
-    )
-        .into()
 }
