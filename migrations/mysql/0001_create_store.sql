@@ -397,7 +397,8 @@ CREATE TABLE topologies (
 
 -- What became of the records of feeds outside of taskd, as their reader wrote it a moment ago.
 CREATE TABLE feeds (
-    name         VARCHAR(64) NOT NULL PRIMARY KEY, -- TOPOLOGY.FEED
+    name         VARCHAR(64) NOT NULL, -- TOPOLOGY.FEED
+    source       VARCHAR(64) NOT NULL, -- a hash of what it reads: a feed that reads something else has another row
     run          BIGINT NOT NULL, -- when its source was first read, or read again after it lost its data
     trees        BIGINT NOT NULL,
     duplicates   BIGINT NOT NULL,
@@ -405,13 +406,14 @@ CREATE TABLE feeds (
     acknowledged BIGINT NOT NULL,
     acks_pending BIGINT NOT NULL,
     held         TEXT   NOT NULL, -- why it reads nothing
-    at_ms        BIGINT NOT NULL
+    at_ms        BIGINT NOT NULL, -- when it was last written, or known to be in a file
+    PRIMARY KEY (name, source)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Records whose trees have ended, until their source has forgotten them.
 CREATE TABLE feed_acks (
     feed      VARCHAR(64) NOT NULL,
-    reference VARCHAR(64) NOT NULL,
+    reference VARCHAR(64) NOT NULL, -- RUN:RECORD
     at_ms     BIGINT NOT NULL,
     PRIMARY KEY (feed, reference)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;

@@ -421,7 +421,8 @@ CREATE TABLE topologies (
 
 -- What became of the records of feeds outside of taskd, as their reader wrote it a moment ago.
 CREATE TABLE feeds (
-    name         TEXT    NOT NULL PRIMARY KEY, -- TOPOLOGY.FEED
+    name         TEXT    NOT NULL, -- TOPOLOGY.FEED
+    source       TEXT    NOT NULL, -- a hash of what it reads: a feed that reads something else has another row
     run          INTEGER NOT NULL, -- when its source was first read, or read again after it lost its data
     trees        INTEGER NOT NULL,
     duplicates   INTEGER NOT NULL,
@@ -429,13 +430,14 @@ CREATE TABLE feeds (
     acknowledged INTEGER NOT NULL,
     acks_pending INTEGER NOT NULL,
     held         TEXT    NOT NULL, -- why it reads nothing
-    at_ms        INTEGER NOT NULL
+    at_ms        INTEGER NOT NULL, -- when it was last written, or known to be in a file
+    PRIMARY KEY (name, source)
 ) STRICT, WITHOUT ROWID;
 
 -- Records whose trees have ended, until their source has forgotten them.
 CREATE TABLE feed_acks (
     feed      TEXT    NOT NULL,
-    reference TEXT    NOT NULL,
+    reference TEXT    NOT NULL, -- RUN:RECORD
     at_ms     INTEGER NOT NULL,
     PRIMARY KEY (feed, reference)
 ) STRICT, WITHOUT ROWID;

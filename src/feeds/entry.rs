@@ -2,17 +2,17 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, map::Entry};
 
 use super::{
-    reply::Entry,
+    reply,
     source::{FeedContent, FeedRecord},
 };
 use crate::model::RedisStream;
 
 pub(super) fn record(
     settings: &RedisStream,
-    (reference, fields): Entry,
+    (reference, fields): reply::Entry,
     may_be_repeated: bool,
 ) -> FeedRecord {
     FeedRecord {
@@ -23,7 +23,8 @@ pub(super) fn record(
 }
 
 /// What an entry says. The field `payload` is the payload, and the others are headers; if it is
-/// empty or absent, all fields are the payload, as a JSON object of texts.
+/// empty or absent, all fields are the payload, as a JSON object of texts. A name that comes several times
+/// has a list of them.
 fn content(payload: &str, fields: Vec<(Bytes, Bytes)>) -> FeedContent {
     let is_payload = |name: &Bytes| !payload.is_empty() && name == payload.as_bytes();
     if fields.iter().any(|(name, _)| is_payload(name)) {
@@ -41,10 +42,19 @@ fn content(payload: &str, fields: Vec<(Bytes, Bytes)>) -> FeedContent {
     let mut object = Map::new();
     for (name, value) in fields {
         let name = String::from_utf8_lossy(&name).into_owned();
-        match std::str::from_utf8(&value) {
-            Ok(text) => object.insert(name, Json::from(text)),
-            Err(_) => object.insert(format!("{name}_base64"), BASE64.encode(&value).into()),
+        let (name, value) = match std::str::from_utf8(&value) {
+            Ok(text) => (name, Json::from(text)),
+            Err(_) => (format!("{name}_base64"), BASE64.encode(&value).into()),
         };
+        match object.entry(name) {
+            Entry::Vacant(place) => {
+                place.insert(value);
+            }
+            Entry::Occupied(mut place) => match place.get_mut() {
+                Json::Array(values) => values.push(value),
+                first => *first = Json::Array(vec![first.take(), value]),
+            },
+        }
     }
     FeedContent {
         payload: Json::Object(object).to_string().into(),
@@ -77,6 +87,11 @@ mod tests {
             all,
             "there is no such field"
         );
+        let twice = content(
+            "",
+            fields(&[("a", b"1"), ("b", b"2"), ("a", b"3"), ("a", b"4")]),
+        );
+        assert_eq!(twice.payload, "{\"a\":[\"1\",\"3\",\"4\"],\"b\":\"2\"}");
         let one = content("url", entry);
         assert_eq!(one.payload, "http://a/");
         assert_eq!(

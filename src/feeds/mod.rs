@@ -43,5 +43,7 @@ pub fn feed(settings: &FeedSettings) -> Option<Box<dyn Feed>> {
 }
 
 fn check_url(url: &str) -> Result<()> {
-    Redis::check_settings(url, &RedisAccess::default()).map_err(Error::Connect)
+    // Its own error is about taskd's Redis.
+    let checked = Redis::check_settings(url, &RedisAccess::default());
+    checked.map_err(|_| Error::Url)
 }

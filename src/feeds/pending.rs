@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use redis::{Cmd, RedisResult, Value};
 
 use super::{
@@ -23,7 +24,7 @@ const ID: &str = "id";
 /// An entry that a consumer has.
 struct Pending {
     id: Offset,
-    is_own: bool,
+    consumer: Bytes,
     idle: Duration,
     deliveries: u64,
 }
@@ -51,8 +52,12 @@ impl Rules<'_> {
             ..TakenOver::default()
         };
         for pending in page {
-            if let Some(rule) = self.rule_of(&pending) {
-                self.act(conn, pending.id, rule, &mut taken).await?;
+            if let Some(rule) = self.rule_of(&pending)
+                && let Err(error) = self.act(conn, &pending, rule, &mut taken).await
+            {
+                // The others may go, and this one is found again.
+                let why = format!("a rule of pending fails for {}: {error}", pending.id);
+                taken.failed.get_or_insert(why);
             }
         }
         Ok((taken, next))
@@ -60,7 +65,7 @@ impl Rules<'_> {
 
     fn rule_of(&self, pending: &Pending) -> Option<&PendingRule> {
         // This reader's own wait for their trees.
-        if pending.is_own {
+        if pending.consumer == self.reader.as_bytes() {
             return None;
         }
         self.settings.pending.iter().find(|rule| {
@@ -87,7 +92,7 @@ impl Rules<'_> {
                 <[Value; 4]>::try_from(array(entry)?).map_err(|_| reply::unexpected())?;
             entries.push(Pending {
                 id: reply::offset(id)?,
-                is_own: bytes(consumer)? == self.reader.as_bytes(),
+                consumer: bytes(consumer)?,
                 idle: Duration::from_millis(number(idle)?),
                 deliveries: number(deliveries)?,
             });
@@ -98,23 +103,31 @@ impl Rules<'_> {
     async fn act(
         &self,
         conn: &mut Connection,
-        id: Offset,
+        pending: &Pending,
         rule: &PendingRule,
         taken: &mut TakenOver,
     ) -> RedisResult<()> {
+        let id = pending.id;
         let text = id.to_string();
-        let to = match &rule.act {
-            PendingAct::Claim => {
-                let mut claim = self.command("XCLAIM");
-                // Somebody may have taken or finished it meanwhile: then there is no answer.
-                claim.arg(self.reader).arg(millis(rule.idle)).arg(text);
-                for entry in reply::list(claim.query_async(conn).await?)? {
-                    taken.records.push(record(self.settings, entry, true));
-                }
-                return Ok(());
+        // Somebody may have taken or finished it since it was looked at: then there is no answer.
+        let mut claim = self.command("XCLAIM");
+        if rule.act == PendingAct::Claim {
+            claim.arg(self.reader).arg(millis(rule.idle)).arg(text);
+            for entry in reply::list(claim.query_async(conn).await?)? {
+                taken.records.push(record(self.settings, entry, true));
             }
-            PendingAct::Ack => return self.finish(Vec::new(), &text, false, conn).await,
-            PendingAct::Delete => return self.finish(Vec::new(), &text, true, conn).await,
+            return Ok(());
+        }
+        // It stays with its consumer, whose wait begins again: if what follows fails, the rule fits
+        // once more after `idle`.
+        claim.arg(&pending.consumer[..]).arg(millis(rule.idle));
+        claim.arg(&text).arg("JUSTID");
+        if array(claim.query_async(conn).await?)?.is_empty() {
+            return Ok(());
+        }
+        let to = match &rule.act {
+            PendingAct::Claim | PendingAct::Ack => return self.finish(&text, false, conn).await,
+            PendingAct::Delete => return self.finish(&text, true, conn).await,
             PendingAct::Move(to) => to,
         };
         let mut range = redis::cmd("XRANGE");
@@ -122,7 +135,7 @@ impl Rules<'_> {
         let entry = reply::list(range.query_async(conn).await?)?.pop();
         let Some((id, Some(fields))) = entry else {
             // Nothing is left to move.
-            return self.finish(Vec::new(), &text, false, conn).await;
+            return self.finish(&text, false, conn).await;
         };
         let copy = match to {
             MoveTo::Queue(queue) => {
@@ -150,7 +163,9 @@ impl Rules<'_> {
                 copy
             }
         };
-        self.finish(vec![copy], &text, false, conn).await
+        // A transaction would acknowledge the entry even if the copy fails.
+        copy.query_async::<()>(conn).await?;
+        self.finish(&text, false, conn).await
     }
 
     /// An entry as a JSON object with its id and its fields.
@@ -166,26 +181,16 @@ impl Rules<'_> {
         format!("{{\"{ID}\":\"{id}\",\"fields\":{fields}}}")
     }
 
-    /// Copies an entry and acknowledges it, in one step.
-    async fn finish(
-        &self,
-        copies: Vec<Cmd>,
-        id: &str,
-        deletes: bool,
-        conn: &mut Connection,
-    ) -> RedisResult<()> {
-        let mut step = redis::pipe();
-        step.atomic();
-        for copy in copies {
-            step.add_command(copy).ignore();
+    /// Acknowledges an entry. Deletes it before, because a deleted entry can still be acknowledged.
+    async fn finish(&self, id: &str, deletes: bool, conn: &mut Connection) -> RedisResult<()> {
+        if deletes || self.settings.delete {
+            let mut delete = redis::cmd("XDEL");
+            delete.arg(&self.settings.key).arg(id);
+            delete.query_async::<()>(conn).await?;
         }
         let mut ack = self.command("XACK");
         ack.arg(id);
-        step.add_command(ack).ignore();
-        if deletes || self.settings.delete {
-            step.cmd("XDEL").arg(&self.settings.key).arg(id).ignore();
-        }
-        step.query_async(conn).await
+        ack.query_async(conn).await
     }
 
     fn command(&self, name: &str) -> Cmd {

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 
 use super::{
     reply::{array, bytes, pair, pairs, unexpected},
-    source::{Error, Feed, FeedContent, FeedRecord, Result, connect},
+    source::{AtOnce, Error, Feed, FeedContent, FeedRecord, Result, connect},
 };
 use crate::{
     model::{FeedAck, Offset, RedisList},
@@ -25,6 +25,8 @@ pub(super) struct List {
     settings: RedisList,
     hash: String,
     ack: FeedAck,
+    /// How many items are asked for.
+    at_once: AtOnce,
     conn: Mutex<Option<Connection>>,
     /// The cursor of HSCAN over the items that were handed out before. `None`: all of them are read.
     again: Mutex<Option<u64>>,
@@ -34,6 +36,7 @@ impl List {
     pub(super) fn new(settings: RedisList, reader: &str, ack: FeedAck) -> Self {
         Self {
             hash: format!("{}:{reader}", settings.key),
+            at_once: AtOnce::new(settings.count),
             settings,
             ack,
             conn: Mutex::default(),
@@ -43,13 +46,13 @@ impl List {
 
     async fn conn(&self) -> Result<Connection> {
         let conn = self.conn.lock().await;
-        conn.clone().ok_or(Error::Forgotten)
+        conn.clone().ok_or(Error::Closed)
     }
 
     async fn taken_before(&self, cursor: u64) -> Result<(u64, Vec<FeedRecord>)> {
         let mut scan = redis::cmd("HSCAN");
         scan.arg(&self.hash).arg(cursor);
-        scan.arg("COUNT").arg(self.settings.count);
+        scan.arg("COUNT").arg(self.at_once.get());
         let answer = scan.query_async::<Value>(&mut self.conn().await?).await?;
         let (cursor, items) = pair(answer)?;
         let cursor = bytes(cursor)?;
@@ -66,6 +69,18 @@ impl List {
         Ok((cursor, records))
     }
 
+    async fn read(&self) -> Result<Vec<FeedRecord>> {
+        let mut again = self.again.lock().await;
+        while let Some(cursor) = *again {
+            let (cursor, records) = self.taken_before(cursor).await?;
+            *again = (cursor != 0).then_some(cursor);
+            if !records.is_empty() {
+                return Ok(records);
+            }
+        }
+        self.take().await
+    }
+
     async fn take(&self) -> Result<Vec<FeedRecord>> {
         let mut take = scripts::FEED_TAKE.call(&[&self.settings.key, &self.hash]);
         let pop = if self.settings.from_right {
@@ -73,7 +88,7 @@ impl List {
         } else {
             "LPOP"
         };
-        take.arg(self.settings.count).arg(pop);
+        take.arg(self.at_once.get()).arg(pop);
         take.arg(u8::from(self.ack != FeedAck::None));
         let answer = match take.run(&mut self.conn().await?).await? {
             Value::Nil => return Err(Error::Forgotten),
@@ -121,15 +136,16 @@ impl Feed for List {
     }
 
     async fn next(&self) -> Result<Vec<FeedRecord>> {
-        let mut again = self.again.lock().await;
-        while let Some(cursor) = *again {
-            let (cursor, records) = self.taken_before(cursor).await?;
-            *again = (cursor != 0).then_some(cursor);
-            if !records.is_empty() {
-                return Ok(records);
+        let read = self.read().await;
+        match &read {
+            Ok(_) => self.at_once.grow(),
+            Err(Error::Redis(error)) if error.is_timeout() => {
+                self.at_once.shrink();
+                return Err(Error::Slow);
             }
+            Err(_) => {}
         }
-        let records = self.take().await?;
+        let records = read?;
         if records.is_empty() {
             tokio::time::sleep(LEFT_ALONE).await;
         }
@@ -144,7 +160,7 @@ impl Feed for List {
     }
 
     /// Nobody else takes items from the hash.
-    async fn keep(&self, _references: &[Offset]) -> Result<()> {
+    async fn keep(&self) -> Result<()> {
         Ok(())
     }
 

@@ -3,14 +3,14 @@
 use std::{collections::HashMap, time::Duration};
 
 use async_trait::async_trait;
-use redis::{ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{RedisResult, Value, aio::MultiplexedConnection};
 use tokio::sync::Mutex;
 
 use super::{
     entry::record,
     pending::Rules,
     reply::{self, Entry},
-    source::{Error, Feed, FeedRecord, Result, TakenOver, connect},
+    source::{AtOnce, Error, Feed, FeedRecord, Result, TakenOver, connect},
 };
 use crate::{
     model::{FeedAck, Offset, RedisStream},
@@ -29,6 +29,8 @@ pub(super) struct Stream {
     ack: FeedAck,
     redis: Mutex<Option<Redis>>,
     reading: Mutex<Reading>,
+    /// How many entries are asked for.
+    at_once: AtOnce,
     /// The last pending entry that was looked at. `None`: the next look begins with the first.
     pending_after: Mutex<Option<Offset>>,
 }
@@ -44,6 +46,7 @@ struct Reading {
 impl Stream {
     pub(super) fn new(settings: RedisStream, reader: &str, ack: FeedAck) -> Self {
         Self {
+            at_once: AtOnce::new(settings.count),
             settings,
             reader: reader.to_owned(),
             ack,
@@ -56,7 +59,7 @@ impl Stream {
     /// The connection that does not block.
     async fn redis(&self) -> Result<Redis> {
         let redis = self.redis.lock().await;
-        redis.clone().ok_or_else(|| not_open().into())
+        redis.clone().ok_or(Error::Closed)
     }
 
     fn read(&self, again_after: Option<Offset>) -> redis::Cmd {
@@ -64,7 +67,7 @@ impl Stream {
         read.arg("GROUP")
             .arg(&self.settings.group)
             .arg(&self.reader);
-        read.arg("COUNT").arg(self.settings.count);
+        read.arg("COUNT").arg(self.at_once.get());
         if again_after.is_none() {
             let block = self.settings.block.as_millis() as u64;
             read.arg("BLOCK").arg(block.max(1));
@@ -88,11 +91,15 @@ impl Stream {
         let read = self.read(reading.again_after);
         let answer = read.query_async::<Value>(&mut conn);
         let within = tokio::time::timeout(self.settings.block + ANSWER, answer).await;
-        let reply = within.map_err(|_| no_answer())?;
+        let Ok(reply) = within else {
+            self.at_once.shrink();
+            return Err(Error::Slow);
+        };
         let reply = reply.map_err(|error| match error.code() {
             Some("NOGROUP") => Error::Forgotten,
             _ => error.into(),
         })?;
+        self.at_once.grow();
         reading.conn = Some(conn);
         Ok(reply::entries(reply)?)
     }
@@ -161,28 +168,48 @@ impl Feed for Stream {
         let mut acknowledged = 0;
         for some in references.chunks(AT_ONCE) {
             let ids: Vec<String> = some.iter().map(ToString::to_string).collect();
-            let mut ack = self.command("XACK");
-            ack.arg(&ids);
-            acknowledged += ack.query_async::<u64>(&mut conn).await?;
+            // First, because an entry that is deleted and still pending is handed out again.
             if self.settings.delete {
                 let mut delete = redis::cmd("XDEL");
                 delete.arg(&self.settings.key).arg(&ids);
                 delete.query_async::<u64>(&mut conn).await?;
             }
+            let mut ack = self.command("XACK");
+            ack.arg(&ids);
+            acknowledged += ack.query_async::<u64>(&mut conn).await?;
         }
         Ok(acknowledged)
     }
 
-    async fn keep(&self, references: &[Offset]) -> Result<()> {
+    async fn keep(&self) -> Result<()> {
         let mut conn = self.redis().await?.conn();
-        for some in references.chunks(AT_ONCE) {
-            let ids: Vec<String> = some.iter().map(ToString::to_string).collect();
+        let mut after = None;
+        loop {
+            let mut page = self.command("XPENDING");
+            match after {
+                Some(after) => page.arg(format!("({after}")),
+                None => page.arg("-"),
+            };
+            page.arg("+").arg(AT_ONCE).arg(&self.reader);
+            let mut ids = Vec::new();
+            for entry in reply::array(page.query_async(&mut conn).await?)? {
+                let id = reply::array(entry)?.into_iter().next();
+                ids.push(reply::offset(id.ok_or_else(reply::unexpected)?)?);
+            }
+            let Some(last) = ids.last().copied() else {
+                return Ok(());
+            };
+            let is_last = ids.len() < AT_ONCE;
+            let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
             // Without JUSTID it would count as a delivery.
             let mut claim = self.command("XCLAIM");
             claim.arg(&self.reader).arg(0).arg(&ids).arg("JUSTID");
             claim.query_async::<Value>(&mut conn).await?;
+            if is_last {
+                return Ok(());
+            }
+            after = Some(last);
         }
-        Ok(())
     }
 
     async fn take_over(&self) -> Result<TakenOver> {
@@ -222,12 +249,4 @@ impl Feed for Stream {
         self.reading.lock().await.conn = None;
         *self.redis.lock().await = None;
     }
-}
-
-fn not_open() -> RedisError {
-    (ErrorKind::Io, "the feed is not open").into()
-}
-
-fn no_answer() -> RedisError {
-    (ErrorKind::Io, "no answer in time").into()
 }

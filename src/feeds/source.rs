@@ -1,5 +1,7 @@
 //! What a source is, of whatever kind.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use redis::RedisError;
@@ -14,9 +16,21 @@ use crate::{
 pub enum Error {
     #[error("cannot connect: {0}")]
     Connect(#[source] redis_pool::Error),
+    #[error(
+        "url names no Redis that a feed can read: expected redis://HOST:PORT, rediss://HOST:PORT or unix:///SOCKET"
+    )]
+    Url,
     /// The source does not know this reader any more: it has probably lost its data.
-    #[error("the source has forgotten this reader")]
+    #[error("the source has forgotten this reader, and is read as a new one")]
     Forgotten,
+    /// [`Feed::open`] comes first.
+    #[error("the feed is closed, and connects again")]
+    Closed,
+    /// The next read asks for one record.
+    #[error(
+        "the source did not answer in time: fewer records are read at once now; lower count if this stays"
+    )]
+    Slow,
     #[error(transparent)]
     Redis(#[from] RedisError),
 }
@@ -51,6 +65,37 @@ pub struct TakenOver {
     pub to_queues: Vec<(QueueName, FeedRecord)>,
     /// There may be more.
     pub is_more: bool,
+    /// Why the rule of some record could not be applied. The record stays with its reader.
+    pub failed: Option<String>,
+}
+
+/// How many records are asked for at once. One after a read that took too long, because pages are
+/// bounded by number only, and then more with each page.
+pub(super) struct AtOnce {
+    most: u32,
+    now: AtomicU32,
+}
+
+impl AtOnce {
+    pub(super) fn new(most: u32) -> Self {
+        Self {
+            most,
+            now: AtomicU32::new(most),
+        }
+    }
+
+    pub(super) fn get(&self) -> u32 {
+        self.now.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn shrink(&self) {
+        self.now.store(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn grow(&self) {
+        let more = self.get().saturating_mul(2).min(self.most);
+        self.now.store(more, Ordering::Relaxed);
+    }
 }
 
 /// A source. `tests/it/feeds.rs` has the contract that all kinds fulfil.
@@ -72,9 +117,9 @@ pub trait Feed: Send + Sync {
     /// Acknowledges records: they never come again. Returns how many were not acknowledged before.
     async fn ack(&self, references: &[Offset]) -> Result<u64>;
 
-    /// Tells the source that this reader still works on these records, so that no other one gets
-    /// them.
-    async fn keep(&self, references: &[Offset]) -> Result<()>;
+    /// Tells the source that this reader still works on all records that it has, so that no other
+    /// one gets them.
+    async fn keep(&self) -> Result<()>;
 
     /// Does what the settings say with records that other readers have had for long. Returns those
     /// that this reader has now.

@@ -125,7 +125,7 @@ pub use topology::{
     Counted, EdgeView, Expected, FanOut, FeedAck, FeedCounts, FeedSettings, FeedSource, FeedView,
     MAX_TOPOLOGY_BYTES, MOST_TOPOLOGIES, Mistake, MoveTo, PendingAct, PendingRule, RedisList,
     RedisStream, Scripted, ScriptedAnswer, Stage, StageView, Topology, TopologyTest, TopologyView,
-    feed_held, feed_task_id,
+    feed_task_id,
 };
 pub use trace::{InvalidContext, LeaseTrace, SpanId, TraceContext, TraceId, is_traceparent};
 pub use tree_settings::{FeedRef, NewTree, ThenTask, TreeOnDead, TreeSettings, TreeState};

@@ -3,17 +3,21 @@
 
 use std::{collections::BTreeSet, fs, process::Command};
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use taskd::{
     feeds::{self, Error, Feed, FeedRecord},
     model::{Offset, Topology},
 };
 
-use crate::support::{
-    daemon::Daemon,
-    redis_private::PrivateRedis,
-    subscriptions::{publish, put as put_topic},
-    until,
+use crate::{
+    columns::access::{call, token},
+    support::{
+        daemon::Daemon,
+        redis_private::PrivateRedis,
+        subscriptions::{publish, put as put_topic},
+        until,
+    },
 };
 
 /// A source of some kind, as others see it.
@@ -143,7 +147,7 @@ async fn feed_contract(kind: &'static str) {
     let repeated: Vec<bool> = again.iter().map(|record| record.may_be_repeated).collect();
     assert_eq!(repeated, [true, true, true, true, true, false, false]);
     assert_eq!(numbers(&again), [0, 1, 2, 3, 4, 5, 6]);
-    feed.keep(&references(&again)).await.unwrap();
+    feed.keep().await.unwrap();
 
     // An acknowledgement that is sent again changes nothing.
     let three = [&references(&again)[..2], &references(&again)[6..]].concat();
@@ -393,6 +397,97 @@ async fn a_feed_waits_at_max_open() {
     assert_eq!(source.pending(), 0);
 }
 
+/// The `then` task has no place among the queues: the records stay in the source.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_waits_for_room_for_the_queue_of_then() {
+    let source = Source::start("redis_list");
+    source.push(0..3);
+    let daemon = Daemon::start("max_queues = 1", &[]).await;
+    daemon.insert(&[json!({"queue": "q", "key": "k"})]).await;
+    apply(&daemon, &source.file("then = \"reports\"", ""));
+    until("it says why", async || {
+        let held = shown(&daemon).await["held"].clone();
+        held.as_str()
+            .is_some_and(|held| held.contains("max_queues"))
+    })
+    .await;
+    let feed = shown(&daemon).await;
+    assert_eq!((&feed["trees"], &feed["refused"]), (&json!(0), &json!(0)));
+    assert_eq!(source.pending(), 3);
+}
+
+/// Another key has other records with the same ids, and those of the first key keep their trees.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_feed_that_reads_another_key_and_back_is_exact() {
+    let source = Source::start("redis_stream");
+    for n in 1..4 {
+        let id = format!("1-{n}");
+        source
+            .redis
+            .run(&["XADD", "source", &id, "n", &n.to_string()]);
+        source
+            .redis
+            .run(&["XADD", "other", &id, "n", &(10 + n).to_string()]);
+    }
+    source
+        .redis
+        .run(&["XGROUP", "CREATE", "other", "taskd", "0"]);
+    let daemon = Daemon::start("", &[]).await;
+    let file = source.file("", "ack = \"done\"\nblock = \"10ms\"");
+    apply(&daemon, &file);
+    until_it_shows(&daemon, &[("trees", 3)]).await;
+    apply(
+        &daemon,
+        &file.replace("key = \"source\"", "key = \"other\""),
+    );
+    let mut seen = BTreeSet::new();
+    work(&daemon, &mut seen, 6).await;
+    assert_eq!(seen, BTreeSet::from([1, 2, 3, 11, 12, 13]));
+    until_it_shows(&daemon, &[("acknowledged", 3)]).await;
+    assert_eq!(source.pending(), 3, "their feed is not read");
+    apply(&daemon, &file);
+    until("all are acknowledged", async || source.pending() == 0).await;
+    let none = daemon.lease("w", "t.a", 10, "300ms").await;
+    assert!(none.is_empty(), "{none:?}");
+    assert_eq!(trees(&daemon, "DONE").await.len(), 6);
+}
+
+/// Killed between the two, taskd finds a deleted entry among those that it has.
+#[tokio::test]
+async fn an_entry_is_deleted_before_it_is_acknowledged() {
+    let source = Source::start("redis_stream");
+    source.push(0..2);
+    let feed = source.open("delete = true\nblock = \"10ms\"");
+    assert!(!feed.open().await.unwrap());
+    feed.begin().await.unwrap();
+    let records = read(&*feed, 2).await;
+    source.takes_acks(false);
+    feed.ack(&references(&records)).await.unwrap_err();
+    assert_eq!(source.redis.run(&["XLEN", "source"]), "0");
+    assert_eq!(source.pending(), 2);
+    source.takes_acks(true);
+    assert!(feed.open().await.unwrap());
+    let again = feed.next().await.unwrap();
+    assert_eq!(references(&again), references(&records));
+    assert!(again.iter().all(|record| record.content.is_none()));
+    assert_eq!(feed.ack(&references(&again)).await.unwrap(), 2);
+}
+
+/// Neither a task nor a letter can have so much, so only the source does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_item_that_is_too_large_for_a_letter_stays() {
+    let source = Source::start("redis_list");
+    let push = "redis.call('RPUSH', 'source', string.rep('7', 9000000))";
+    source.redis.run(&["EVAL", push, "0"]);
+    source.push(0..2);
+    let daemon = Daemon::start("", &[]).await;
+    apply(&daemon, &source.file("", ""));
+    let mut seen = BTreeSet::new();
+    work(&daemon, &mut seen, 2).await;
+    until_it_shows(&daemon, &[("refused", 1), ("acknowledged", 2)]).await;
+    assert_eq!(source.pending(), 1);
+}
+
 /// The source loses its data, and hands out ids that it had before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn records_of_a_source_that_lost_its_data_are_new() {
@@ -439,11 +534,36 @@ async fn records_of_a_topic_open_one_tree_each_through_kills() {
     );
 }
 
+/// A scope says nothing about what such a feed may reach.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scoped_token_applies_no_feed_of_a_redis() {
+    let source = Source::start("redis_stream");
+    let daemon = Daemon::start("auth = \"tokens\"", &[]).await;
+    let all = token(&daemon, "all", &["--roles", "admin"]).await;
+    let roles = ["--roles", "admin", "--queues", "t.*"];
+    let scoped = token(&daemon, "scoped", &roles).await;
+    let file = json!({"text": source.file("", "")});
+    for (token, expected) in [(&scoped, 403), (&all, 200)] {
+        let path = "/v1/topologies/t";
+        let (status, answer) = call(
+            &daemon,
+            Method::PUT,
+            path,
+            Some(token.as_str()),
+            file.clone(),
+        )
+        .await;
+        assert_eq!(status, expected, "{answer}");
+    }
+}
+
 /// Entries that other consumers have had for long are claimed, acknowledged, deleted or moved.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rules_say_what_becomes_of_entries_that_others_have() {
     let source = Source::start("redis_stream");
     let run = |command: &[&str]| source.redis.run(command);
+    // One rule fails, and the others are applied.
+    run(&["SET", "dead", "no list"]);
     run(&["XGROUP", "CREATE", "source", "taskd", "0", "MKSTREAM"]);
     source.push(0..7);
     let read = |count: &str, consumer: &str| {
@@ -456,7 +576,7 @@ async fn rules_say_what_becomes_of_entries_that_others_have() {
         .map(ToOwned::to_owned)
         .collect();
     read("7", "gone");
-    // Each was delivered as often as its rule says, but the last one is younger than its rule.
+    // Each was delivered as often as its rule says, and no rule is for the last one.
     for (id, deliveries) in ids.iter().zip(["2", "3", "4", "5", "6", "7", "1"]) {
         let claim = ["XCLAIM", "source", "taskd", "gone", "0", id.as_str()];
         run(&[&claim[..], &["IDLE", "60000", "RETRYCOUNT", deliveries]].concat());
@@ -472,7 +592,7 @@ async fn rules_say_what_becomes_of_entries_that_others_have() {
     let rules: Vec<String> = rules
         .iter()
         .map(|(deliveries, act)| {
-            format!("{{ idle = \"30s\", deliveries = {deliveries}, do = {act} }}")
+            format!("{{ idle = \"500ms\", deliveries = {deliveries}, do = {act} }}")
         })
         .collect();
     let rules = format!("pending = [{}]", rules.join(", "));
@@ -484,7 +604,17 @@ async fn rules_say_what_becomes_of_entries_that_others_have() {
     assert_eq!(seen, BTreeSet::from([0]), "the claimed one");
     let moved = daemon.lease_all("w", "elsewhere", 1).await;
     assert_eq!(moved[0]["payload"]["n"], "5");
-    until("only the young one is left", async || source.pending() == 1).await;
+    until("two are left", async || source.pending() == 2).await;
+    until("it says why", async || {
+        let held = shown(&daemon).await["held"].to_string();
+        held.contains("WRONGTYPE") && held.contains(ids[3].as_str())
+    })
+    .await;
+    run(&["DEL", "dead"]);
+    until("only the one without a rule is left", async || {
+        source.pending() == 1
+    })
+    .await;
     let last = run(&["XPENDING", "source", "taskd", "-", "+", "10"]);
     assert!(last.contains(ids[6].as_str()), "{last}");
     let set = run(&["ZRANGE", "set", "0", "-1"]);

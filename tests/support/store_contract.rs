@@ -226,6 +226,7 @@ macro_rules! store_contract {
             a_wrong_tree_is_found_and_corrected,
             the_end_of_a_tree_is_an_event_of_its_root,
             the_end_of_a_tree_is_an_ack_for_its_feed,
+            a_feed_is_stored_with_each_source,
             two_settlers_end_a_tree_once,
             a_join_gets_one_task_when_its_subtree_is_over,
             a_subtree_without_parts_makes_no_task,

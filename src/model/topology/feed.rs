@@ -7,7 +7,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::model::{
-    Matching, Offset, QueueName, SubscriptionName, TaskId, TopicPattern, derived_task_id, shorten,
+    Matching, Offset, QueueName, SubscriptionName, TaskId, TopicPattern, derived_task_id,
 };
 
 /// The most feeds of a topology.
@@ -55,7 +55,7 @@ pub struct RedisStream {
     pub block: Duration,
     /// Entries are also deleted when they are acknowledged.
     pub delete: bool,
-    /// The field that has the payload, beside headers. Empty: all fields are the payload, in JSON.
+    /// The field that has the payload; the others are headers. Empty: all fields are the payload, in JSON.
     pub payload: String,
     /// What becomes of entries that other consumers of the group have: the first rule that fits.
     pub pending: Vec<PendingRule>,
@@ -142,6 +142,30 @@ impl FeedSource {
         matches!(self, Self::Topic { .. })
     }
 
+    /// Tells this source from others, whatever the credentials in its URL. Empty for topics, whose
+    /// positions are the topic's own.
+    pub fn identity(&self) -> String {
+        let (url, key, group) = match self {
+            Self::Topic { .. } => return String::new(),
+            Self::RedisStream(stream) => (&*stream.url, &*stream.key, &*stream.group),
+            Self::RedisList(list) => (&*list.url, &*list.key, ""),
+        };
+        let place = url.split_once("://").map_or(url, |(_, place)| place);
+        let place = place.rsplit_once('@').map_or(place, |(_, place)| place);
+        let (place, parameters) = place.split_once('?').unwrap_or((place, ""));
+        let mut parameters = parameters.split('&');
+        let database = parameters.find(|one| one.starts_with("db="));
+        let mut hash = Sha256::new();
+        for part in [self.kind(), place, database.unwrap_or_default(), key, group] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        let hash = hash.finalize();
+        hash[..16]
+            .iter()
+            .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+    }
+
     /// What is read: a topic, or a key of Redis.
     pub fn reads(&self) -> &str {
         match self {
@@ -153,12 +177,15 @@ impl FeedSource {
 }
 
 /// Derives the id of the task that a record of a feed becomes, so that a record that is read again
-/// has the same task. `run` tells a source that lost its data from what it was before.
-pub fn feed_task_id(feed: &SubscriptionName, run: u64, at: Offset) -> TaskId {
+/// has the same task. `source` is its [identity](FeedSource::identity), and `run` tells a source that
+/// lost its data from what it was before.
+pub fn feed_task_id(feed: &SubscriptionName, source: &str, run: u64, at: Offset) -> TaskId {
     let mut hash = Sha256::new();
     hash.update(b"feed");
-    hash.update((feed.as_str().len() as u64).to_be_bytes());
-    hash.update(feed.as_str().as_bytes());
+    for part in [feed.as_str(), source] {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part.as_bytes());
+    }
     hash.update(run.to_be_bytes());
     hash.update(at.major.to_be_bytes());
     hash.update(at.minor.to_be_bytes());
@@ -178,10 +205,32 @@ pub struct FeedCounts {
     pub acknowledged: u64,
 }
 
-/// The most characters of the reason that a feed waits.
-const MAX_HELD: usize = 300;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// The reason that a feed waits, as it is shown.
-pub fn feed_held(why: &str) -> String {
-    shorten(why, MAX_HELD).into_owned()
+    #[test]
+    fn credentials_are_no_part_of_the_identity_of_a_source() {
+        let identity = |url: &str, key: &str| {
+            let source = FeedSource::RedisList(RedisList {
+                url: url.to_owned(),
+                key: key.to_owned(),
+                from_right: false,
+                count: 1,
+            });
+            source.identity()
+        };
+        let one = identity("redis://h:1/2", "k");
+        assert_eq!(identity("rediss://user:p@ss?@h:1/2", "k"), one);
+        assert_eq!(identity("redis://h:1/2?protocol=resp3", "k"), one);
+        for (url, key) in [
+            ("redis://h:1/3", "k"),
+            ("redis://h:2/2", "k"),
+            ("redis://h:1/2", "l"),
+        ] {
+            assert_ne!(identity(url, key), one, "{url} {key}");
+        }
+        let socket = |db: &str| identity(&format!("unix:///s?db={db}&pass=x"), "k");
+        assert_ne!(socket("1"), socket("2"));
+    }
 }

@@ -20,7 +20,7 @@ use std::{fmt, time::Duration};
 pub use self::{
     feed::{
         FeedAck, FeedCounts, FeedSettings, FeedSource, MoveTo, PendingAct, PendingRule, RedisList,
-        RedisStream, feed_held, feed_task_id,
+        RedisStream, feed_task_id,
     },
     route::FanOut,
     scripted::{Counted, Expected, Scripted, ScriptedAnswer, TopologyTest},

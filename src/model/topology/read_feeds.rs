@@ -115,6 +115,13 @@ impl File<'_> {
             _ => self.redis_list(place, table),
         };
         let ack = table.get("ack").and_then(|value| self.ack(value));
+        if ack == Some(FeedAck::None)
+            && let Some(rules) = table.get("pending")
+        {
+            let says =
+                "pending needs an ack other than none: entries that are claimed would stay pending";
+            self.wrong(at(rules), says.to_owned());
+        }
         let ack_batch = self.some_number("ack_batch", table, 1, MOST_AT_ONCE, 100);
         let ack_interval = match table.get("ack_interval") {
             Some(value) => self.bounded_time("ack_interval", value, LONGEST_INTERVAL),

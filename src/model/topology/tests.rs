@@ -667,6 +667,10 @@ fn every_mistake_of_a_feed_is_named_with_its_place() {
             "8:32: do is \"drop\"; expected claim, ack, delete or move",
         ),
         (
+            "ack = \"none\"\npending = [{ idle = \"1m\", do = \"claim\" }]",
+            "9:11: pending needs an ack other than none",
+        ),
+        (
             "pending = [{ idle = \"1m\", do = \"move\" }]",
             "do is move; say where",
         ),

@@ -29,6 +29,7 @@ use crate::{
     pipelines::{
         admission::{OccupancyPermit, OpenPermit, Stages},
         context::Context,
+        publishing::Error as LettersError,
     },
     runtime::Supervisor,
     store::Inserted,
@@ -130,6 +131,18 @@ impl Handle {
         tasks: Vec<NewTask>,
     ) -> Result<Vec<InsertAnswer>, Error> {
         self.insert_all(tasks, ids, Refused::Kept).await
+    }
+
+    /// Keeps the task of a record that SQL refuses as a letter.
+    pub(super) async fn bury(&self, task: NewTask, why: &str) -> Result<(), LettersError> {
+        let letter = DeadLetter {
+            reason: why.to_owned(),
+            at_unix_ms: self.context.clock.now_unix_ms(),
+            queue: task.queue.clone(),
+            task: Some(task),
+            ..DeadLetter::default()
+        };
+        self.context.letters.send_once(vec![letter]).await
     }
 
     /// `ids` are those of the tasks; if there are none, the tasks get new ones.
@@ -595,12 +608,7 @@ fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
         reason.push_str(" (its key is cut)");
         incomplete = true;
     }
-    let headers: usize = task
-        .headers
-        .iter()
-        .map(|(name, value)| name.len() + value.len())
-        .sum();
-    if task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES {
+    if is_too_large(&task) {
         task.payload = Default::default();
         task.headers = Default::default();
         reason.push_str(" (without payload and headers: too large to keep)");
@@ -614,6 +622,13 @@ fn refusal(mut task: NewTask, reason: &str, at_unix_ms: i64) -> DeadLetter {
         incomplete,
         ..Default::default()
     }
+}
+
+/// Whether a task is too large even for its letter, which has no payload then.
+pub(super) fn is_too_large(task: &NewTask) -> bool {
+    let headers = task.headers.iter();
+    let headers: usize = headers.map(|(name, value)| name.len() + value.len()).sum();
+    task.key.len() + task.payload.len() + headers > MAX_RECORD_BYTES
 }
 
 fn is_rejected(answer: &InsertAnswer) -> bool {

@@ -957,34 +957,51 @@ pub(crate) async fn the_end_of_a_tree_is_an_event_of_its_root<D: Database>(db: &
 pub(crate) async fn the_end_of_a_tree_is_an_ack_for_its_feed<D: Database>(db: &D) {
     let store = db.open().await;
     let feed = SubscriptionName::new("t.f").unwrap();
-    let roots = ["1-1", "1-2", "1-3"].map(|reference| root(reference, of_feed("t.f", reference)));
+    let roots = ["1:1", "1:2", "1:3"].map(|reference| root(reference, of_feed("t.f", reference)));
     insert_new(&*store, &roots).await;
-    insert_new(&*store, &[root("other", of_feed("t.other", "1-1"))]).await;
-    assert_eq!(store.due_acks(&feed, 10).await.unwrap(), [] as [&str; 0]);
+    let other = root("other", of_feed("t.other", "1:1"));
+    insert_new(&*store, std::slice::from_ref(&other)).await;
+    assert_eq!(store.due_acks(&feed, 1, 10).await.unwrap(), [] as [&str; 0]);
+    let all: Vec<TaskId> = roots
+        .iter()
+        .chain([&other])
+        .map(|row| row.task.id)
+        .collect();
+    let open = store.open_of_feed(&feed, &all).await.unwrap();
+    assert_eq!(open.len(), 3, "{open:?}");
     let settled = [completed(&roots[0], "w"), died(&roots[1])];
     settle(&*store, &settled).await;
     settle(&*store, &settled).await;
+    let open = store.open_of_feed(&feed, &all).await.unwrap();
+    assert_eq!(open, [roots[2].task.id]);
     cancel(&*store, &roots[2], NOW + 20).await;
-    assert_eq!(store.count_acks(&feed).await.unwrap(), 3);
-    assert_eq!(store.due_acks(&feed, 2).await.unwrap().len(), 2);
-    let due = store.due_acks(&feed, 10).await.unwrap();
-    assert_eq!(due, ["1-1", "1-2", "1-3"]);
+    assert_eq!(store.count_acks(&feed, 1).await.unwrap(), 3);
+    assert_eq!(store.due_acks(&feed, 1, 2).await.unwrap().len(), 2);
+    let due = store.due_acks(&feed, 1, 10).await.unwrap();
+    assert_eq!(due, ["1:1", "1:2", "1:3"]);
     store.remove_acks(&feed, &due[..2]).await.unwrap();
     store.remove_acks(&feed, &due[..2]).await.unwrap();
-    assert_eq!(store.due_acks(&feed, 10).await.unwrap(), ["1-3"]);
+    assert_eq!(store.due_acks(&feed, 1, 10).await.unwrap(), ["1:3"]);
+    assert_eq!(store.due_among(&feed, &due).await.unwrap(), ["1:3"]);
     // A tree that is opened again ends again, and the source forgets its record once more.
     send_again(&*store, &roots[1], NOW + 30).await;
     settle(&*store, &[completed(&roots[1], "w")]).await;
-    store
-        .add_acks(&feed, &["1-3".to_owned(), "1-4".to_owned()])
-        .await
-        .unwrap();
-    let due = store.due_acks(&feed, 10).await.unwrap();
-    assert_eq!(due, ["1-2", "1-3", "1-4"]);
+    let later = root("12:5", of_feed("t.f", "12:5"));
+    insert_new(&*store, std::slice::from_ref(&later)).await;
+    settle(&*store, &[completed(&later, "w")]).await;
+    let due = store.due_acks(&feed, 1, 10).await.unwrap();
+    assert_eq!(due, ["1:2", "1:3"]);
+    assert_eq!(store.due_acks(&feed, 12, 10).await.unwrap(), ["12:5"]);
+    assert_eq!(store.count_acks(&feed, 12).await.unwrap(), 1);
+}
 
+pub(crate) async fn a_feed_is_stored_with_each_source<D: Database>(db: &D) {
+    let store = db.open().await;
+    let feed = SubscriptionName::new("t.f").unwrap();
     // What is stored of a feed is replaced, but not by an earlier run.
     let mut stored = StoredFeed {
         name: feed.clone(),
+        source: "a".into(),
         run: 7,
         counts: FeedCounts {
             trees: 3,
@@ -993,28 +1010,43 @@ pub(crate) async fn the_end_of_a_tree_is_an_ack_for_its_feed<D: Database>(db: &D
         acks_pending: 2,
         held: "it waits".into(),
     };
-    store.keep_feed(&stored).await.unwrap();
+    assert_eq!(store.keep_feed(&stored).await.unwrap(), 7);
     stored.counts.acknowledged = 1;
     stored.held = String::new();
-    store.keep_feed(&stored).await.unwrap();
+    assert_eq!(store.keep_feed(&stored).await.unwrap(), 7);
     let earlier = StoredFeed {
         run: 6,
         ..stored.clone()
     };
-    store.keep_feed(&earlier).await.unwrap();
+    assert_eq!(store.keep_feed(&earlier).await.unwrap(), 7);
+    assert_eq!(store.feeds().await.unwrap(), [stored.clone()]);
+    let other = StoredFeed {
+        source: "b".into(),
+        ..earlier
+    };
+    assert_eq!(store.keep_feed(&other).await.unwrap(), 6);
+    let acks = ["5:1", "6:1", "7:1"].map(ToOwned::to_owned);
+    let roots = [0, 1, 2].map(|at: usize| root(&acks[at], of_feed("t.f", &acks[at])));
+    insert_new(&*store, &roots).await;
+    settle(
+        &*store,
+        &[0, 1, 2].map(|at: usize| completed(&roots[at], "w")),
+    )
+    .await;
+
+    let age = Duration::from_secs(60);
+    store.forget_feeds(&[], age).await.unwrap();
+    assert_eq!(store.feeds().await.unwrap().len(), 2, "they are too young");
+    let known = [(feed.clone(), "a".to_owned())];
+    store.forget_feeds(&known, Duration::ZERO).await.unwrap();
     assert_eq!(store.feeds().await.unwrap(), [stored]);
-    store
-        .forget_feeds(&[feed.clone()], Duration::ZERO)
-        .await
-        .unwrap();
-    assert_eq!(store.feeds().await.unwrap().len(), 1);
-    store
-        .forget_feeds(&[], Duration::from_secs(60))
-        .await
-        .unwrap();
-    assert_eq!(store.feeds().await.unwrap().len(), 1, "it is too young");
+    assert_eq!(store.due_among(&feed, &acks).await.unwrap(), ["7:1"]);
     store.forget_feeds(&[], Duration::ZERO).await.unwrap();
     assert_eq!(store.feeds().await.unwrap(), []);
+    assert_eq!(
+        store.due_among(&feed, &acks).await.unwrap(),
+        [] as [&str; 0]
+    );
 }
 
 pub(crate) async fn two_settlers_end_a_tree_once<D: Database>(db: &D) {

@@ -30,8 +30,8 @@ use super::{
 use crate::{
     bus::{Log, LogMessage, LogRecord},
     model::{
-        DeadLetter, InsertStatus, NewTask, OWN_QUEUE, PositionKey, PositionMove, QueueName,
-        ReadCounts, ReadUpTo, Subscription, TaskId, in_short,
+        InsertStatus, NewTask, OWN_QUEUE, PositionKey, PositionMove, QueueName, ReadCounts,
+        ReadUpTo, Subscription, TaskId, in_short,
     },
     pipelines::context::Context,
     telemetry::metrics,
@@ -265,7 +265,8 @@ impl Step {
                 let Some(task) = alone else {
                     return Err(Outcome::Refused);
                 };
-                self.bury(context, task, &error.to_string()).await?;
+                let buried = handle.bury(task, &error.to_string()).await;
+                buried.map_err(|error| Outcome::Held(in_short(&error)))?;
                 inserted.refused += 1;
                 return Ok(inserted);
             }
@@ -284,19 +285,6 @@ impl Step {
             }
         }
         Ok(inserted)
-    }
-
-    /// Keeps a record that SQL refuses as a letter.
-    async fn bury(&self, context: &Context, task: NewTask, why: &str) -> Result<(), Outcome> {
-        let letter = DeadLetter {
-            reason: why.to_owned(),
-            at_unix_ms: context.clock.now_unix_ms(),
-            queue: task.queue.clone(),
-            task: Some(task),
-            ..DeadLetter::default()
-        };
-        let sent = context.letters.send_once(vec![letter]).await;
-        sent.map_err(|error| Outcome::Held(in_short(&error)))
     }
 
     /// There are no records after the position. Checks whether the log ends before it.

@@ -18,9 +18,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::reader::Reader;
 use super::{error::Failure, insert::Handle};
 use crate::{
-    model::{FeedSource, SubscriptionName, Topology},
+    model::{SubscriptionName, Topology, in_short},
     pipelines::context::Context,
-    runtime::{Loop, Supervisor},
+    runtime::{LastSaid, Loop, Supervisor},
+    store,
 };
 
 /// The work that the lease is for.
@@ -70,21 +71,32 @@ impl Sources {
     async fn run(self, cx: Loop) -> Result<(), Failure> {
         let mut running = RunningFeeds::new();
         let mut has_lease = false;
+        let mut said = LastSaid::nothing();
         let mut forgot_at: Option<Instant> = None;
         while !cx.stop.is_cancelled() {
             let wanted = self.wanted();
             let leads = match wanted.is_empty() && running.is_empty() {
                 true => false,
-                false => self.context.coordination.lease(WORK, LEASE).await?,
+                // An error must end the reading as the loss of the lease does: in order.
+                false => match self.context.coordination.lease(WORK, LEASE).await {
+                    Ok(leads) => leads,
+                    Err(error) => {
+                        let why = in_short(&error);
+                        if said.is_news(&why) {
+                            tracing::warn!("feeds wait, because their lease is not renewed: {why}");
+                        }
+                        false
+                    }
+                },
             };
-            if has_lease && !leads && wanted.is_empty() {
+            if has_lease && wanted.is_empty() && running.is_empty() {
                 self.context.coordination.release(WORK).await?;
             }
             has_lease = leads;
             if leads && forgot_at.is_none_or(|at| at.elapsed() >= FORGET_EVERY) {
-                let known: Vec<SubscriptionName> = wanted.keys().cloned().collect();
-                let store = &self.context.store;
-                store.forget_feeds(&known, FORGET_AFTER).await?;
+                if let Err(error) = self.forget().await {
+                    tracing::debug!("cannot forget feeds, trying later: {error}");
+                }
                 forgot_at = Some(Instant::now());
             }
             self.start_and_stop(&mut running, if leads { wanted } else { Wanted::new() });
@@ -102,11 +114,26 @@ impl Sources {
         Ok(())
     }
 
+    /// Forgets feeds that have been in no file for long.
+    async fn forget(&self) -> store::Result<()> {
+        let store = &self.context.store;
+        let mut known = Vec::new();
+        for stored in store.topologies().await? {
+            let Ok(topology) = Topology::read(&stored.text) else {
+                // Only another version of taskd knows its feeds.
+                return Ok(());
+            };
+            let feeds = topology.feeds.into_iter();
+            known.extend(feeds.map(|feed| (feed.name, feed.source.identity())));
+        }
+        store.forget_feeds(&known, FORGET_AFTER).await
+    }
+
     fn wanted(&self) -> Wanted {
         let mut wanted = Wanted::new();
         for topology in self.handle.stages().all() {
             for (place, feed) in topology.feeds.iter().enumerate() {
-                if !matches!(feed.source, FeedSource::Topic { .. }) {
+                if !feed.source.is_topic() {
                     wanted.insert(feed.name.clone(), (Arc::clone(topology), place));
                 }
             }

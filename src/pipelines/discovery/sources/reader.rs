@@ -9,7 +9,7 @@
 //! - After the acknowledgement, before its row is removed: it is sent again, and changes nothing.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -20,19 +20,19 @@ use tokio::sync::Notify;
 use super::{
     super::{
         error::{Error, Unavailable},
-        insert::Handle,
+        insert::{Handle, is_too_large},
     },
-    record_task::{record_task, reference_of, task_of},
+    record_task::{record_task, reference_in, reference_of, task_of},
 };
 use crate::{
-    feeds::{self, Feed, FeedRecord},
+    feeds::{self, Feed, FeedRecord, TakenOver},
     model::{
-        DeadLetter, FeedAck, FeedCounts, FeedSettings, InsertAnswer, InsertStatus, NewTask, Offset,
-        QueueName, TaskId, Topology, TreeState, feed_held, in_short,
+        FeedAck, FeedCounts, FeedSettings, InsertStatus, NewTask, Offset, QueueName, TaskId,
+        Topology, in_short, shorten,
     },
     pipelines::context::Context,
     runtime::{LastSaid, Loop, pauses},
-    store::StoredFeed,
+    store::{self, StoredFeed},
     telemetry::metrics::{self, FeedHold, FeedResult},
 };
 
@@ -41,19 +41,43 @@ const HELD_FIRST: Duration = Duration::from_millis(50);
 const HELD_MOST: Duration = Duration::from_secs(1);
 /// How often the state of a feed is stored, if it has changed.
 const TELL_EVERY: Duration = Duration::from_secs(1);
-/// How often records whose trees are open are claimed again.
+/// How often the records that this reader has are claimed again.
 const KEEP_EVERY: Duration = Duration::from_secs(10);
 /// How often to look for records that other readers have had for long.
 const TAKE_OVER_EVERY: Duration = Duration::from_secs(5);
-/// How many records may wait to be acknowledged, and how many may have open trees, before no more
-/// are read.
+/// How many records may wait to be acknowledged before no more are read.
 const MOST_DUE: usize = 10_000;
-const MOST_OPEN: usize = 100_000;
+/// The most characters of the reason that a feed waits, as it is stored.
+const MAX_HELD: usize = 300;
 /// How long a stop waits for the last acknowledgements.
 const LAST_ACKS: Duration = Duration::from_secs(2);
 
 /// Why a feed cannot go on: one line for people.
 type Why = String;
+
+/// Why the reading ends, and begins again after a pause.
+struct Halt {
+    hold: FeedHold,
+    why: Why,
+}
+
+impl Halt {
+    fn of_source(error: feeds::Error) -> Self {
+        let why = in_short(&error);
+        Self {
+            hold: FeedHold::Source,
+            why,
+        }
+    }
+
+    fn of_store(error: store::Error) -> Self {
+        let why = in_short(&error);
+        Self {
+            hold: FeedHold::Store,
+            why,
+        }
+    }
+}
 
 /// The reading of one feed by this process.
 pub(super) struct Reader {
@@ -76,15 +100,17 @@ struct State {
     counts: FeedCounts,
     /// Records to acknowledge that do not wait for a tree.
     due: BTreeSet<Offset>,
-    /// Records whose trees are open, or have ended and are not acknowledged.
-    open: BTreeSet<Offset>,
+    /// Records that are too large even for their letters. They stay in the source.
+    too_large: BTreeSet<Offset>,
     /// How many rows of acknowledgements SQL has.
     rows: u64,
     held: Option<(FeedHold, Why)>,
     /// Why the last acknowledgement failed.
     ack_error: Option<Why>,
+    /// Why a record that another reader had was not taken over.
+    rule_error: Option<Why>,
     /// What SQL has.
-    stored: Option<StoredFeed>,
+    in_sql: Option<StoredFeed>,
 }
 
 /// A record on its way into SQL.
@@ -131,7 +157,7 @@ impl Reader {
         let mut said = LastSaid::nothing();
         while !self.cx.stop.is_cancelled() {
             let before = self.state.lock().counts;
-            let Err(why) = self.read_and_acknowledge(&*feed).await else {
+            let Err(Halt { hold, why }) = self.read_and_acknowledge(&*feed).await else {
                 break;
             };
             if self.state.lock().counts != before {
@@ -140,8 +166,9 @@ impl Reader {
             if said.is_news(&why) {
                 tracing::warn!("feed {} waits: {why}", self.name());
             }
-            self.hold(FeedHold::Source, why);
-            self.tell(None).await;
+            self.hold(hold, why);
+            // Its error would be the same.
+            drop(self.tell(None).await);
             self.cx.beat();
             self.cx.pause(waits.next().unwrap_or(HELD_MOST)).await;
         }
@@ -151,28 +178,35 @@ impl Reader {
         // What is not acknowledged now is read again.
         drop(last.await);
         feed.close().await;
-        self.tell(None).await;
+        drop(self.tell(None).await);
         metrics::feed_held(self.name(), None);
         metrics::feed_left(self.name(), 0, Some(0));
     }
 
     /// Returns at the stop.
-    async fn read_and_acknowledge(&self, feed: &dyn Feed) -> Result<(), Why> {
+    async fn read_and_acknowledge(&self, feed: &dyn Feed) -> Result<(), Halt> {
         self.begin(feed).await?;
+        // Otherwise the source would hand them out again, perhaps after their trees have left SQL.
+        let sent = self.acknowledge_all(feed).await;
+        self.state.lock().ack_error = sent.err();
         tokio::select! {
             read = self.read(feed) => read,
             () = self.acknowledge(feed) => Ok(()),
-            () = self.keep_telling(feed) => Ok(()),
+            () = self.keep(feed) => Ok(()),
+            halt = self.keep_telling(feed) => Err(halt),
         }
     }
 
     /// Opens the feed. If its source does not know taskd, a new run begins, whose records are new.
-    async fn begin(&self, feed: &dyn Feed) -> Result<(), Why> {
-        let stored = self.context.store.feeds().await;
-        let stored = stored.map_err(|error| in_short(&error))?;
-        let stored = stored
+    async fn begin(&self, feed: &dyn Feed) -> Result<(), Halt> {
+        let name = &self.settings().name;
+        let source = self.settings().source.identity();
+        let feeds = self.context.store.feeds().await.map_err(Halt::of_store)?;
+        let last_run = feeds.iter().filter(|one| one.name == *name);
+        let last_run = last_run.map(|one| one.run).max().unwrap_or(0);
+        let stored = feeds
             .into_iter()
-            .find(|one| one.name == self.settings().name);
+            .find(|one| one.name == *name && one.source == source);
         let known_run = stored.as_ref().map_or(0, |stored| stored.run);
         let counts = {
             let mut state = self.state.lock();
@@ -184,48 +218,57 @@ impl Reader {
                 state.is_read = true;
             }
             state.run = known_run;
-            state.stored = stored;
+            state.in_sql = stored;
             state.counts
         };
-        let is_known = feed.open().await.map_err(|error| in_short(&error))?;
+        let is_known = feed.open().await.map_err(Halt::of_source)?;
         if is_known && known_run > 0 {
             return Ok(());
         }
         // Stored before the source knows taskd, so that no record of the new run gets an old id.
         let now_ms = self.context.clock.now_unix_ms().max(0).unsigned_abs();
-        let run = now_ms.max(known_run + 1);
-        let new = StoredFeed {
-            name: self.settings().name.clone(),
-            run,
+        let mut new = StoredFeed {
+            name: name.clone(),
+            source,
+            run: now_ms.max(last_run + 1),
             counts,
             acks_pending: 0,
             held: String::new(),
         };
         let kept = self.context.store.keep_feed(&new).await;
-        kept.map_err(|error| in_short(&error))?;
-        feed.begin().await.map_err(|error| in_short(&error))?;
+        // Another process may have begun a later run meanwhile.
+        new.run = kept.map_err(Halt::of_store)?;
+        feed.begin().await.map_err(Halt::of_source)?;
         *self.state.lock() = State {
             is_read: true,
-            run,
+            run: new.run,
             counts,
-            stored: Some(new),
+            in_sql: Some(new),
             ..State::default()
         };
         Ok(())
     }
 
-    async fn read(&self, feed: &dyn Feed) -> Result<(), Why> {
+    async fn read(&self, feed: &dyn Feed) -> Result<(), Halt> {
         let mut looked_at: Option<Instant> = None;
         while self.wait_for_room(false).await {
             if looked_at.is_none_or(|at| at.elapsed() >= TAKE_OVER_EVERY) {
-                let taken = feed.take_over().await.map_err(|error| in_short(&error))?;
+                let taken = match feed.take_over().await {
+                    Ok(taken) => taken,
+                    // If the source is away, the next read says it; otherwise only the rules wait.
+                    Err(error) => TakenOver {
+                        failed: Some(in_short(&error)),
+                        ..TakenOver::default()
+                    },
+                };
                 looked_at = (!taken.is_more).then(Instant::now);
-                self.send_to_queues(feed, taken.to_queues).await?;
+                self.state.lock().rule_error = taken.failed;
+                self.send_to_queues(feed, taken.to_queues).await;
                 if !self.take(taken.records).await? {
                     break;
                 }
             }
-            let records = feed.next().await.map_err(|error| in_short(&error))?;
+            let records = feed.next().await.map_err(Halt::of_source)?;
             self.cx.beat();
             self.go_on();
             if !records.is_empty() && !self.take(records).await? {
@@ -237,27 +280,30 @@ impl Reader {
 
     /// Inserts tasks of records that go to queues, and acknowledges these. Those that a queue does not
     /// take now stay where they are, and are found again.
-    async fn send_to_queues(
-        &self,
-        feed: &dyn Feed,
-        records: Vec<(QueueName, FeedRecord)>,
-    ) -> Result<(), Why> {
+    async fn send_to_queues(&self, feed: &dyn Feed, records: Vec<(QueueName, FeedRecord)>) {
         let run = self.state.lock().run;
         for (queue, record) in records {
             let at = record.reference;
             let content = record.content.unwrap_or_default();
             let (id, task) = task_of(self.settings(), run, at, content, &queue);
+            let is_too_large = is_too_large(&task);
             let answers = Box::pin(self.handle.insert_records(&[id], vec![task])).await;
-            let is_stored = |answer: &InsertAnswer| answer.status != InsertStatus::TryLater;
-            if answers.is_ok_and(|answers| answers.iter().all(is_stored)) {
-                self.send(feed, &[at]).await?;
+            let answer = answers.map(|mut answers| answers.pop());
+            let failed = match answer {
+                Ok(Some(answer)) if answer.status == InsertStatus::TryLater => Some(answer.error),
+                Ok(_) if is_too_large => Some("it is too large for a task".to_owned()),
+                Ok(_) => self.send(feed, &[at]).await.err(),
+                Err(error) => Some(error.to_string()),
+            };
+            if let Some(why) = failed {
+                let why = format!("a rule of pending fails for {at}: {why}");
+                self.state.lock().rule_error.get_or_insert(why);
             }
         }
-        Ok(())
     }
 
     /// Inserts the trees of records. Returns false if the stop came before all were stored.
-    async fn take(&self, records: Vec<FeedRecord>) -> Result<bool, Why> {
+    async fn take(&self, records: Vec<FeedRecord>) -> Result<bool, Halt> {
         let run = self.state.lock().run;
         let mut may_be_stored = records.iter().any(|record| record.may_be_repeated);
         let mut rest = Vec::with_capacity(records.len());
@@ -267,7 +313,14 @@ impl Reader {
                 self.due([reference]);
                 continue;
             };
-            let (id, task) = record_task(&self.topology, self.settings(), run, reference, content)?;
+            if self.state.lock().too_large.contains(&reference) {
+                continue;
+            }
+            let task = record_task(&self.topology, self.settings(), run, reference, content);
+            let (id, task) = task.map_err(|why| Halt {
+                hold: FeedHold::QueueFull,
+                why,
+            })?;
             rest.push(Taken {
                 reference,
                 id,
@@ -275,60 +328,82 @@ impl Reader {
             });
         }
         let mut at_once = rest.len();
-        loop {
-            if may_be_stored {
-                self.take_out_stored(&mut rest).await?;
-            }
-            if rest.is_empty() {
-                return Ok(true);
-            }
-            at_once = at_once.min(rest.len());
-            let ids: Vec<TaskId> = rest[..at_once].iter().map(|taken| taken.id).collect();
-            let tasks = rest[..at_once].iter().map(|taken| taken.task.clone());
-            let inserted = Box::pin(self.handle.insert_records(&ids, tasks.collect())).await;
+        let mut wait = HELD_FIRST;
+        while !rest.is_empty() {
+            let left = rest.len();
+            let held = self.insert(&mut rest, &mut at_once, may_be_stored).await;
             may_be_stored = true;
-            let (hold, why) = match inserted {
-                Ok(answers) => {
-                    let mut later = None;
-                    let mut done = HashSet::new();
-                    for (taken, answer) in rest.iter().zip(answers) {
-                        match answer.status {
-                            InsertStatus::Created => {
-                                self.stored(taken.reference);
-                                done.insert(taken.id);
-                            }
-                            InsertStatus::Rejected => {
-                                self.refused(taken.reference);
-                                done.insert(taken.id);
-                            }
-                            InsertStatus::Duplicate => {}
-                            InsertStatus::TryLater => later = Some(answer.error),
-                        }
-                    }
-                    rest.retain(|taken| !done.contains(&taken.id));
-                    let Some(why) = later else { continue };
-                    (self.hold_of(FeedHold::QueueFull), why)
-                }
-                Err(Error::Unavailable(Unavailable::Store(error))) if error.is_refusal() => {
-                    if at_once > 1 {
-                        at_once /= 2;
-                        continue;
-                    }
-                    let taken = rest.remove(0);
-                    self.bury(taken, &error.to_string()).await?;
-                    continue;
-                }
-                Err(error @ Error::Busy(_)) => {
-                    (self.hold_of(FeedHold::QueueFull), error.to_string())
-                }
-                Err(error) => (FeedHold::Store, error.to_string()),
-            };
+            if rest.len() < left {
+                wait = HELD_FIRST;
+            }
+            let Some((hold, why)) = held else { continue };
             self.hold(hold, why);
             self.cx.beat();
-            self.cx.pause(HELD_FIRST).await;
+            self.cx.pause(wait).await;
+            wait = (wait * 2).min(HELD_MOST);
             if !self.wait_for_room(true).await {
                 return Ok(false);
             }
+        }
+        Ok(true)
+    }
+
+    /// Inserts up to `at_once` of the records, and takes out those that are stored or have a letter.
+    /// Returns why others have to wait, if they do.
+    async fn insert(
+        &self,
+        rest: &mut Vec<Taken>,
+        at_once: &mut usize,
+        may_be_stored: bool,
+    ) -> Option<(FeedHold, Why)> {
+        if may_be_stored && let Err(error) = self.take_out_stored(rest).await {
+            return Some((FeedHold::Store, in_short(&error)));
+        }
+        *at_once = (*at_once).min(rest.len());
+        if *at_once == 0 {
+            return None;
+        }
+        let ids: Vec<TaskId> = rest[..*at_once].iter().map(|taken| taken.id).collect();
+        let tasks = rest[..*at_once].iter().map(|taken| taken.task.clone());
+        match Box::pin(self.handle.insert_records(&ids, tasks.collect())).await {
+            Ok(answers) => {
+                let mut later = None;
+                let mut done = HashSet::new();
+                for (taken, answer) in rest.iter().zip(answers) {
+                    match answer.status {
+                        InsertStatus::Created => {
+                            self.opened_tree(taken.reference);
+                            done.insert(taken.id);
+                        }
+                        InsertStatus::Rejected => {
+                            self.refused(taken);
+                            done.insert(taken.id);
+                        }
+                        InsertStatus::Duplicate => {}
+                        InsertStatus::TryLater => later = Some(answer.error),
+                    }
+                }
+                rest.retain(|taken| !done.contains(&taken.id));
+                Some((self.hold_of(FeedHold::QueueFull), later?))
+            }
+            Err(Error::Unavailable(Unavailable::Store(error))) if error.is_refusal() => {
+                if *at_once > 1 {
+                    *at_once /= 2;
+                    return None;
+                }
+                let why = error.to_string();
+                let taken = &rest[0];
+                if let Err(error) = self.handle.bury(taken.task.clone(), &why).await {
+                    return Some((FeedHold::Store, in_short(&error)));
+                }
+                self.refused(taken);
+                rest.remove(0);
+                None
+            }
+            Err(error @ Error::Busy(_)) => {
+                Some((self.hold_of(FeedHold::QueueFull), error.to_string()))
+            }
+            Err(error) => Some((FeedHold::Store, error.to_string())),
         }
     }
 
@@ -337,46 +412,51 @@ impl Reader {
         self.full(false).map_or(otherwise, |(hold, _)| hold)
     }
 
-    /// Takes out the records whose tasks are stored. Such a task may be completed, and must not go to
-    /// its queue again.
-    async fn take_out_stored(&self, rest: &mut Vec<Taken>) -> Result<(), Why> {
-        let ids: Vec<TaskId> = rest.iter().map(|taken| taken.id).collect();
+    /// Takes out the records that are stored. Their tasks may be completed, and must not go to their
+    /// queue again.
+    async fn take_out_stored(&self, rest: &mut Vec<Taken>) -> store::Result<()> {
         let store = &self.context.store;
-        let stored = store.queues_of(&ids).await;
-        let stored = stored.map_err(|error| in_short(&error))?;
-        let stored: Vec<TaskId> = stored.into_iter().map(|(id, _)| id).collect();
+        let name = &self.settings().name;
+        let run = self.state.lock().run;
+        let ids: Vec<TaskId> = rest.iter().map(|taken| taken.id).collect();
+        let references: Vec<String> = rest
+            .iter()
+            .map(|taken| reference_in(run, taken.reference))
+            .collect();
+        // A root may leave SQL before its tree ends, and a tree before its record is acknowledged.
+        let due: HashSet<String> = store
+            .due_among(name, &references)
+            .await?
+            .into_iter()
+            .collect();
+        let mut stored: HashSet<TaskId> = HashSet::new();
+        for (id, _) in store.queues_of(&ids).await? {
+            stored.insert(id);
+        }
+        for tree in store.trees_by_id(&ids).await? {
+            stored.insert(tree.id);
+        }
+        for (id, reference) in ids.iter().zip(&references) {
+            if due.contains(reference) {
+                stored.insert(*id);
+            }
+        }
         if stored.is_empty() {
             return Ok(());
         }
-        let mut open = HashSet::new();
+        // The rows of the others acknowledge them, as soon as they are there.
+        let mut waiting = HashSet::new();
         if self.settings().ack == FeedAck::Done {
-            let trees = store.trees_by_id(&stored).await;
-            for tree in trees.map_err(|error| in_short(&error))? {
-                if tree.state == TreeState::Open {
-                    open.insert(tree.id);
-                }
+            waiting.extend(store.open_of_feed(name, &ids).await?);
+        }
+        let mut ended = Vec::new();
+        for (taken, reference) in rest.iter().zip(&references) {
+            let has_row = due.contains(reference) || waiting.contains(&taken.id);
+            if stored.contains(&taken.id) && !has_row {
+                ended.push(taken.reference);
             }
         }
-        let by_id: HashMap<TaskId, Offset> = rest
-            .iter()
-            .map(|taken| (taken.id, taken.reference))
-            .collect();
-        let stored_references = stored.iter().filter_map(|id| by_id.get(id).copied());
-        if self.settings().ack == FeedAck::Done {
-            let run = self.state.lock().run;
-            let ended = stored.iter().filter(|id| !open.contains(*id));
-            let ended = ended.filter_map(|id| by_id.get(id));
-            let ended: Vec<String> = ended.map(|at| format!("{run}:{at}")).collect();
-            if !ended.is_empty() {
-                // Most are there since the trees ended.
-                let added = store.add_acks(&self.settings().name, &ended).await;
-                added.map_err(|error| in_short(&error))?;
-            }
-            self.state.lock().open.extend(stored_references);
-        } else {
-            self.due(stored_references);
-        }
-        let stored: HashSet<TaskId> = stored.into_iter().collect();
+        self.due(ended);
         rest.retain(|taken| !stored.contains(&taken.id));
         let count = stored.len() as u64;
         self.state.lock().counts.duplicates += count;
@@ -385,37 +465,24 @@ impl Reader {
     }
 
     /// A record has a tree.
-    fn stored(&self, reference: Offset) {
+    fn opened_tree(&self, reference: Offset) {
         self.state.lock().counts.trees += 1;
         metrics::feed_records(self.name(), FeedResult::Tree, 1);
-        match self.settings().ack {
-            FeedAck::Done => {
-                self.state.lock().open.insert(reference);
-            }
-            FeedAck::Stored | FeedAck::None => self.due([reference]),
+        // Otherwise the end of the tree acknowledges it.
+        if self.settings().ack != FeedAck::Done {
+            self.due([reference]);
         }
     }
 
-    /// A record has a dead letter.
-    fn refused(&self, reference: Offset) {
+    /// A record has a dead letter. One without the payload is no reason to acknowledge the record.
+    fn refused(&self, taken: &Taken) {
         self.state.lock().counts.refused += 1;
         metrics::feed_records(self.name(), FeedResult::Refused, 1);
-        self.due([reference]);
-    }
-
-    /// Keeps a record that SQL refuses as a letter.
-    async fn bury(&self, taken: Taken, why: &str) -> Result<(), Why> {
-        let letter = DeadLetter {
-            reason: why.to_owned(),
-            at_unix_ms: self.context.clock.now_unix_ms(),
-            queue: taken.task.queue.clone(),
-            task: Some(taken.task),
-            ..DeadLetter::default()
-        };
-        let sent = self.context.letters.send_once(vec![letter]).await;
-        sent.map_err(|error| in_short(&error))?;
-        self.refused(taken.reference);
-        Ok(())
+        if is_too_large(&taken.task) {
+            self.state.lock().too_large.insert(taken.reference);
+        } else {
+            self.due([taken.reference]);
+        }
     }
 
     /// Adds records to acknowledge.
@@ -430,30 +497,16 @@ impl Reader {
         }
     }
 
-    /// Acknowledges records until the reading ends, and claims those whose trees are open.
+    /// Acknowledges records until the reading ends.
     async fn acknowledge(&self, feed: &dyn Feed) {
         let mut waits = pauses();
-        let mut kept_at: Option<Instant> = None;
         loop {
             let wait = self.cx.clock().sleep(self.settings().ack_interval);
             tokio::select! {
                 () = self.batch.notified() => {}
                 () = wait => {}
             }
-            let sent = loop {
-                match self.acknowledge_some(feed).await {
-                    Ok(0) => break Ok(()),
-                    Ok(_) => {}
-                    Err(why) => break Err(why),
-                }
-            };
-            if sent.is_ok() && kept_at.is_none_or(|at| at.elapsed() >= KEEP_EVERY) {
-                let open: Vec<Offset> = self.state.lock().open.iter().copied().collect();
-                // Otherwise they are claimed the next time.
-                if open.is_empty() || feed.keep(&open).await.is_ok() {
-                    kept_at = Some(Instant::now());
-                }
-            }
+            let sent = self.acknowledge_all(feed).await;
             let wait = match &sent {
                 Ok(()) => {
                     waits = pauses();
@@ -468,13 +521,31 @@ impl Reader {
         }
     }
 
+    /// Acknowledges all that is due.
+    async fn acknowledge_all(&self, feed: &dyn Feed) -> Result<(), Why> {
+        while self.acknowledge_some(feed).await? > 0 {
+            self.cx.beat();
+        }
+        Ok(())
+    }
+
+    /// Claims all records that this reader has, until the reading ends: those whose trees are open, and
+    /// those that wait to be inserted.
+    async fn keep(&self, feed: &dyn Feed) {
+        loop {
+            // Otherwise they are claimed the next time.
+            drop(feed.keep().await);
+            self.cx.clock().sleep(KEEP_EVERY).await;
+        }
+    }
+
     /// Acknowledges a batch. Returns how many records it had.
     async fn acknowledge_some(&self, feed: &dyn Feed) -> Result<usize, Why> {
         let most = self.settings().ack_batch;
-        let (due, run, waits_for_trees) = {
+        let (due, run, rows) = {
             let state = self.state.lock();
             let due: Vec<Offset> = state.due.iter().take(most as usize).copied().collect();
-            (due, state.run, !state.open.is_empty() || state.rows > 0)
+            (due, state.run, state.rows)
         };
         if !due.is_empty() {
             self.send(feed, &due).await?;
@@ -484,28 +555,25 @@ impl Reader {
             }
             return Ok(due.len());
         }
-        if self.settings().ack != FeedAck::Done || !waits_for_trees {
+        // Trees that began with another `ack` leave rows, too.
+        if self.settings().ack != FeedAck::Done && rows == 0 {
             return Ok(0);
         }
         let name = &self.settings().name;
         let store = &self.context.store;
-        let rows = store.due_acks(name, most).await;
+        let rows = store.due_acks(name, run, most).await;
         let rows = rows.map_err(|error| in_short(&error))?;
         if rows.is_empty() {
+            self.state.lock().rows = 0;
             return Ok(0);
         }
-        // The source has lost those of other runs.
-        let due = rows.iter().filter_map(|row| reference_of(row, run));
+        let due = rows.iter().filter_map(|row| reference_of(row));
         let due: Vec<Offset> = due.collect();
         if !due.is_empty() {
             self.send(feed, &due).await?;
         }
         let removed = store.remove_acks(name, &rows).await;
         removed.map_err(|error| in_short(&error))?;
-        let mut state = self.state.lock();
-        for reference in &due {
-            state.open.remove(reference);
-        }
         Ok(rows.len())
     }
 
@@ -551,17 +619,13 @@ impl Reader {
             true => count.saturating_mul(10) > most.saturating_mul(9),
             false => count >= most,
         };
-        let (due, open, ack_error) = {
+        let (due, ack_error) = {
             let state = self.state.lock();
-            (state.due.len(), state.open.len(), state.ack_error.clone())
+            (state.due.len(), state.ack_error.clone())
         };
         if is_full(due as u64, MOST_DUE as u64) {
             let why = ack_error.unwrap_or_default();
             let why = format!("{due} records wait to be acknowledged. {why}");
-            return Some((FeedHold::Acks, why));
-        }
-        if is_full(open as u64, MOST_OPEN as u64) {
-            let why = format!("the trees of {open} records are open");
             return Some((FeedHold::Acks, why));
         }
         if let Some(shortage) = self.context.gates.shortage() {
@@ -595,20 +659,23 @@ impl Reader {
         self.state.lock().held = None;
     }
 
-    async fn keep_telling(&self, feed: &dyn Feed) {
+    /// Returns if the reading must begin again.
+    async fn keep_telling(&self, feed: &dyn Feed) -> Halt {
         loop {
-            self.tell(Some(feed)).await;
+            if let Err(halt) = self.tell(Some(feed)).await {
+                return halt;
+            }
             self.cx.clock().sleep(TELL_EVERY).await;
         }
     }
 
-    /// Shows the state of the feed to all processes, and in the metrics.
-    async fn tell(&self, feed: Option<&dyn Feed>) {
+    /// Shows the state of the feed to all processes, and in the metrics. Fails if another process has
+    /// begun a later run.
+    async fn tell(&self, feed: Option<&dyn Feed>) -> Result<(), Halt> {
         let store = &self.context.store;
         let name = &self.settings().name;
-        if self.settings().ack == FeedAck::Done
-            && let Ok(rows) = store.count_acks(name).await
-        {
+        let run = self.state.lock().run;
+        if let Ok(rows) = store.count_acks(name, run).await {
             self.state.lock().rows = rows;
         }
         let behind = match feed {
@@ -618,29 +685,38 @@ impl Reader {
         };
         let (present, hold, is_stored) = {
             let state = self.state.lock();
+            let fails = state.ack_error.clone().or(state.rule_error.clone());
             let held = state.held.clone();
-            let held = held.or_else(|| Some((FeedHold::Acks, state.ack_error.clone()?)));
+            let held = held.or_else(|| Some((FeedHold::Acks, fails?)));
+            let why = held.as_ref().map_or("", |(_, why)| why.as_str());
             let present = StoredFeed {
                 name: name.clone(),
+                source: self.settings().source.identity(),
                 run: state.run,
                 counts: state.counts,
                 acks_pending: state.due.len() as u64 + state.rows,
-                held: held
-                    .as_ref()
-                    .map(|(_, why)| feed_held(why))
-                    .unwrap_or_default(),
+                held: shorten(why, MAX_HELD).into_owned(),
             };
-            let is_stored = !state.is_read || state.stored.as_ref() == Some(&present);
+            let is_stored = !state.is_read || state.in_sql.as_ref() == Some(&present);
             (present, held.map(|(hold, _)| hold), is_stored)
         };
         metrics::feed_held(self.name(), hold);
         metrics::feed_left(self.name(), present.acks_pending, behind);
         if is_stored {
-            return;
+            return Ok(());
         }
-        // Otherwise it is told the next time.
-        if store.keep_feed(&present).await.is_ok() {
-            self.state.lock().stored = Some(present);
+        match store.keep_feed(&present).await {
+            Ok(run) if run > present.run => Err(Halt {
+                hold: FeedHold::Source,
+                why: "another process has begun to read the source anew, and this one follows"
+                    .to_owned(),
+            }),
+            Ok(_) => {
+                self.state.lock().in_sql = Some(present);
+                Ok(())
+            }
+            // It is told the next time.
+            Err(_) => Ok(()),
         }
     }
 }

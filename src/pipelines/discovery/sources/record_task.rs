@@ -26,7 +26,7 @@ pub(super) fn record_task(
     task.tree = Some(Box::new(TaskTree::Root(NewTree {
         feed: hears_of_end.then(|| FeedRef {
             feed: feed.name.clone(),
-            reference: format!("{run}:{at}"),
+            reference: reference_in(run, at),
         }),
         ..NewTree::default()
     })));
@@ -42,7 +42,7 @@ pub(super) fn task_of(
     content: FeedContent,
     queue: &QueueName,
 ) -> (TaskId, NewTask) {
-    let id = feed_task_id(&feed.name, run, at);
+    let id = feed_task_id(&feed.name, &feed.source.identity(), run, at);
     let mut headers = HashMap::new();
     for (name, value) in &content.attributes {
         // Somebody else's record could name another place.
@@ -66,11 +66,14 @@ pub(super) fn task_of(
     (id, task)
 }
 
-/// Reads the reference of a tree's record; `None` if it is of another run.
-pub(super) fn reference_of(text: &str, run: u64) -> Option<Offset> {
-    let (of, at) = text.split_once(':')?;
-    let of: u64 = of.parse().ok()?;
-    (of == run).then(|| at.parse().ok()).flatten()
+/// The reference of a tree's record, as SQL has it.
+pub(super) fn reference_in(run: u64, at: Offset) -> String {
+    format!("{run}:{at}")
+}
+
+/// Reads the record of such a reference.
+pub(super) fn reference_of(text: &str) -> Option<Offset> {
+    text.split_once(':')?.1.parse().ok()
 }
 
 #[cfg(test)]
@@ -98,6 +101,9 @@ mod tests {
             minor: 4,
         };
         let make = |run, at| record_task(&topology, feed, run, at, content.clone()).unwrap();
+        let other = Topology::read(&FILE.replace("\"k\"", "\"other\"")).unwrap();
+        let of_other = record_task(&other, &other.feeds[0], 7, at, content.clone()).unwrap();
+        assert_ne!(of_other.0, make(7, at).0, "it reads another key");
         let (id, task) = make(7, at);
         assert_eq!(make(7, at), (id, task.clone()));
         assert_ne!(make(8, at).0, id, "the source has lost its data");
@@ -112,7 +118,7 @@ mod tests {
         };
         assert_eq!(tree.on_dead, Some(TreeOnDead::Ignore));
         let reference = &tree.feed.as_ref().unwrap().reference;
-        assert_eq!(reference_of(reference, 7), Some(at));
-        assert_eq!(reference_of(reference, 8), None);
+        assert_eq!(*reference, reference_in(7, at));
+        assert_eq!(reference_of(reference), Some(at));
     }
 }
