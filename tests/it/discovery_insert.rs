@@ -957,6 +957,7 @@ async fn every_loop_is_watched() {
         "marks",
         "publish",
         "results",
+        "sources",
         "turned-away",
     ];
     let expected = expected.map(|name| format!("discovery/{name}"));

@@ -440,6 +440,11 @@ async fn a_feed_that_reads_another_key_and_back_is_exact() {
         &daemon,
         &file.replace("key = \"source\"", "key = \"other\""),
     );
+    until("the other one is read", async || {
+        let pending = source.redis.run(&["XPENDING", "other", "taskd"]);
+        pending.starts_with('3')
+    })
+    .await;
     let mut seen = BTreeSet::new();
     work(&daemon, &mut seen, 6).await;
     assert_eq!(seen, BTreeSet::from([1, 2, 3, 11, 12, 13]));
