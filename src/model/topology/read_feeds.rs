@@ -82,7 +82,7 @@ impl File<'_> {
         table: &DeTable<'_>,
         drafts: &[Draft],
     ) -> Option<FeedSettings> {
-        let into = self.into_stage(place, table, drafts);
+        let into = self.stage_of(place, table, drafts);
         let kind = match table.get("type") {
             Some(value) => self.text("type", value).map(|kind| (at(value), kind)),
             None => {
@@ -138,7 +138,7 @@ impl File<'_> {
     }
 
     /// The stage that gets the records: one where trees begin.
-    fn into_stage(&mut self, place: usize, table: &DeTable<'_>, drafts: &[Draft]) -> Option<usize> {
+    fn stage_of(&mut self, place: usize, table: &DeTable<'_>, drafts: &[Draft]) -> Option<usize> {
         let Some(value) = table.get("into") else {
             self.wrong(place, "into is missing: into = \"STAGE\"".to_owned());
             return None;

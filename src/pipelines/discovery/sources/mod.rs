@@ -153,9 +153,9 @@ impl Sources {
             !feed.reading.is_finished()
         });
         for (name, (topology, place)) in wanted {
-            if !running.contains_key(&name) {
-                running.insert(name, self.start_one(topology, place));
-            }
+            running
+                .entry(name)
+                .or_insert_with(|| self.start_one(topology, place));
         }
     }
 
