@@ -12722,7 +12722,9 @@ type TopologyStage struct {
 	Priority    Priority             `protobuf:"varint,6,opt,name=priority,proto3,enum=taskd.v1.Priority" json:"priority,omitempty"`
 	Edges       []*TopologyEdge      `protobuf:"bytes,7,rep,name=edges,proto3" json:"edges,omitempty"`
 	// The fork: the stage gets one task for each task of that one. Empty: it is no join.
-	Join          string `protobuf:"bytes,8,opt,name=join,proto3" json:"join,omitempty"`
+	Join string `protobuf:"bytes,8,opt,name=join,proto3" json:"join,omitempty"`
+	// The topic into which taskd publishes its tasks. Empty: workers work on it.
+	Topic         string `protobuf:"bytes,9,opt,name=topic,proto3" json:"topic,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -12809,6 +12811,13 @@ func (x *TopologyStage) GetEdges() []*TopologyEdge {
 func (x *TopologyStage) GetJoin() string {
 	if x != nil {
 		return x.Join
+	}
+	return ""
+}
+
+func (x *TopologyStage) GetTopic() string {
+	if x != nil {
+		return x.Topic
 	}
 	return ""
 }
@@ -14138,7 +14147,7 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\facknowledged\x18\t \x01(\x04R\facknowledged\x12!\n" +
 	"\facks_pending\x18\n" +
 	" \x01(\x04R\vacksPending\x12\x12\n" +
-	"\x04held\x18\v \x01(\tR\x04held\"\x95\x02\n" +
+	"\x04held\x18\v \x01(\tR\x04held\"\xab\x02\n" +
 	"\rTopologyStage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05queue\x18\x02 \x01(\tR\x05queue\x12\x14\n" +
@@ -14147,7 +14156,8 @@ const file_taskd_v1_taskd_proto_rawDesc = "" +
 	"\fmax_attempts\x18\x05 \x01(\rR\vmaxAttempts\x12.\n" +
 	"\bpriority\x18\x06 \x01(\x0e2\x12.taskd.v1.PriorityR\bpriority\x12,\n" +
 	"\x05edges\x18\a \x03(\v2\x16.taskd.v1.TopologyEdgeR\x05edges\x12\x12\n" +
-	"\x04join\x18\b \x01(\tR\x04join\"H\n" +
+	"\x04join\x18\b \x01(\tR\x04join\x12\x14\n" +
+	"\x05topic\x18\t \x01(\tR\x05topic\"H\n" +
 	"\fTopologyEdge\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\tR\x04port\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x12\x14\n" +

@@ -2327,7 +2327,7 @@ class TopologyFeed(_message.Message):
     def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., reads: _Optional[str] = ..., into: _Optional[str] = ..., ack: _Optional[str] = ..., trees: _Optional[int] = ..., duplicates: _Optional[int] = ..., refused: _Optional[int] = ..., acknowledged: _Optional[int] = ..., acks_pending: _Optional[int] = ..., held: _Optional[str] = ...) -> None: ...
 
 class TopologyStage(_message.Message):
-    __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges", "join")
+    __slots__ = ("name", "queue", "start", "lease", "max_attempts", "priority", "edges", "join", "topic")
     NAME_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -2336,6 +2336,7 @@ class TopologyStage(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     EDGES_FIELD_NUMBER: _ClassVar[int]
     JOIN_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
     name: str
     queue: str
     start: bool
@@ -2344,7 +2345,8 @@ class TopologyStage(_message.Message):
     priority: Priority
     edges: _containers.RepeatedCompositeFieldContainer[TopologyEdge]
     join: str
-    def __init__(self, name: _Optional[str] = ..., queue: _Optional[str] = ..., start: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., edges: _Optional[_Iterable[_Union[TopologyEdge, _Mapping]]] = ..., join: _Optional[str] = ...) -> None: ...
+    topic: str
+    def __init__(self, name: _Optional[str] = ..., queue: _Optional[str] = ..., start: bool = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., edges: _Optional[_Iterable[_Union[TopologyEdge, _Mapping]]] = ..., join: _Optional[str] = ..., topic: _Optional[str] = ...) -> None: ...
 
 class TopologyEdge(_message.Message):
     __slots__ = ("port", "to", "match")
