@@ -115,9 +115,10 @@ impl Reader {
             return Ok(());
         }
         let stored = self.store().feeds().await?;
-        let stored: HashMap<&str, &StoredFeed> = stored
+        // A feed may have read other sources before.
+        let stored: HashMap<(&str, &str), &StoredFeed> = stored
             .iter()
-            .map(|feed| (feed.name.as_str(), feed))
+            .map(|feed| ((feed.name.as_str(), feed.source.as_str()), feed))
             .collect();
         let mut subscriptions: HashMap<String, ReadCounts> = HashMap::new();
         for subscription in self.store().subscriptions().await? {
@@ -133,7 +134,7 @@ impl Reader {
             for feed in &mut view.feeds {
                 let full_name = format!("{}.{}", view.name, feed.name);
                 if feed.kind != "topic" {
-                    match stored.get(&*full_name) {
+                    match stored.get(&(full_name.as_str(), feed.source.as_str())) {
                         Some(stored) => {
                             feed.counts = stored.counts;
                             feed.acks_pending = stored.acks_pending;

@@ -377,6 +377,8 @@ async fn a_stage_publishes_each_task_once_whatever_is_killed() {
     let (_, shown) = daemon.get("/v1/topologies/site").await;
     assert_eq!(shown["stages"][1]["topic"], "pages", "{shown}");
 
+    // A header of taskd's, as tasks of feeds have them.
+    let headers = json!({"taskd-feed": "f", "lang": "en"});
     let pages: Vec<Value> = (0..PAGES)
         .map(|page| json!({"queue": "site.page", "key": page.to_string()}))
         .collect();
@@ -385,8 +387,10 @@ async fn a_stage_publishes_each_task_once_whatever_is_killed() {
     until("all trees are done", async || {
         rounds += 1;
         for task in daemon.lease("w", "site.page", 5, "0s").await {
-            let page = json!({"result": {"page": task["key"]}});
-            daemon.try_report(&task, page).await;
+            let output = json!({"payload": {"page": task["key"]}, "headers": headers});
+            daemon
+                .try_report(&task, json!({ "discovered": [output] }))
+                .await;
         }
         if rounds < 10 && rounds % 3 == 2 {
             daemon.kill9_and_restart();
@@ -403,11 +407,12 @@ async fn a_stage_publishes_each_task_once_whatever_is_killed() {
     let (_, topic) = daemon.get("/v1/topics/pages/records?limit=100").await;
     let records = topic["records"].as_array().unwrap();
     assert!(records.len() >= PAGES, "{topic}");
-    assert!(
-        records
-            .iter()
-            .all(|record| record["value"]["page"].is_string())
-    );
+    let is_right = |record: &Value| {
+        let attributes = &record["attributes"];
+        record["value"]["page"].is_string()
+            && (&attributes["lang"], &attributes["taskd-feed"]) == (&json!(["en"]), &Value::Null)
+    };
+    assert!(records.iter().all(is_right), "{}", records[0]);
     let (_, checked) = daemon.post("/v1/fsck", &json!({})).await;
     assert_eq!(checked["finds"], json!([]), "{checked}");
 

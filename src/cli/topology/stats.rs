@@ -1,5 +1,6 @@
 //! `taskd topology stats`: the tasks of each stage, and what becomes of the records of each feed.
 
+use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -60,6 +61,13 @@ pub(super) async fn stats(args: &Stats) -> anyhow::Result<bool> {
         let known = queues.iter().find(|known| stage["queue"] == known.queue);
         known.cloned().unwrap_or_default()
     };
+    if let Some(error) = topology["error"].as_str().filter(|error| !error.is_empty()) {
+        bail!(
+            "topology {} is not followed: {}",
+            args.topology,
+            printable(error)
+        );
+    }
     if args.json {
         let stages: Vec<Value> = stages
             .iter()

@@ -192,7 +192,7 @@ impl<'p> Run<'p> {
         while !self.ready.is_empty() {
             if self.known.len() > MOST_TASKS {
                 return Ok(Err(format!(
-                    "there are more than {MOST_TASKS} tasks; send fewer, and give the outputs of a loop keys: it ends only so"
+                    "there are more than {MOST_TASKS} tasks; send fewer, and give the outputs of a loop keys, without which it does not end"
                 )));
             }
             let next = self.random.below(self.ready.len());

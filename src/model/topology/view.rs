@@ -88,6 +88,9 @@ pub struct FeedView {
     pub kind: String,
     /// The topic, or the key in Redis.
     pub reads: String,
+    /// [What it reads](crate::model::FeedSource::identity), to find its counts.
+    #[serde(skip)]
+    pub source: String,
     /// The stage that gets its records.
     pub into: String,
     pub ack: FeedAck,
@@ -109,6 +112,7 @@ impl FeedView {
             name: name.strip_prefix(&prefix).unwrap_or(name).to_owned(),
             kind: feed.source.kind().to_owned(),
             reads: feed.source.reads().to_owned(),
+            source: feed.source.identity(),
             into: of.stages[feed.into].name.clone(),
             ack: feed.ack,
             counts: FeedCounts::default(),

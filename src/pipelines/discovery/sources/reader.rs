@@ -286,14 +286,17 @@ impl Reader {
             let at = record.reference;
             let content = record.content.unwrap_or_default();
             let (id, task) = task_of(self.settings(), run, at, content, &queue);
-            let is_too_large = is_too_large(&task);
-            let answers = Box::pin(self.handle.insert_records(&[id], vec![task])).await;
-            let answer = answers.map(|mut answers| answers.pop());
-            let failed = match answer {
-                Ok(Some(answer)) if answer.status == InsertStatus::TryLater => Some(answer.error),
-                Ok(_) if is_too_large => Some("it is too large for a task".to_owned()),
-                Ok(_) => self.send(feed, &[at]).await.err(),
-                Err(error) => Some(error.to_string()),
+            let failed = if is_too_large(&task) {
+                Some("it is too large for a task".to_owned())
+            } else {
+                let answers = Box::pin(self.handle.insert_records(&[id], vec![task])).await;
+                match answers.map(|mut answers| answers.pop()) {
+                    Ok(Some(answer)) if answer.status == InsertStatus::TryLater => {
+                        Some(answer.error)
+                    }
+                    Ok(_) => self.send(feed, &[at]).await.err(),
+                    Err(error) => Some(error.to_string()),
+                }
             };
             if let Some(why) = failed {
                 let why = format!("a rule of pending fails for {at}: {why}");

@@ -294,7 +294,7 @@ impl Ending<'_> {
                 if self.bytes <= PAGE_BYTES {
                     of_tree.made.push(task);
                 } else {
-                    // Nobody but the watchdog publishes it: it need not wait for the caller.
+                    // Due at once, because the caller does not publish it.
                     for (task, _) in store_made(session, vec![task], 0).await? {
                         let payload = Bytes::new();
                         of_tree.stored.push(TaskRow { payload, ..task });
