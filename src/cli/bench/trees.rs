@@ -46,9 +46,9 @@ const WAIT: prost_types::Duration = prost_types::Duration {
 /// What a worker reports for a task.
 #[derive(Clone)]
 enum Report {
-    /// A task of this queue for each number, with a key of its own.
+    /// This many tasks of this queue.
     Tasks(String, u32),
-    /// So many outputs on the stage's port.
+    /// This many outputs on the port of the stage.
     Outputs(u32),
     Nothing,
 }
@@ -105,8 +105,8 @@ fn note(run: &mut Run<'_>, measure: &str, rate: f64, reference: Option<(&str, f6
 }
 
 /// Inserts tasks into the first of two queues, and lets workers send each on to the second one.
-/// Without `trees` the queues are plain ones, and otherwise two stages, whose tasks are in so many
-/// trees. Returns how many a second can be claimed there.
+/// With `trees`, the queues are two stages, and the tasks are spread over that many trees. Without,
+/// they are plain queues. Returns how many tasks a second workers can claim in the second one.
 async fn hop(
     run: &Run<'_>,
     work: &Work,
@@ -195,7 +195,7 @@ async fn apply(run: &Run<'_>, name: &str, text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Inserts so many tasks, in so many trees, and waits until they can be claimed.
+/// Inserts tasks, spread over `trees` trees if there are any, and waits until workers can claim them.
 async fn insert(
     run: &Run<'_>,
     work: &Work,
@@ -252,7 +252,7 @@ async fn insert(
     Ok(())
 }
 
-/// Lets workers complete so many tasks of a queue with this report.
+/// Lets workers complete `tasks` tasks of a queue, each with this report.
 async fn work_off(
     run: &Run<'_>,
     work: &Work,
