@@ -9,6 +9,7 @@ mod causes;
 mod changes;
 mod depth_history;
 mod events;
+mod executions;
 mod explain;
 mod fsck;
 mod history;
@@ -66,6 +67,7 @@ pub use depth_history::{DepthEntries, DepthEntry, DepthSpan, History, HistoryPoi
 pub use events::{
     AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WaitFor, WatchEnd, Watched,
 };
+pub use executions::{ExecutionId, ExecutionPages, ExecutionStatus, WorkflowVersion};
 pub use explain::{
     ExplainTask, Explanation, LeaseView, RecordExplanation, RecordFate, RecordOfSubscription,
     TaskPlace, WorkerReason, WorkerView,

@@ -7,6 +7,7 @@
 
 mod access;
 mod error;
+mod executions;
 pub mod mysql;
 mod operators;
 mod outbox;
@@ -25,6 +26,11 @@ use async_trait::async_trait;
 pub use self::{
     access::{ACTS_STAY, Access, AddedToken, MOST_TOKENS},
     error::{Cause, Error, Result},
+    executions::{
+        Append, Appended, Deleted, ExecutionCounts, Executions, Happening, InboxPage, InboxRow,
+        KeptDefinition, ListedDefinition, ListedExecution, NewExecution, OpenExecution,
+        StartedExecution, StoredDefinition, StoredEntry, StoredExecution, Timer,
+    },
     operators::{
         AddedBulk, Attempts, BULK_CHANGES_STAY, CLEARED_LIMITS_STAY, ChangeEnd, Decided,
         EndedChange, FAILURES_STAY, KeptChange, KeptChanges, KeptEvents, KeptPages, LimitSetting,
