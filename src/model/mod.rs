@@ -401,6 +401,8 @@ pub struct TaskRow {
     pub idempotency: Option<Box<Idempotency>>,
     /// What it has to do with trees; `None`: nothing. Set only on a task that is about to be stored.
     pub tree: Option<Box<RowTree>>,
+    /// The execution that it is a step of. Set only on a task that is about to be stored.
+    pub execution: Option<ExecutionId>,
 }
 
 impl TaskRow {

@@ -61,7 +61,16 @@ pub use self::{
 /// both.
 #[async_trait]
 pub trait Store:
-    Tasks + Outbox + Operators + Access + Topics + Subscriptions + Sequences + Trees + Topologies
+    Tasks
+    + Outbox
+    + Operators
+    + Access
+    + Topics
+    + Subscriptions
+    + Sequences
+    + Trees
+    + Topologies
+    + Executions
 {
     /// The random name that the database got when it was created. Redis stores it to remember whose
     /// tasks it holds.

@@ -785,6 +785,7 @@ mod tests {
                     },
                     7,
                 )),
+                step_of: None,
             });
         };
         moved(StoredStatus::Unfinished, StoredStatus::Completed);
@@ -805,6 +806,7 @@ mod tests {
                 },
                 5,
             )),
+            step_of: None,
         });
         let change = &trees.changes[&tree];
         assert_eq!((change.open, change.dead, change.at_ms), (-1, 0, 7));
@@ -815,6 +817,7 @@ mod tests {
             from: StoredStatus::Unfinished,
             to: StoredStatus::Completed,
             tree: None,
+            step_of: None,
         });
         assert_eq!(trees.changes.len(), 1, "a plain task changes no tree");
     }
