@@ -12,7 +12,6 @@ use super::{
     batch::{self, Pending},
     enrich,
     error::{Error, Failure, Unavailable},
-    mark_published::ToMark,
     schema,
     traced::Inserts,
     trees,
@@ -27,7 +26,7 @@ use crate::{
     },
     pipelines::{
         admission::{OccupancyPermit, Stages},
-        context::Context,
+        context::{Context, ToMark},
     },
     runtime::Supervisor,
     store::Inserted,

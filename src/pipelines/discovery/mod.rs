@@ -24,7 +24,6 @@ mod history;
 mod insert;
 mod latency;
 mod learnt;
-mod mark_published;
 mod origin;
 mod reports;
 mod results;
@@ -35,8 +34,6 @@ mod steps;
 mod traced;
 mod trees;
 mod turned_away;
-
-use std::sync::Arc;
 
 use self::turned_away::Tally;
 pub use self::{
@@ -54,8 +51,7 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
     context.start_marking(supervisor);
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(context.store.clone(), supervisor);
-    let to_mark =
-        mark_published::start(context.store.clone(), Arc::clone(&context.bus), supervisor);
+    let to_mark = context.start_marking_published("discovery/mark-published", supervisor);
     let enrichment = Enrichment::new(&context.settings);
     results::start(
         context,

@@ -1,7 +1,11 @@
 //! The context of the pipelines.
 
+mod mark_published;
+mod publish;
+
 use std::sync::Arc;
 
+pub use self::{mark_published::ToMark, publish::Patience};
 use super::{
     admission::{Gates, Occupancy},
     publishing::{DeadLetters, Publisher},
