@@ -35,11 +35,11 @@ use crate::{
     pipelines::{
         admission::{Gates, LimitSync, Occupancy, QueueSync},
         changing::Changing,
-        context::Context,
+        context::{Context, ExecutionWakes},
         discovery, fanout, memory,
         publishing::{DeadLetters, Publisher},
         shortcut::Shortcut,
-        tasks, watchdog,
+        tasks, watchdog, workflows,
     },
     queue::{Queue, QueueLimits},
     redis_pool::Redis,
@@ -264,6 +264,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         settings: Arc::clone(settings),
         store: Arc::clone(store),
         clock: clock.clone(),
+        executions: ExecutionWakes::default(),
         bus,
         queue,
         coordination,
@@ -494,6 +495,9 @@ fn start(
     }
     if runs(Pipeline::Fanout) {
         fanout::start(cx, supervisor);
+    }
+    if runs(Pipeline::Workflow) {
+        workflows::start(cx, supervisor);
     }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(cx, supervisor));
     let queue = cx.queue.clone();

@@ -100,7 +100,7 @@ taskd is a task queue for work that grows while it is being done.
 Say which pipelines this process should run:
 
   taskd --pipelines all        everything in one process; try this first
-  taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks
+  taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks, workflow
   taskd --help                 all flags and commands
 ";
 
@@ -435,7 +435,7 @@ mod tests {
     fn pipelines_run_and_nothing_is_refused() {
         let run = parse(&["--pipelines", "all"]);
         assert!(
-            matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4)
+            matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 5)
         );
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
         assert!(matches!(

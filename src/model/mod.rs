@@ -44,6 +44,7 @@ mod trees;
 mod unix_time;
 pub mod validate;
 mod ways;
+mod workflows;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
@@ -134,6 +135,10 @@ pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;
 pub use ways::{MOST_LEVELS, Way};
+pub use workflows::{
+    ExecutionList, ExecutionSummary, ExecutionView, ExecutionWait, MAX_GIVEN_ID_BYTES, SummaryWait,
+    WorkflowList, WorkflowView,
+};
 
 use std::{borrow::Cow, fmt, str::FromStr};
 

@@ -37,6 +37,7 @@ mod turned_away;
 
 use self::turned_away::Tally;
 pub use self::{
+    announce::new_tasks as announce_new_tasks,
     error::{Error, Failure, Unavailable},
     fallback::check as check_filter,
     feeds::record_task,

@@ -275,6 +275,7 @@ impl Results {
         let Context {
             gates, settings, ..
         } = &self.context;
+        self.context.executions.tasks_ended();
         announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
         announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));

@@ -21,6 +21,7 @@ mod traces;
 mod trees;
 mod watchdog;
 mod workers;
+mod workflows;
 
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 pub use self::{
     changes::*, discovery::*, enrichment::*, events::*, fanout::*, history::*, latency::*,
     limits::*, process::*, servers::*, sessions::*, topics::*, traces::*, trees::*, watchdog::*,
-    workers::*,
+    workers::*, workflows::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, logging, openmetrics, series::Recorders};
@@ -122,6 +123,7 @@ fn describe() {
     sessions::describe();
     traces::describe();
     trees::describe();
+    workflows::describe();
     process::describe();
 }
 
