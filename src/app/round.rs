@@ -24,7 +24,7 @@ use super::{
 use crate::{
     api::{
         self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
-        Reader, SettledReports, TokenSync, TreeWatches, Waits,
+        Reader, SettledReports, TokenSync, TreeWatches, Waits, WorkflowQueues,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -552,6 +552,8 @@ fn state(
         topics: KnownTopics::default(),
         depths: KnownDepths::default(),
         tree_watches: TreeWatches::default(),
+        executions: cx.executions.clone(),
+        workflow_queues: WorkflowQueues::default(),
     };
     reader.inform_watchers(supervisor);
     reader.inform_tree_watchers(supervisor);
