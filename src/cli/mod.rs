@@ -11,6 +11,7 @@ pub mod dead;
 mod dump;
 mod environment;
 mod events;
+mod execution;
 pub mod explain;
 mod fsck;
 mod http;
@@ -74,7 +75,8 @@ Examples:
   taskd topic read orders --follow            print the records of a topic
   taskd subscription list                     show what turns records into tasks, and what is left
   taskd topology apply crawl.toml             send what workers find to the next queues
-  taskd workflow check order.yaml             name all mistakes in a definition of a workflow
+  taskd workflow deploy order.yaml            let executions of a workflow start
+  taskd execution list                        show executions of workflows, and how they ended
   taskd tree list                             show trees of tasks, and how they ended
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
@@ -144,6 +146,7 @@ pub enum Client {
     Topic(topic::Topic),
     Topology(topology::Topology),
     Workflow(workflow::Workflow),
+    Execution(execution::Execution),
     Tree(tree::Tree),
     Watch(watch::Watch),
     Wait(wait::Wait),
