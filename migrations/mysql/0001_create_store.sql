@@ -79,6 +79,7 @@ CREATE TABLE tasks (
     -- meta.era when reports or operators changed it last. A count with a later era saw that.
     era              BIGINT          NOT NULL DEFAULT 0,
     tree             VARBINARY(32)   NULL, -- the tree that it is in, and its subtree behind it; NULL or empty: none
+    execution        VARBINARY(16)   NULL, -- the execution that it is a step of; NULL or empty: none
     KEY tasks_on_bus (on_bus, id, queue, shard),
     -- The earliest finished first.
     KEY tasks_finished (status, updated_ms),
@@ -416,6 +417,76 @@ CREATE TABLE feed_acks (
     reference VARCHAR(64) NOT NULL, -- RUN:RECORD
     at_ms     BIGINT NOT NULL,
     PRIMARY KEY (feed, reference)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Workflows -------------------------------------------------------------------------------------
+
+-- Definitions of workflows. None ever changes.
+CREATE TABLE definitions (
+    namespace   VARCHAR(64)  NOT NULL,
+    name        VARCHAR(64)  NOT NULL,
+    version     VARCHAR(64)  NOT NULL,
+    hash        CHAR(64)     NOT NULL, -- hex; executions are pinned to it
+    content     MEDIUMTEXT   NOT NULL, -- as it was deployed
+    documents   LONGTEXT     NOT NULL, -- JSON: what it refers to, by URI
+    deployed_by VARCHAR(255) NOT NULL,
+    deployed_ms BIGINT       NOT NULL,
+    PRIMARY KEY (namespace, name, version)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- Executions of workflows, finished ones included until they are removed.
+CREATE TABLE executions (
+    id          BINARY(16)     NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    given_id    VARBINARY(128) NULL, -- the id that its caller gave, if one did
+    namespace   VARCHAR(64)    NOT NULL,
+    name        VARCHAR(64)    NOT NULL,
+    version     VARCHAR(64)    NOT NULL,
+    hash        CHAR(64)       NOT NULL, -- of its definition
+    -- 0 pending, 1 running, 2 waiting, 3 completed, 4 faulted, 5 cancelled.
+    status      TINYINT        NOT NULL,
+    seq         BIGINT         NOT NULL, -- how many entries its log has
+    batch       BIGINT         NOT NULL, -- of the last append, by which a repeat of it is known
+    input       MEDIUMBLOB     NOT NULL, -- JSON; empty once the log has it
+    summary     MEDIUMBLOB     NOT NULL, -- what readers are shown next to the status
+    traceparent VARCHAR(255)   NOT NULL,
+    created_ms  BIGINT         NOT NULL,
+    updated_ms  BIGINT         NOT NULL,
+    ended_ms    BIGINT         NOT NULL, -- 0: it is open
+    UNIQUE KEY executions_given (given_id),
+    KEY executions_status (status, id),
+    KEY executions_workflow (namespace, name, id),
+    KEY executions_workflow_status (namespace, name, status, id),
+    KEY executions_ended (ended_ms)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The log of each execution.
+CREATE TABLE execution_events (
+    execution BINARY(16) NOT NULL,
+    seq       BIGINT     NOT NULL, -- counts from 1
+    entry     MEDIUMBLOB NOT NULL, -- MessagePack: an Entry of the machine
+    PRIMARY KEY (execution, seq)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- What came to executions, until an append consumes it. The transaction that ends a step adds its
+-- row.
+CREATE TABLE execution_inbox (
+    execution BINARY(16) NOT NULL,
+    task      BINARY(16) NOT NULL, -- of the step; zeros: none
+    -- The status of the step, as in tasks; 0 the execution was created, 4 it is to be cancelled,
+    -- 5 look again.
+    happening TINYINT    NOT NULL,
+    at_ms     BIGINT     NOT NULL,
+    PRIMARY KEY (execution, task, happening),
+    KEY execution_inbox_at (at_ms, execution, task, happening)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+-- The timers that executions wait for.
+CREATE TABLE execution_timers (
+    execution BINARY(16) NOT NULL,
+    number    BIGINT     NOT NULL, -- unique in the execution
+    due_ms    BIGINT     NOT NULL,
+    PRIMARY KEY (execution, number),
+    KEY execution_timers_due (due_ms, execution, number)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- Changes by operators --------------------------------------------------------------------------

@@ -73,7 +73,8 @@ CREATE TABLE tasks (
     sequence_place   INTEGER, -- its place there, once it ended without being completed
     -- meta.era when reports or operators changed it last. A count with a later era saw that.
     era              INTEGER NOT NULL DEFAULT 0,
-    tree             BLOB -- the tree that it is in, and its subtree behind it; NULL or empty: none
+    tree             BLOB, -- the tree that it is in, and its subtree behind it; NULL or empty: none
+    execution        BLOB -- the execution that it is a step of; NULL or empty: none
 ) STRICT;
 
 -- The earliest finished first.
@@ -441,6 +442,78 @@ CREATE TABLE feed_acks (
     at_ms     INTEGER NOT NULL,
     PRIMARY KEY (feed, reference)
 ) STRICT, WITHOUT ROWID;
+
+-- Workflows -------------------------------------------------------------------------------------
+
+-- Definitions of workflows. None ever changes.
+CREATE TABLE definitions (
+    namespace   TEXT    NOT NULL,
+    name        TEXT    NOT NULL,
+    version     TEXT    NOT NULL,
+    hash        TEXT    NOT NULL, -- hex; executions are pinned to it
+    content     TEXT    NOT NULL, -- as it was deployed
+    documents   TEXT    NOT NULL, -- JSON: what it refers to, by URI
+    deployed_by TEXT    NOT NULL,
+    deployed_ms INTEGER NOT NULL,
+    PRIMARY KEY (namespace, name, version)
+) STRICT, WITHOUT ROWID;
+
+-- Executions of workflows, finished ones included until they are removed.
+CREATE TABLE executions (
+    id          BLOB    NOT NULL PRIMARY KEY, -- a UUIDv7: it begins with the time
+    given_id    BLOB, -- the id that its caller gave, if one did
+    namespace   TEXT    NOT NULL,
+    name        TEXT    NOT NULL,
+    version     TEXT    NOT NULL,
+    hash        TEXT    NOT NULL, -- of its definition
+    status      INTEGER NOT NULL, -- 0 pending, 1 running, 2 waiting, 3 completed, 4 faulted, 5 cancelled
+    seq         INTEGER NOT NULL, -- how many entries its log has
+    batch       INTEGER NOT NULL, -- of the last append, by which a repeat of it is known
+    input       BLOB    NOT NULL, -- JSON; empty once the log has it
+    summary     BLOB    NOT NULL, -- what readers are shown next to the status
+    traceparent TEXT    NOT NULL,
+    created_ms  INTEGER NOT NULL,
+    updated_ms  INTEGER NOT NULL,
+    ended_ms    INTEGER NOT NULL -- 0: it is open
+) STRICT, WITHOUT ROWID;
+
+CREATE UNIQUE INDEX executions_given ON executions (given_id);
+CREATE INDEX executions_status ON executions (status, id);
+CREATE INDEX executions_workflow ON executions (namespace, name, id);
+CREATE INDEX executions_workflow_status ON executions (namespace, name, status, id);
+CREATE INDEX executions_ended ON executions (ended_ms);
+
+-- The log of each execution.
+CREATE TABLE execution_events (
+    execution BLOB    NOT NULL,
+    seq       INTEGER NOT NULL, -- counts from 1
+    entry     BLOB    NOT NULL, -- MessagePack: an Entry of the machine
+    PRIMARY KEY (execution, seq)
+) STRICT, WITHOUT ROWID;
+
+-- What came to executions, until an append consumes it. The transaction that ends a step adds its
+-- row.
+CREATE TABLE execution_inbox (
+    execution BLOB    NOT NULL,
+    task      BLOB    NOT NULL, -- of the step; zeros: none
+    -- The status of the step, as in tasks; 0 the execution was created, 4 it is to be cancelled,
+    -- 5 look again.
+    happening INTEGER NOT NULL,
+    at_ms     INTEGER NOT NULL,
+    PRIMARY KEY (execution, task, happening)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX execution_inbox_at ON execution_inbox (at_ms, execution, task, happening);
+
+-- The timers that executions wait for.
+CREATE TABLE execution_timers (
+    execution BLOB    NOT NULL,
+    number    INTEGER NOT NULL, -- unique in the execution
+    due_ms    INTEGER NOT NULL,
+    PRIMARY KEY (execution, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX execution_timers_due ON execution_timers (due_ms, execution, number);
 
 -- Changes by operators --------------------------------------------------------------------------
 

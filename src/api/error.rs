@@ -12,6 +12,7 @@ use crate::{
     queue,
     store::{self, MOST_BULK_CHANGES, MOST_OWN_LIMITS},
     telemetry::metrics,
+    workflow::definition::Mistake,
 };
 
 /// Why an operation failed.
@@ -51,6 +52,21 @@ pub enum Error {
     },
     #[error("there is no topology {0:?}; `taskd topology list` shows them")]
     NoSuchTopology(String),
+    #[error("there is no workflow {0}; `taskd workflow list` shows them")]
+    NoSuchWorkflow(String),
+    #[error("there is no execution {0:?}, or it ended so long ago that it was removed")]
+    NoSuchExecution(String),
+    /// All mistakes of a definition. Never empty.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    WrongDefinition(Vec<Mistake>),
+    /// Something else has this name, or is in the way.
+    #[error("{0}")]
+    Conflict(String),
+    #[error("{0}")]
+    Full(String),
+    /// Something of this process failed.
+    #[error("{0}; try again later")]
+    JustFailed(String),
     #[error("there is no tree {0}, or it ended so long ago that it was removed")]
     NoSuchTree(TaskId),
     #[error("tree {id} has ended: {state}")]
@@ -113,7 +129,7 @@ pub enum Kind {
     /// The request is wrong.
     Invalid,
     NotFound,
-    /// The task has ended.
+    /// The task has ended, or something else is in the way.
     Final,
     /// The call has no token, or one that is not valid.
     Unauthenticated,
@@ -143,18 +159,21 @@ impl Error {
             Self::NotATaskId(_)
             | Self::NotALetterId(_)
             | Self::Invalid(_)
+            | Self::WrongDefinition(_)
             | Self::Tasks(tasks::Error::Invalid(_)) => Kind::Invalid,
             Self::NoSuchTask(_)
             | Self::NoSuchLetter(_)
             | Self::NoSuchBulkChange(_)
             | Self::NoSuchTopology(_)
             | Self::NoSuchTree(_)
+            | Self::NoSuchWorkflow(_)
+            | Self::NoSuchExecution(_)
             | Self::NoSuchQueue(_)
             | Self::NoSuchTopic { .. }
             | Self::NoSuchSubscription { .. }
             | Self::NoSuchKey { .. } => Kind::NotFound,
             Self::Tasks(tasks::Error::NoSession(_)) => Kind::NotFound,
-            Self::Final { .. } | Self::TreeEnded { .. } => Kind::Final,
+            Self::Final { .. } | Self::TreeEnded { .. } | Self::Conflict(_) => Kind::Final,
             Self::Denied(Denied::NoToken | Denied::Unknown | Denied::Expired(_)) => {
                 Kind::Unauthenticated
             }
@@ -169,6 +188,7 @@ impl Error {
             Self::Insert(discovery::Error::Busy(_))
             | Self::Tasks(tasks::Error::Full(_))
             | Self::Denied(Denied::TooFast { .. })
+            | Self::Full(_)
             | Self::ManyBulkChanges
             | Self::ManyBulkChangesOfToken
             | Self::ManyOwnLimits
@@ -179,6 +199,7 @@ impl Error {
             | Self::Watchers(_) => Kind::Busy,
             Self::Insert(discovery::Error::Unavailable(_))
             | Self::Tasks(tasks::Error::Unavailable(_))
+            | Self::JustFailed(_)
             | Self::Change(_)
             | Self::Store(_)
             | Self::Queue(_)

@@ -9,6 +9,7 @@ mod changes;
 mod depth_history;
 mod drained;
 mod error;
+mod executions;
 mod explain;
 mod facts;
 mod fsck;
@@ -45,10 +46,13 @@ mod waits;
 mod watch;
 mod watching;
 mod workers;
+mod workflow_queues;
+mod workflows;
 
 pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
+    executions::HistoryPages,
     handle::Api,
     heard::HeardWorkers,
     known_depths::KnownDepths,
@@ -67,5 +71,6 @@ pub use self::{
     waits::{Wait, Waits},
     watch::Watching,
     workers::WorkersLook,
+    workflow_queues::WorkflowQueues,
 };
 pub(crate) use crate::model::{ECHO, shorten};

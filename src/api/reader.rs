@@ -8,13 +8,17 @@ use uuid::Uuid;
 use super::{
     error::Error, known_depths::KnownDepths, known_keys::KnownKeys, known_topics::KnownTopics,
     ledger::Ledger, settled::SettledReports, tree_watches::TreeWatches,
+    workflow_queues::WorkflowQueues,
 };
 use crate::{
     bus::Bus,
     config::Settings,
     coordination::Coordination,
     model::{Act, Caller, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
-    pipelines::admission::{Gates, Occupancy},
+    pipelines::{
+        admission::{Gates, Occupancy},
+        context::ExecutionWakes,
+    },
     queue::{Inspected, RecordStatus, Shards},
     runtime::Clock,
     store::{ListedTask, Store},
@@ -37,6 +41,8 @@ pub struct Reader {
     pub topics: KnownTopics,
     pub depths: KnownDepths,
     pub tree_watches: TreeWatches,
+    pub executions: ExecutionWakes,
+    pub workflow_queues: WorkflowQueues,
 }
 
 impl Reader {

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     api::{
         self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
-        Reader, SettledReports, TokenSync, TreeWatches, Waits, publish_stages,
+        Reader, SettledReports, TokenSync, TreeWatches, Waits, WorkflowQueues, publish_stages,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -35,11 +35,11 @@ use crate::{
     pipelines::{
         admission::{Gates, LimitSync, Occupancy, QueueSync},
         changing::Changing,
-        context::Context,
+        context::{Context, ExecutionWakes},
         discovery, fanout, memory,
         publishing::{DeadLetters, Publisher},
         shortcut::Shortcut,
-        tasks, watchdog,
+        tasks, watchdog, workflows,
     },
     queue::{Queue, QueueLimits},
     redis_pool::Redis,
@@ -264,6 +264,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         settings: Arc::clone(settings),
         store: Arc::clone(store),
         clock: clock.clone(),
+        executions: ExecutionWakes::default(),
         bus,
         queue,
         coordination,
@@ -495,6 +496,9 @@ fn start(
     if runs(Pipeline::Fanout) {
         fanout::start(cx, supervisor);
     }
+    if runs(Pipeline::Workflow) {
+        workflows::start(cx, supervisor);
+    }
     let discovery = runs(Pipeline::Discovery).then(|| discovery::start(cx, supervisor));
     let queue = cx.queue.clone();
     let store = Arc::clone(&cx.store);
@@ -548,6 +552,8 @@ fn state(
         topics: KnownTopics::default(),
         depths: KnownDepths::default(),
         tree_watches: TreeWatches::default(),
+        executions: cx.executions.clone(),
+        workflow_queues: WorkflowQueues::default(),
     };
     reader.inform_watchers(supervisor);
     reader.inform_tree_watchers(supervisor);

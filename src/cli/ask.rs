@@ -66,7 +66,7 @@ pub(super) async fn ask_with(
 }
 
 /// Returns the error for an answer without success, with taskd's message.
-fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
+pub(super) fn refusal(server: &HttpPort, status: StatusCode, body: &[u8]) -> anyhow::Error {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => anyhow!(with_hint(
             &printable(&problem.detail),

@@ -277,7 +277,7 @@ mod tests {
             ),
             (
                 &["--pipelines", "fnout"],
-                "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+                "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks, workflow",
             ),
             (
                 &["--pipelnes", "all"],

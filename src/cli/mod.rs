@@ -11,6 +11,7 @@ pub mod dead;
 mod dump;
 mod environment;
 mod events;
+mod execution;
 pub mod explain;
 mod fsck;
 mod http;
@@ -74,7 +75,8 @@ Examples:
   taskd topic read orders --follow            print the records of a topic
   taskd subscription list                     show what turns records into tasks, and what is left
   taskd topology apply crawl.toml             send what workers find to the next queues
-  taskd workflow check order.yaml             name all mistakes in a definition of a workflow
+  taskd workflow deploy order.yaml            let executions of a workflow start
+  taskd execution list                        show executions of workflows, and how they ended
   taskd tree list                             show trees of tasks, and how they ended
   taskd explain crawl https://example.org/    say where a task is and what happens next
   taskd token create ci --roles insert        let a client call a taskd with auth = tokens
@@ -100,7 +102,7 @@ taskd is a task queue for work that grows while it is being done.
 Say which pipelines this process should run:
 
   taskd --pipelines all        everything in one process; try this first
-  taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks
+  taskd --pipelines LIST       some of discovery, fanout, watchdog, tasks, workflow
   taskd --help                 all flags and commands
 ";
 
@@ -144,6 +146,7 @@ pub enum Client {
     Topic(topic::Topic),
     Topology(topology::Topology),
     Workflow(workflow::Workflow),
+    Execution(execution::Execution),
     Tree(tree::Tree),
     Watch(watch::Watch),
     Wait(wait::Wait),
@@ -435,7 +438,7 @@ mod tests {
     fn pipelines_run_and_nothing_is_refused() {
         let run = parse(&["--pipelines", "all"]);
         assert!(
-            matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 4)
+            matches!(run, Ok(Command::Run { loaded, .. }) if loaded.settings.pipelines.len() == 5)
         );
         assert!(matches!(parse(&[]), Err(Refusal::NothingNamed)));
         assert!(matches!(

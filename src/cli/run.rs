@@ -1,7 +1,7 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
-//! 0: done. 1: taskd failed; what it names (task, tree, letter, bulk change, token, queue, topic,
-//! subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert`
+//! 0: done. 1: taskd failed; what it names (task, tree, letter, bulk change, token, queue, topic, workflow,
+//! execution, subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert`
 //! had lines rejected, `topic` had records rejected, or `insert --wait` saw tasks that were not
 //! completed; `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked;
 //! `workflow` found mistakes; `watch` saw its task end without completion; the queue of `wait` was
@@ -24,8 +24,8 @@ use nix::{
 use super::{
     Client, Command, USAGE,
     ask::printable,
-    bench, books, bulk, change, command_line, dead, dump, events, explain, fsck, insert, limits,
-    load, parse,
+    bench, books, bulk, change, command_line, dead, dump, events, execution, explain, fsck, insert,
+    limits, load, parse,
     print::{NotThere, Unwritten, print, say},
     stats, subscription, task, tasks, token, top, topic, topology, tree, wait, watch, work,
     workers, workflow,
@@ -151,7 +151,8 @@ fn run_client(client: Client) -> ExitCode {
             Ok(Ok(code)) => ExitCode::from(code),
             other => exit_as(other.map(|result| result.map(|_| true))),
         },
-        Client::Workflow(args) => exit_as(Ok(workflow::run(args))),
+        Client::Workflow(args) => exit_as(block_on(workflow::run(args))),
+        Client::Execution(args) => exit_as(block_on(execution::run(args))),
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),

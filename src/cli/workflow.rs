@@ -1,20 +1,26 @@
-//! `taskd workflow`: checks definitions of workflows.
+//! `taskd workflow`: checks, deploys, lists, shows and deletes definitions of workflows.
 
 use std::{collections::BTreeSet, fs, path::PathBuf};
 
 use anyhow::{Context as _, bail};
+use axum::body::Bytes;
 use clap::{Args, Subcommand};
-use serde_json::json;
+use hyper::{Method, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use url::form_urlencoded;
 
 use super::{
-    ask::printable,
-    print::{print, say},
+    address::Server,
+    ask::{self, ask, ask_with, printable},
+    print::{self, print, print_one, say},
 };
 use crate::workflow::definition::{
     Definition, MAX_DEFINITION_BYTES, Mistake, ReadDefinition, Task, TaskKind,
 };
 
-/// Check definitions of workflows: the Open Workflow Specification, DSL 1.0, in YAML or JSON
+/// Check, deploy, list, show and delete workflows: the Open Workflow Specification, DSL 1.0, in YAML
+/// or JSON
 #[derive(Args)]
 #[command(
     arg_required_else_help = false,
@@ -22,9 +28,13 @@ use crate::workflow::definition::{
 Examples:
   taskd workflow check order.yaml              all mistakes, with line and column
   taskd workflow check --json flows/*.yaml     the same as JSON, for an editor
+  taskd workflow deploy order.yaml             from now on; a version never changes
+  taskd workflow list                          all versions of all workflows
+  taskd workflow show shop/order/1.0.0         the definition, as JSON
+  taskd execution start shop/order             start the latest version
 
-This version checks definitions and runs none yet.
-Exit code: 0, or 1 if a file has mistakes, 2 if a file cannot be read."
+Exit code: 0, or 1 if a file has mistakes or there is no such workflow, 2 if a file cannot be read, or the server \
+cannot be reached or refuses the request."
 )]
 pub struct Workflow {
     #[command(subcommand)]
@@ -34,6 +44,10 @@ pub struct Workflow {
 #[derive(Subcommand)]
 enum Command {
     Check(Check),
+    Deploy(Deploy),
+    List(List),
+    Show(Show),
+    Delete(Delete),
 }
 
 /// Name all mistakes of definitions
@@ -47,9 +61,199 @@ struct Check {
     json: bool,
 }
 
-/// Does it. False if a file has mistakes.
-pub(super) fn run(args: Workflow) -> anyhow::Result<bool> {
-    let Command::Check(check) = args.command;
+/// Deploy definitions: a version that is there already with the same text stays as it is
+#[derive(Args)]
+struct Deploy {
+    /// Definitions in YAML or JSON
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// Only say whether taskd would take them
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// List the workflows that are deployed
+#[derive(Args)]
+struct List {
+    /// Only of this namespace
+    #[arg(long)]
+    namespace: Option<String>,
+    /// Print a JSON object for each version
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Show a version of a workflow with its definition, as a JSON object
+#[derive(Args)]
+struct Show {
+    /// NAMESPACE/NAME/VERSION, or NAMESPACE/NAME for the latest
+    workflow: String,
+    /// Print the definition alone
+    #[arg(long)]
+    text: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Delete a version of which no execution runs
+#[derive(Args)]
+struct Delete {
+    /// NAMESPACE/NAME/VERSION
+    workflow: String,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Does it. False if a file has mistakes, or there is no such workflow.
+pub(super) async fn run(args: Workflow) -> anyhow::Result<bool> {
+    match args.command {
+        Command::Check(check) => self::check(&check),
+        Command::Deploy(deploy) => self::deploy(&deploy).await,
+        Command::List(list) => self::list(&list).await,
+        Command::Show(show) => {
+            let server = show.server.port()?;
+            let path = path(&show.workflow, "")?;
+            let Some((_, workflow)) = ask::<Value>(&server, &path).await? else {
+                return Ok(false);
+            };
+            match workflow["text"].as_str().filter(|_| show.text) {
+                Some(text) => print(text.strip_suffix('\n').unwrap_or(text))?,
+                None => print(format_args!("{workflow:#}"))?,
+            }
+            Ok(true)
+        }
+        Command::Delete(delete) => {
+            let server = delete.server.port()?;
+            let path = path(&delete.workflow, "")?;
+            let answer = ask_with(&server, Method::DELETE, &path, None).await?;
+            Ok(answer.is_some())
+        }
+    }
+}
+
+/// The path of a version of a workflow, or of a verb of it. Without a version, the latest is meant.
+pub(super) fn path(workflow: &str, verb: &str) -> anyhow::Result<String> {
+    let parts: Vec<&str> = workflow.split('/').collect();
+    let (namespace, name, version) = match parts[..] {
+        [namespace, name] => (namespace, name, "latest"),
+        [namespace, name, version] => (namespace, name, version),
+        _ => bail!("{workflow:?} is no workflow; write NAMESPACE/NAME or NAMESPACE/NAME/VERSION"),
+    };
+    let encode =
+        |text: &str| -> String { form_urlencoded::byte_serialize(text.as_bytes()).collect() };
+    let [namespace, name, version] =
+        [namespace, name, version].map(|text| encode(text).replace('+', "%20"));
+    Ok(format!("/v1/workflows/{namespace}/{name}/{version}{verb}"))
+}
+
+#[derive(Deserialize)]
+struct Wrong {
+    mistakes: Vec<WrongPlace>,
+}
+
+#[derive(Deserialize)]
+struct WrongPlace {
+    line: usize,
+    column: usize,
+    message: String,
+}
+
+async fn deploy(deploy: &Deploy) -> anyhow::Result<bool> {
+    let server = deploy.server.port()?;
+    let path = match deploy.dry_run {
+        true => "/v1/workflows?dry_run=true",
+        false => "/v1/workflows",
+    };
+    let mut is_right = true;
+    for file in &deploy.files {
+        let text = read_text(file)?;
+        let body = Some(("application/yaml", Bytes::from(text)));
+        let (status, body) = server.send(Method::PUT, path, body).await?;
+        if status == StatusCode::UNPROCESSABLE_ENTITY {
+            is_right = false;
+            let wrong: Wrong = ask::read(&server, &body)?;
+            for WrongPlace {
+                line,
+                column,
+                message,
+            } in wrong.mistakes
+            {
+                let shown = file.display();
+                say(printable(&format!("{shown}:{line}:{column}: {message}")));
+            }
+            continue;
+        }
+        if !status.is_success() {
+            return Err(ask::refusal(&server, status, &body));
+        }
+        let workflow: Value = ask::read(&server, &body)?;
+        let text = |name: &str| printable(workflow[name].as_str().unwrap_or_default());
+        let became = match status {
+            _ if deploy.dry_run => "has no mistakes",
+            StatusCode::CREATED => "is deployed",
+            _ => "was deployed already",
+        };
+        let (namespace, name, version) = (text("namespace"), text("name"), text("version"));
+        print(format_args!(
+            "workflow {namespace}/{name}/{version} {became}"
+        ))?;
+    }
+    Ok(is_right)
+}
+
+#[derive(Deserialize)]
+struct Page {
+    workflows: Vec<Value>,
+    #[serde(default)]
+    next: String,
+}
+
+async fn list(list: &List) -> anyhow::Result<bool> {
+    let server = list.server.port()?;
+    let mut table = print::table(["workflow", "version", "deployed by", "at"]);
+    let mut cursor = String::new();
+    loop {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        if let Some(namespace) = &list.namespace {
+            query.append_pair("namespace", namespace);
+        }
+        if !cursor.is_empty() {
+            query.append_pair("cursor", &cursor);
+        }
+        let path = format!("/v1/workflows?{}", query.finish());
+        let Some((_, Page { workflows, next })) = ask(&server, &path).await? else {
+            return Ok(false);
+        };
+        for workflow in workflows {
+            if list.json {
+                print_one(workflow)?;
+                continue;
+            }
+            let text = |name: &str| printable(workflow[name].as_str().unwrap_or_default());
+            table.add_row([
+                format!("{}/{}", text("namespace"), text("name")),
+                text("version"),
+                text("deployed_by"),
+                text("deployed_at"),
+            ]);
+        }
+        if next.is_empty() {
+            break;
+        }
+        cursor = next;
+    }
+    if !list.json {
+        print::print_table(&table)?;
+    }
+    Ok(true)
+}
+
+/// Names all mistakes of files. False if there are some.
+fn check(check: &Check) -> anyhow::Result<bool> {
     let mut is_right = true;
     for file in &check.files {
         let shown = file.display();
@@ -84,13 +288,16 @@ pub(super) fn run(args: Workflow) -> anyhow::Result<bool> {
 
 /// Reads a file. Fails if it cannot be read; what is wrong in it is no failure.
 fn read(file: &PathBuf) -> anyhow::Result<Result<ReadDefinition, Vec<Mistake>>> {
+    Ok(Definition::read(&read_text(file)?))
+}
+
+fn read_text(file: &PathBuf) -> anyhow::Result<String> {
     let shown = file.display();
     let bytes = fs::metadata(file).with_context(|| format!("cannot read {shown}"))?;
     if bytes.len() > MAX_DEFINITION_BYTES as u64 {
         bail!("{shown} is larger than a definition may be: {MAX_DEFINITION_BYTES} bytes");
     }
-    let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
-    Ok(Definition::read(&text))
+    fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))
 }
 
 /// What a definition without mistakes has: a function that is misspelled shows as a queue.

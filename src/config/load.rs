@@ -334,7 +334,7 @@ mod tests {
             ),
             (
                 "pipelines = \"fnout\"",
-                "t.toml:1: pipelines: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+                "t.toml:1: pipelines: unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks, workflow",
             ),
             (
                 "grace_period = \"5\"",

@@ -37,10 +37,17 @@ pub enum Pipeline {
     Fanout,
     Watchdog,
     Tasks,
+    Workflow,
 }
 
 impl Pipeline {
-    pub const ALL: [Self; 4] = [Self::Discovery, Self::Fanout, Self::Watchdog, Self::Tasks];
+    pub const ALL: [Self; 5] = [
+        Self::Discovery,
+        Self::Fanout,
+        Self::Watchdog,
+        Self::Tasks,
+        Self::Workflow,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
@@ -48,6 +55,7 @@ impl Pipeline {
             Self::Fanout => "fanout",
             Self::Watchdog => "watchdog",
             Self::Tasks => "tasks",
+            Self::Workflow => "workflow",
         }
     }
 }

@@ -343,15 +343,14 @@ mod tests {
         let error = read("discovery,fnout").unwrap_err();
         assert_eq!(
             error,
-            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks"
+            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks, workflow"
         );
         assert!(
             read("all,foo")
                 .unwrap_err()
                 .starts_with("unknown pipeline \"foo\"")
         );
-        let alone =
-            "\"all\" stands alone; write all, or a list of discovery, fanout, watchdog, tasks";
+        let alone = "\"all\" stands alone; write all, or a list of discovery, fanout, watchdog, tasks, workflow";
         assert_eq!(read("all,tasks").unwrap_err(), alone);
     }
 

@@ -76,6 +76,8 @@ pub(super) enum Success {
     Text,
     /// Server-Sent Events whose data has this type.
     Events(SchemaOf),
+    /// NDJSON, each line of this type.
+    Lines(SchemaOf),
 }
 
 /// The content of an answer: a type, or an object with a list of this name.
@@ -267,6 +269,12 @@ impl Operation {
     /// Sets the answer to a stream of Server-Sent Events whose data has this type.
     pub(super) fn answers_events<T: JsonSchema>(mut self) -> Self {
         self.success = Success::Events(schema::<T>);
+        self
+    }
+
+    /// Sets the answer to NDJSON whose lines have this type.
+    pub(super) fn answers_lines<T: JsonSchema>(mut self) -> Self {
+        self.success = Success::Lines(schema::<T>);
         self
     }
 

@@ -7,22 +7,23 @@ use super::{
     http::{
         Readiness, bulk, changes, events, letters, limits, reading, sessions, subscriptions,
         tasks::{complete_tasks, extend_tasks, get_tasks, insert_tasks, reject_tasks},
-        topics, topologies, trees,
+        topics, topologies, trees, workflows,
     },
     json,
     operation::Operation,
 };
 use crate::model::{
-    Act, BulkChange, Explanation, FsckPage, History, InsertAnswer, ItemAnswer, LetterKind,
-    LetterReasons, LettersChanged, LimitKeyPage, LimitKeyView, LimitsCleared, OneQueue, Pending,
-    Published, QueueView, RecordExplanation,
+    Act, BulkChange, ExecutionList, ExecutionView, Explanation, FsckPage, History, InsertAnswer,
+    ItemAnswer, LetterKind, LetterReasons, LettersChanged, LimitKeyPage, LimitKeyView,
+    LimitsCleared, OneQueue, Pending, Published, QueueView, RecordExplanation,
     Role::{Admin, Insert, Read, Work},
     SeenProcess, SeenWorkers, SessionClosed, SessionOpened, SubscriptionView, TaskId, TaskList,
-    TasksReported, TopicView, TopologyView, TreeFile, TreeList, TreeView,
+    TasksReported, TopicView, TopologyView, TreeFile, TreeList, TreeView, WorkflowList,
+    WorkflowView,
 };
 
 /// The groups of operations, and what they are for.
-pub(super) const GROUPS: [(&str, &str); 6] = [
+pub(super) const GROUPS: [(&str, &str); 7] = [
     ("tasks", "Insert tasks, and see what became of them"),
     ("workers", "Get tasks, and report them"),
     (
@@ -32,6 +33,10 @@ pub(super) const GROUPS: [(&str, &str); 6] = [
     (
         "trees",
         "Trees of tasks: when all that came out of a task is over; topologies: where it goes",
+    ),
+    (
+        "workflows",
+        "Deploy workflows, and start executions of them",
     ),
     ("operators", "Queues, dead letters and acts"),
     ("process", "This process: probes, metrics, this document"),
@@ -45,6 +50,8 @@ const SESSION_IS_OVER: &str = "The session is over";
 const NO_TOPIC: &str = "There is no such topic";
 const NO_SUBSCRIPTION: &str = "There is no such subscription";
 const NO_TOPOLOGY: &str = "There is no such topology";
+const NO_WORKFLOW: &str = "There is no such workflow";
+const NO_EXECUTION: &str = "There is no such execution, or not any more";
 const NO_TREE: &str = "There is no such tree, or not any more";
 
 /// The operations, in the order of the index.
@@ -67,6 +74,12 @@ pub fn all() -> Vec<Operation> {
     };
     let of_topologies = |name, role, summary| {
         Operation::new("trees", name, Some(role), summary).or_problem(404, NO_TOPOLOGY)
+    };
+    let of_workflows = |name, role, summary| {
+        Operation::new("workflows", name, Some(role), summary).or_problem(404, NO_WORKFLOW)
+    };
+    let of_executions = |name, role, summary| {
+        Operation::new("workflows", name, Some(role), summary).or_problem(404, NO_EXECUTION)
     };
     let of_operators = |name, role, summary| Operation::new("operators", name, Some(role), summary);
     let without_token = |name, summary| Operation::new("process", name, None, summary);
@@ -356,6 +369,57 @@ pub fn all() -> Vec<Operation> {
             .delete("/v1/topologies/{topology}", topologies::delete_topology)
             .grpc("taskd.v1.Topologies/DeleteTopology")
             .or_nothing(204, "The topology is deleted"),
+        Operation::new("workflows", "listWorkflows", Some(Read), "List the workflows, without their definitions")
+            .get("/v1/workflows", workflows::list_workflows)
+            .query::<String>("namespace", "Only of this namespace")
+            .limit(0, LIMIT)
+            .query::<String>("cursor", CURSOR)
+            .answers::<WorkflowList>(),
+        Operation::new("workflows", "deployWorkflow", Some(Admin), "Deploy a version of a workflow, in YAML or JSON")
+            .put("/v1/workflows", workflows::deploy_workflow)
+            .says("A version never changes. The body may also be `application/yaml`.")
+            .query::<bool>("dry_run", "Only check it")
+            .takes::<json::workflows::Written>()
+            .answers::<WorkflowView>()
+            .or::<WorkflowView>(201, "The version is new")
+            .or_problem(409, "The version is deployed with another text")
+            .or_list::<json::workflows::Mistake>(422, "All mistakes of the definition", "mistakes"),
+        of_workflows("getWorkflow", Read, "Get a version of a workflow with its definition")
+            .get("/v1/workflows/{namespace}/{name}/{version}", workflows::get_workflow)
+            .says("The version may be `latest`.")
+            .answers::<WorkflowView>(),
+        of_workflows("deleteWorkflow", Admin, "Delete a version of a workflow of which no execution runs")
+            .delete("/v1/workflows/{namespace}/{name}/{version}", workflows::delete_workflow)
+            .or_nothing(204, "It is deleted")
+            .or_problem(409, "Executions of it run"),
+        of_workflows("startExecution", Insert, "Start an execution of a workflow")
+            .post("/v1/workflows/{namespace}/{name}/{version}:start", workflows::start_execution)
+            .says("The version may be `latest`. A start with the same `id` again is the same execution.")
+            .takes::<json::workflows::Start>()
+            .answers::<ExecutionView>()
+            .or::<ExecutionView>(202, "It is new, and runs from now on")
+            .or_problem(409, "The id belongs to an execution of another workflow"),
+        Operation::new("workflows", "listExecutions", Some(Read), "List executions, the newest first")
+            .get("/v1/executions", workflows::list_executions)
+            .query::<String>("workflow", "Only of this workflow: `NAMESPACE/NAME`")
+            .query::<String>("status", "Only with this status: `pending`, `running`, `waiting`, `completed`, `faulted` or `cancelled`")
+            .query::<json::Instant>("since", "Only started from this time on")
+            .query::<json::Instant>("until", "Only started before this time")
+            .limit(0, LIMIT)
+            .query::<String>("cursor", CURSOR)
+            .answers::<ExecutionList>(),
+        of_executions("getExecution", Read, "Get an execution: what it waits for, its output or its error")
+            .get("/v1/executions/{execution}", workflows::get_execution)
+            .says("By its id, or by the id that was given at its start.")
+            .answers::<ExecutionView>(),
+        of_executions("getExecutionHistory", Read, "Get all that happened in an execution, a line for each event")
+            .get("/v1/executions/{execution}/history", workflows::get_history)
+            .query::<u64>("after", "Only events after the one of this number")
+            .answers_lines::<json::workflows::HistoryEvent>(),
+        of_executions("cancelExecution", Admin, "Cancel an execution, with the tasks of its steps")
+            .post("/v1/executions/{execution}:cancel", workflows::cancel_execution)
+            .answers::<ExecutionView>()
+            .or_problem(409, "It has ended before"),
         of_operators("retryTasks", Admin, "Send dead and cancelled tasks again")
             .post("/v1/tasks:retry", changes::retry_tasks)
             .grpc("taskd.v1.Operator/RetryTasks")

@@ -9,6 +9,7 @@ mod causes;
 mod changes;
 mod depth_history;
 mod events;
+mod executions;
 mod explain;
 mod fsck;
 mod history;
@@ -43,6 +44,7 @@ mod trees;
 mod unix_time;
 pub mod validate;
 mod ways;
+mod workflows;
 
 pub use access::{Access, AccessToken, Act, Role, Roles, Scope, Secret, SecretHash};
 pub use backoff::{BACKOFF_BYTES, Backoff, BackoffKind, NewBackoff};
@@ -66,6 +68,7 @@ pub use depth_history::{DepthEntries, DepthEntry, DepthSpan, History, HistoryPoi
 pub use events::{
     AwaitedTask, EventId, EventRecord, MOST_KEPT_TOGETHER, TaskEvent, WaitFor, WatchEnd, Watched,
 };
+pub use executions::{ExecutionId, ExecutionPages, ExecutionStatus, WorkflowVersion};
 pub use explain::{
     ExplainTask, Explanation, LeaseView, RecordExplanation, RecordFate, RecordOfSubscription,
     TaskPlace, WorkerReason, WorkerView,
@@ -134,6 +137,10 @@ pub use unix_time::{Rfc3339, millis, now_unix_ms, to_rfc_3339};
 use unix_time::{rfc_3339, some_rfc_3339};
 pub use validate::TaskRules;
 pub use ways::{MOST_LEVELS, Way};
+pub use workflows::{
+    ExecutionList, ExecutionSummary, ExecutionView, ExecutionWait, MAX_GIVEN_ID_BYTES, SummaryWait,
+    WorkflowList, WorkflowView,
+};
 
 use std::{borrow::Cow, fmt, str::FromStr};
 
@@ -401,6 +408,8 @@ pub struct TaskRow {
     pub idempotency: Option<Box<Idempotency>>,
     /// What it has to do with trees; `None`: nothing. Set only on a task that is about to be stored.
     pub tree: Option<Box<RowTree>>,
+    /// The execution that it is a step of. Set only on a task that is about to be stored.
+    pub execution: Option<ExecutionId>,
 }
 
 impl TaskRow {

@@ -70,6 +70,7 @@ impl ThenTask {
             sequence: None,
             idempotency: None,
             tree: None,
+            execution: None,
         })
     }
 

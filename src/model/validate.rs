@@ -174,6 +174,7 @@ impl Checked {
             sequence: self.sequence,
             idempotency,
             tree: None,
+            execution: None,
         }
     }
 }

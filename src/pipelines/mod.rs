@@ -12,3 +12,4 @@ pub mod discovery;
 pub mod fanout;
 pub mod tasks;
 pub mod watchdog;
+pub mod workflows;

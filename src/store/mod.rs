@@ -7,6 +7,7 @@
 
 mod access;
 mod error;
+mod executions;
 mod feeds;
 pub mod mysql;
 mod operators;
@@ -26,6 +27,11 @@ use async_trait::async_trait;
 pub use self::{
     access::{ACTS_STAY, Access, AddedToken, MOST_TOKENS},
     error::{Cause, Error, Result},
+    executions::{
+        Append, Appended, Deleted, ExecutionCounts, Executions, Happening, InboxPage, InboxRow,
+        KeptDefinition, ListedDefinition, ListedExecution, NewExecution, OpenExecution,
+        StartedExecution, StoredDefinition, StoredEntry, StoredExecution, Timer,
+    },
     feeds::{Feeds, StoredFeed},
     operators::{
         AddedBulk, Attempts, BULK_CHANGES_STAY, CLEARED_LIMITS_STAY, ChangeEnd, Decided,
@@ -67,6 +73,7 @@ pub trait Store:
     + Trees
     + Topologies
     + Feeds
+    + Executions
 {
     /// The random name that the database got when it was created. Redis stores it to remember whose
     /// tasks it holds.

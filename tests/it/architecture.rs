@@ -40,6 +40,7 @@ const LAYERS: &[&[&str]] = &[
     &["changing", "publishing", "shortcut"],
     &["context"],
     &["discovery", "fanout", "memory", "tasks", "watchdog"],
+    &["workflows"],
     &["api"],
     &["ingress"],
     &["app"],

@@ -408,7 +408,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_2() {
         (
             &["--pipelines", "fnout"],
             &[],
-            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks",
+            "unknown pipeline \"fnout\"; expected all, discovery, fanout, watchdog, tasks, workflow",
         ),
         (
             &["--pipelines", "all"],

@@ -97,3 +97,4 @@ mod work;
 mod work_streams;
 mod workers_come_and_go;
 mod workflow_check;
+mod workflows;

@@ -199,7 +199,7 @@ async fn a_recursive_payload_is_answered_in_one_line_and_holds_nobody_up() {
 async fn a_discovery_whose_check_would_not_end_costs_only_itself() {
     let mut daemon = Daemon::start(
         &recursive(),
-        &["--pipelines", "discovery,fanout,watchdog,tasks"],
+        &["--pipelines", "discovery,fanout,watchdog,tasks,workflow"],
     )
     .await;
     daemon
@@ -432,8 +432,11 @@ async fn json_that_is_too_deep_is_refused_in_every_queue_and_as_a_result() {
 
 #[tokio::test]
 async fn a_discovery_that_does_not_fit_becomes_a_letter_whenever_its_schema_came() {
-    let mut daemon =
-        Daemon::start(CONFIG, &["--pipelines", "discovery,fanout,watchdog,tasks"]).await;
+    let mut daemon = Daemon::start(
+        CONFIG,
+        &["--pipelines", "discovery,fanout,watchdog,tasks,workflow"],
+    )
+    .await;
     daemon
         .insert(&[
             json!({"queue": "q", "key": "a"}),

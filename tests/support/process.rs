@@ -157,6 +157,7 @@ impl Process {
             shortcut: self.shortcut.clone(),
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
+            executions: Default::default(),
             limit_partitions: 0,
         }
     }

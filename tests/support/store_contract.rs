@@ -301,6 +301,7 @@ fn task(queue_name: &str, key: impl AsRef<[u8]>) -> TaskRow {
         sequence: None,
         idempotency: None,
         tree: None,
+        execution: None,
     }
 }
 

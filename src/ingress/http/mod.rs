@@ -25,6 +25,7 @@ pub(super) mod topologies;
 pub(super) mod trees;
 pub(super) mod ui;
 mod waiting;
+pub(super) mod workflows;
 
 use std::sync::Arc;
 

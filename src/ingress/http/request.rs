@@ -80,8 +80,19 @@ pub(super) async fn json_body(
     body: Body,
     expected: &str,
 ) -> Result<Bytes, Problem> {
+    typed_body(state, headers, body, &[JSON], expected).await
+}
+
+/// Like [`json_body`], for a body of one of `kinds`, which `expected` names.
+pub(super) async fn typed_body(
+    state: &State,
+    headers: &HeaderMap,
+    body: Body,
+    kinds: &[&str],
+    expected: &str,
+) -> Result<Bytes, Problem> {
     let given = content_type(headers)?;
-    if given != "application/json" {
+    if !kinds.contains(&given.as_str()) {
         let given = if given.is_empty() {
             "a request without a content type".into()
         } else {
@@ -185,6 +196,20 @@ impl<S: Send + Sync> FromRequestParts<S> for TwoIds {
         let path = Path::<(String, String)>::from_request_parts(head, state).await;
         let (first, second) = path.map_or_else(|_| Default::default(), |path| path.0);
         Ok(Self(first, second))
+    }
+}
+
+/// The texts at the positions of three ids in the path. If they cannot be decoded, the first is
+/// empty, which is no id.
+pub(in crate::ingress) struct ThreeIds(pub(super) String, pub(super) String, pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for ThreeIds {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(head: &mut request::Parts, state: &S) -> Result<Self, Infallible> {
+        let path = Path::<(String, String, String)>::from_request_parts(head, state).await;
+        let (first, second, third) = path.map_or_else(|_| Default::default(), |path| path.0);
+        Ok(Self(first, second, third))
     }
 }
 

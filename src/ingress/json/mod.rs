@@ -28,6 +28,7 @@ pub(super) mod topologies;
 pub mod trees;
 mod value;
 pub mod work;
+pub(super) mod workflows;
 
 use std::{borrow::Cow, collections::HashMap, fmt, marker::PhantomData};
 

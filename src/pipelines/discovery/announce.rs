@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Notifies watchers of tasks that are new in SQL.
-pub(super) fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a TaskRow>) {
+pub fn new_tasks<'a>(context: &Context, rows: impl Iterator<Item = &'a TaskRow>) {
     let announcer = context.queue.announcer();
     if !announcer.is_wanted() {
         return;

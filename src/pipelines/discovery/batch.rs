@@ -14,12 +14,15 @@ use super::{
     announce,
     error::{Error, Failure, Unavailable},
     learnt::Learnt,
-    mark_published::ToMark,
     seen::{self, Asking, Owner},
 };
 use crate::{
     model::{RowTree, TaskRow},
-    pipelines::{context::Context, publishing, shortcut::Moment},
+    pipelines::{
+        context::{Context, ToMark},
+        publishing,
+        shortcut::Moment,
+    },
     runtime::{LastSaid, Loop},
     store::{self, Inserted, NewRow, Stored, Turn},
     telemetry::metrics::{self, Dropped, Source},

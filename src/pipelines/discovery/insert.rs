@@ -12,7 +12,6 @@ use super::{
     batch::{self, Pending},
     enrich,
     error::{Error, Failure, Unavailable},
-    mark_published::ToMark,
     schema,
     traced::Inserts,
     trees,
@@ -28,7 +27,7 @@ use crate::{
     },
     pipelines::{
         admission::{OccupancyPermit, OpenPermit, Stages},
-        context::Context,
+        context::{Context, ToMark},
         publishing::Error as LettersError,
     },
     runtime::Supervisor,

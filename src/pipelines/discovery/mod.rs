@@ -24,7 +24,6 @@ mod history;
 mod insert;
 mod latency;
 mod learnt;
-mod mark_published;
 mod origin;
 mod reports;
 mod results;
@@ -37,10 +36,9 @@ mod traced;
 mod trees;
 mod turned_away;
 
-use std::sync::Arc;
-
 use self::turned_away::Tally;
 pub use self::{
+    announce::new_tasks as announce_new_tasks,
     error::{Error, Failure, Unavailable},
     fallback::check as check_filter,
     feeds::record_task,
@@ -55,8 +53,7 @@ pub fn start(context: &Context, supervisor: &Supervisor) -> Handle {
     context.start_marking(supervisor);
     let tally = Tally::new(context.occupancy.clone());
     tally.keep(context.store.clone(), supervisor);
-    let to_mark =
-        mark_published::start(context.store.clone(), Arc::clone(&context.bus), supervisor);
+    let to_mark = context.start_marking_published("discovery/mark-published", supervisor);
     let enrichment = Enrichment::new(&context.settings);
     results::start(
         context,

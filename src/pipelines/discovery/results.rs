@@ -16,13 +16,12 @@ use super::{
     error::Failure,
     history, latency,
     learnt::Learnt,
-    mark_published::ToMark,
     origin::{Origin, alone},
     reports::Reports,
     room::{self, Sent, discovered},
     schema,
     seen::{self, Asking},
-    steps::{Began, Patience},
+    steps::Began,
     traced::{self, Discoveries},
     trees,
     turned_away::Tally,
@@ -31,7 +30,10 @@ use crate::{
     bus::{Message, Reader, Reading, Topic, Uncommitted},
     enrichment::Enrichment,
     model::{DeadLetter, KeyHash, NewTask, QueueName, StoredStatus, TaskId, TaskRow},
-    pipelines::{context::Context, publishing},
+    pipelines::{
+        context::{Context, Patience, ToMark},
+        publishing,
+    },
     runtime::{Loop, Supervisor},
     store::{Inserted, Settled, Settlement, Stored, Turn},
     telemetry::{
@@ -273,6 +275,7 @@ impl Results {
         let Context {
             gates, settings, ..
         } = &self.context;
+        self.context.executions.tasks_ended();
         announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
         announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));

@@ -1,4 +1,5 @@
-//! Removes tasks and trees from SQL that ended long ago, old dead letters, and old failed attempts.
+//! Removes tasks, trees and executions from SQL that ended long ago, old dead letters, and old failed
+//! attempts.
 
 use std::{
     collections::BTreeMap,
@@ -86,6 +87,11 @@ impl Retention {
                     .remove_ended_trees(age(self.retention), most)
                     .await?;
                 is_full |= trees >= u64::from(most);
+                let executions = self
+                    .store
+                    .remove_ended_executions(age(self.retention), most)
+                    .await?;
+                is_full |= executions >= u64::from(most);
             }
             for (queue, retention) in &self.of_queues {
                 let created_before_ms = cx.clock().now_unix_ms() - millis(*retention);

@@ -29,6 +29,8 @@
 //!   read them.
 //! - `topologies`: the files of topologies.
 //! - `trees`: trees of tasks, each with its counts. `tree_tasks` lists the tasks of each.
+//! - `definitions`, `executions`: workflows, and what runs of them. `execution_events` has the log of
+//!   each execution; `execution_inbox` and `execution_timers`, what makes it go on.
 //! - `queue_counts`: the number of tasks by queue and status. Each transaction updates it in its
 //!   last step, so that it locks these few rows only briefly.
 //!
@@ -40,6 +42,7 @@ mod access;
 mod backend;
 mod columns;
 mod dialect;
+mod executions;
 mod feeds;
 mod meta;
 mod migrate;

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use crate::model::{
-    Backoff, Encoding, KeyHash, OnDead, Priority, QueueName, Sequence, StoredStatus, TaskId,
-    TaskRow,
+    Backoff, Encoding, ExecutionId, KeyHash, OnDead, Priority, QueueName, Sequence, StoredStatus,
+    TaskId, TaskRow,
 };
 use crate::store::{Error, Result, TaskDetail};
 
@@ -111,6 +111,7 @@ impl TryFrom<TaskColumns> for TaskRow {
             sequence: sequence(columns.sequence, columns.on_dead)?,
             idempotency: None,
             tree: None,
+            execution: None,
         })
     }
 }
@@ -171,6 +172,11 @@ pub(super) fn headers_text(headers: &[(String, String)]) -> String {
 
 pub(super) fn task_id(bytes: &[u8]) -> Result<TaskId> {
     TaskId::from_slice(bytes).ok_or_else(|| corrupt(format!("a task id of {} bytes", bytes.len())))
+}
+
+pub(super) fn execution_id(bytes: &[u8]) -> Result<ExecutionId> {
+    ExecutionId::from_slice(bytes)
+        .ok_or_else(|| corrupt(format!("the id of an execution of {} bytes", bytes.len())))
 }
 
 /// Reads rows that consist only of an id.

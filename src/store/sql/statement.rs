@@ -8,7 +8,8 @@ use std::borrow::Cow;
 use uuid::Uuid;
 
 use crate::model::{
-    Encoding, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus, TaskId,
+    Encoding, ExecutionId, KeyHash, LetterKind, Priority, QueueName, SecretHash, StoredStatus,
+    TaskId,
 };
 use crate::store::{Turn, Unpublished};
 
@@ -62,6 +63,7 @@ value! {
     &'a Vec<u8> => |v| Value::Bytes(v.as_slice().into());
     &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a &'a TaskId => |v| Value::Bytes(v.as_bytes().as_slice().into());
+    &'a ExecutionId => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a Uuid => |v| Value::Bytes(v.as_bytes().as_slice().into());
     &'a SecretHash => |v| Value::Bytes(v.0.as_slice().into());
     &'a KeyHash => |v| Value::Bytes(v.0.as_slice().into());

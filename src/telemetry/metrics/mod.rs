@@ -22,6 +22,7 @@ mod traces;
 mod trees;
 mod watchdog;
 mod workers;
+mod workflows;
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder};
 pub use self::{
     changes::*, discovery::*, enrichment::*, events::*, fanout::*, feeds::*, history::*,
     latency::*, limits::*, process::*, servers::*, sessions::*, topics::*, traces::*, trees::*,
-    watchdog::*, workers::*,
+    watchdog::*, workers::*, workflows::*,
 };
 pub use super::series::Handle;
 use super::{error::Error, logging, openmetrics, series::Recorders};
@@ -124,6 +125,7 @@ fn describe() {
     sessions::describe();
     traces::describe();
     trees::describe();
+    workflows::describe();
     process::describe();
 }
 

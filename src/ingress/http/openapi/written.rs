@@ -51,6 +51,7 @@ fn parameters(operation: &Operation, path: &str) -> Vec<Value> {
         };
         let schema = match name {
             "id" => json!({"type": "string", "format": "uuid"}),
+            "namespace" | "name" | "version" | "execution" => json!({"type": "string"}),
             _ => SchemaGenerator::default()
                 .subschema_for::<model::QueueName>()
                 .to_value(),
@@ -80,6 +81,12 @@ fn responses(operation: &Operation, path: &str, schemas: &mut Schemas) -> Map<St
             json!({"application/json": {"schema": content_schema(*content, schemas)}})
         }
         Success::Text => json!({"text/plain": {"schema": {"type": "string"}}}),
+        // The schema is that of one line.
+        Success::Lines(schema) => json!({"application/x-ndjson": {"schema": {
+            "type": "string",
+            "contentMediaType": "application/json",
+            "contentSchema": schema(&mut schemas.answers),
+        }}}),
         // The schema is that of one event.
         Success::Events(schema) => {
             json!({"text/event-stream": {"schema": {"type": "object", "properties": {

@@ -25,9 +25,10 @@ pub(super) async fn insert_rows<S: Session>(
         );
         // Most tasks have no backoff, deadline or limit key, and pay nothing for them.
         let more = piece.iter().any(|row| has_more(row));
-        // And most are in no sequence and no tree.
+        // And most are in no sequence and no tree, and steps of no execution.
         let in_sequence = piece.iter().any(|row| row.task.sequence.is_some());
         let in_tree = piece.iter().any(|row| row.task.tree.is_some());
+        let are_steps = piece.iter().any(|row| row.task.execution.is_some());
         let insert = insert
             .sql(if more {
                 ", backoff, deadline_ms, limit_key"
@@ -40,19 +41,25 @@ pub(super) async fn insert_rows<S: Session>(
                 ""
             })
             .sql(if in_tree { ", tree" } else { "" })
+            .sql(if are_steps { ", execution" } else { "" })
             .sql(", era)");
         let rows = piece.iter().map(|row| {
             let sequence = in_sequence.then(|| sequence_values(row));
             let tree = in_tree.then(|| tree_value(row));
+            let execution = are_steps.then(|| execution_value(row));
             task_values(row, insertion)
                 .into_iter()
                 .chain(more.then(|| more_values(row)).into_iter().flatten())
                 .chain(sequence.into_iter().flatten())
                 .chain(tree)
+                .chain(execution)
                 .chain(era.map(Value::from))
         });
-        let columns =
-            18 + 3 * usize::from(more) + 2 * usize::from(in_sequence) + usize::from(in_tree);
+        let columns = 18
+            + 3 * usize::from(more)
+            + 2 * usize::from(in_sequence)
+            + usize::from(in_tree)
+            + usize::from(are_steps);
         let row = format!("({}, {})", vec!["?"; columns].join(", "), S::ERA);
         let insert = insert.sql(" VALUES ").rows(&row, ", ", rows);
         inserted += session.execute(insert.sql(&S::keep_first("id"))).await?;
@@ -123,4 +130,10 @@ fn tree_value(row: &NewRow) -> Value<'_> {
         }
     }
     ids.into()
+}
+
+/// The execution; empty if the row is a step of none, and others of its statement are.
+fn execution_value(row: &NewRow) -> Value<'_> {
+    let execution = row.task.execution.as_ref();
+    execution.map_or_else(|| b"".as_slice().into(), Value::from)
 }

@@ -19,6 +19,7 @@ use crate::{
     store::{
         CompletedPage, Result,
         sql::{
+            executions::inbox,
             outbox::entries,
             rows::{columns, key_hash, queue_name, status, task_id},
             session::Session,
@@ -30,7 +31,8 @@ use crate::{
 /// How long a task without a key stays after its end, even if less is kept of others. Nothing remains
 /// of it, so an insert that is still on its way, for example from a feeder that was suspended, would
 /// store the same task once more, and it would be processed again. The task of a record also stays
-/// until the position of its subscription has passed the record.
+/// until the position of its subscription has passed the record, and that of a step until its
+/// execution knows of its end.
 const KEYLESS_STAYS: Duration = Duration::from_secs(3600);
 
 /// A removed task. In SQLite, status 0 means that the task was not removed.
@@ -221,6 +223,7 @@ pub(crate) async fn remove<S: Session>(
         let mut moved = Vec::new();
         let mut settled = Vec::new();
         let mut without_key = Vec::new();
+        let mut steps_of = Vec::new();
         for columns in session.fetch::<FinishedColumns>(still).await? {
             let hash = key_hash(&columns.key_hash)?;
             if columns.is_settled == 0 && which.waits_for(hash) {
@@ -232,12 +235,16 @@ pub(crate) async fn remove<S: Session>(
             let belongs = columns.belongs.of(&queue)?;
             if which.waits_for(hash) {
                 without_key.push(id);
+                steps_of.extend(belongs.execution.map(|execution| (execution, id)));
             }
             settled.push((queue, belongs));
             moved.push((hash, id, status));
         }
         if !without_key.is_empty() {
-            let unread = unread(session, &without_key).await?;
+            let mut unread = unread(session, &without_key).await?;
+            if !steps_of.is_empty() {
+                unread.extend(inbox::unconsumed(session, &steps_of).await?);
+            }
             let mut kept = moved.iter().map(|(_, id, _)| !unread.contains(id));
             settled.retain(|_| kept.next().unwrap_or(true));
             moved.retain(|(_, id, _)| !unread.contains(id));

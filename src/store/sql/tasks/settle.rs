@@ -289,7 +289,10 @@ impl<'a> Settling<'a> {
                         history: history.clone(),
                         ..Default::default()
                     };
-                    self.letters.push(NewLetter::from(&letter));
+                    // The death of a step is an error of its execution, which decides what follows.
+                    if task.belongs.execution.is_none() {
+                        self.letters.push(NewLetter::from(&letter));
+                    }
                 }
                 (repeated, false)
             }

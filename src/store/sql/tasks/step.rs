@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use crate::{
-    model::{QueueName, StoredStatus, TaskId, TaskRow},
+    model::{ExecutionId, QueueName, StoredStatus, TaskId, TaskRow},
     store::{Result, sql::session::Session},
 };
 
@@ -21,6 +21,8 @@ pub(crate) enum StatusChange<'a> {
         to: StoredStatus,
         /// The tree of the task, if it is in one, and when its status changes.
         tree: Option<(InTree, i64)>,
+        /// The execution that the task is a step of, and when its status changes.
+        step_of: Option<(ExecutionId, i64)>,
     },
     /// The task was final, and its row is removed.
     Removed {

@@ -12,6 +12,7 @@ use crate::{
     store::{
         NewRow, Result,
         sql::{
+            executions::ends::Ends as StepEnds,
             session::Session,
             tasks::{
                 belongs::Belongs,
@@ -34,6 +35,7 @@ pub(crate) struct Steps {
     sequences: Sequences,
     /// Stored before the events and the counts, because the end of a tree may add a task.
     trees: Trees,
+    step_ends: StepEnds,
     events: Events,
     /// Stored last, so that the transaction locks the few rows of the counts only briefly.
     counts: Counts,
@@ -45,6 +47,7 @@ impl Steps {
         Self {
             sequences: Sequences::default(),
             trees: Trees::default(),
+            step_ends: StepEnds::default(),
             events: Events::in_queues(events),
             counts: Counts::default(),
         }
@@ -74,6 +77,7 @@ impl Steps {
             from,
             to,
             tree: belongs.tree.map(|in_tree| (in_tree, at_ms)),
+            step_of: belongs.execution.map(|execution| (execution, at_ms)),
         });
     }
 
@@ -147,6 +151,7 @@ impl Steps {
 
     fn hear(&mut self, change: &StatusChange<'_>) {
         self.trees.hear(change);
+        self.step_ends.hear(change);
         self.events.hear(change);
         self.counts.hear(change);
     }
@@ -167,6 +172,7 @@ impl Steps {
             .store(session, at_ms)
             .await?;
         self.ended(&ends);
+        self.step_ends.store(session).await?;
         self.events.store(session).await?;
         self.counts.store(session).await?;
         Ok(ends)

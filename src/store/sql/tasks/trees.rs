@@ -799,6 +799,7 @@ mod tests {
                     },
                     7,
                 )),
+                step_of: None,
             });
         };
         moved(StoredStatus::Unfinished, StoredStatus::Completed);
@@ -819,6 +820,7 @@ mod tests {
                 },
                 5,
             )),
+            step_of: None,
         });
         let change = &trees.changes[&tree];
         assert_eq!((change.open, change.dead, change.at_ms), (-1, 0, 7));
@@ -829,6 +831,7 @@ mod tests {
             from: StoredStatus::Unfinished,
             to: StoredStatus::Completed,
             tree: None,
+            step_of: None,
         });
         assert_eq!(trees.changes.len(), 1, "a plain task changes no tree");
     }

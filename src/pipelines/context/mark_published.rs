@@ -11,10 +11,11 @@ use tokio::{
     time::Instant,
 };
 
+use super::Context;
 use crate::{
     bus::Bus,
     runtime::{Loop, Supervisor, tick_after},
-    store::{self, Outbox, Published},
+    store::{self, Published, Store},
 };
 
 /// About how many tasks are marked at once.
@@ -26,20 +27,20 @@ const LAST_WITHIN: Duration = Duration::from_secs(2);
 
 /// Batches on their way to [`mark`].
 #[derive(Clone)]
-pub(super) struct ToMark(mpsc::Sender<Vec<Published>>);
+pub struct ToMark(mpsc::Sender<Vec<Published>>);
 
-/// Starts the loop that marks.
-pub(super) fn start(store: Arc<dyn Outbox>, bus: Arc<dyn Bus>, supervisor: &Supervisor) -> ToMark {
-    let (sender, receiver) = mpsc::channel(WAITING);
-    let of = (store, bus, Arc::new(Mutex::new(receiver)));
-    supervisor.spawn_loop(
-        "discovery/mark-published",
-        of,
-        |(store, bus, receiver), cx| async move {
+impl Context {
+    /// Starts the loop of this name, which marks.
+    pub fn start_marking_published(&self, name: &str, supervisor: &Supervisor) -> ToMark {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let store = Arc::clone(&self.store);
+        let bus = Arc::clone(&self.bus);
+        let of = (store, bus, Arc::new(Mutex::new(receiver)));
+        supervisor.spawn_loop(name, of, |(store, bus, receiver), cx| async move {
             mark(&*store, &*bus, &mut *receiver.lock().await, cx).await;
-        },
-    );
-    ToMark(sender)
+        });
+        ToMark(sender)
+    }
 }
 
 impl ToMark {
@@ -52,7 +53,7 @@ impl ToMark {
 
 /// Marks batches until the stop, and then those of publishers that end.
 async fn mark(
-    store: &dyn Outbox,
+    store: &dyn Store,
     bus: &dyn Bus,
     receiver: &mut mpsc::Receiver<Vec<Published>>,
     cx: Loop,
@@ -82,7 +83,7 @@ fn tasks_of(published: &[Published]) -> usize {
     published.iter().map(|some| some.tasks.len()).sum()
 }
 
-async fn mark_all(store: &dyn Outbox, generation: &str, batches: Vec<Vec<Published>>) {
+async fn mark_all(store: &dyn Store, generation: &str, batches: Vec<Vec<Published>>) {
     let mut marked = store.mark_published(generation, &batches.concat()).await;
     if marked.as_ref().is_err_and(store::Error::is_refusal) {
         // One refused task is no reason to publish all the others again.

@@ -1,7 +1,12 @@
 //! The context of the pipelines.
 
+mod executions;
+mod mark_published;
+mod publish;
+
 use std::sync::Arc;
 
+pub use self::{executions::ExecutionWakes, mark_published::ToMark, publish::Patience};
 use super::{
     admission::{Gates, Occupancy},
     publishing::{DeadLetters, Publisher},
@@ -33,6 +38,7 @@ pub struct Context {
     pub gates: Gates,
     pub shortcut: Option<Shortcut>,
     pub occupancy: Occupancy,
+    pub executions: ExecutionWakes,
     pub clock: Clock,
     /// The partitions among which tasks with limit keys are spread; 0: no queue has limits.
     pub limit_partitions: u32,

@@ -1,0 +1,50 @@
+//! The queues of workflows.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use crate::{
+    model::QueueName,
+    store::StoredDefinition,
+    workflow::{
+        definition::Definition,
+        expression::with_stack,
+        program::{Documents, Program},
+    },
+};
+
+/// Of how many definitions the queues are known at most.
+const KNOWN: usize = 1_000;
+
+/// The queues of definitions, by their hashes: a definition never changes, and reading it takes a
+/// while. `None`: this version cannot read it. Clones share them.
+#[derive(Clone, Default)]
+pub struct WorkflowQueues(Arc<Mutex<HashMap<String, Option<Arc<[QueueName]>>>>>);
+
+impl WorkflowQueues {
+    pub(super) async fn of(&self, stored: &StoredDefinition) -> Option<Arc<[QueueName]>> {
+        if let Some(known) = self.0.lock().get(&stored.hash) {
+            return known.clone();
+        }
+        let text = stored.text.clone();
+        let reading = tokio::task::spawn_blocking(move || with_stack(|| queues_of(&text)));
+        // A thread could not be started: the next call tries again.
+        let Ok(Ok(queues)) = reading.await else {
+            return None;
+        };
+        let mut known = self.0.lock();
+        if known.len() >= KNOWN {
+            known.clear();
+        }
+        known.insert(stored.hash.clone(), queues.clone());
+        queues
+    }
+}
+
+/// The queues of the steps of a definition. `None`: it is of another version of taskd.
+fn queues_of(text: &str) -> Option<Arc<[QueueName]>> {
+    let read = Definition::read(text).ok()?;
+    let program = Program::compile(&read, &Documents::new()).ok()?;
+    Some(program.queues.into_iter().collect())
+}

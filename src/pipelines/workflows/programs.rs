@@ -1,0 +1,70 @@
+//! The programs of executions that were stepped lately.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::error::Failure;
+use crate::{
+    model::WorkflowVersion,
+    store::{Store, StoredDefinition},
+    workflow::{
+        definition::{Definition, Mistake},
+        expression::with_stack,
+        program::{Documents, Program},
+    },
+};
+
+/// How many programs are kept at most.
+const MOST: usize = 256;
+
+/// Programs by the hashes that executions are pinned to.
+#[derive(Default)]
+pub(super) struct Programs(HashMap<String, Arc<Program>>);
+
+impl Programs {
+    /// Returns the program of an execution. The inner error says why there is none.
+    pub(super) async fn get(
+        &mut self,
+        store: &dyn Store,
+        workflow: &WorkflowVersion,
+        hash: &str,
+    ) -> Result<Result<Arc<Program>, String>, Failure> {
+        if let Some(known) = self.0.get(hash) {
+            return Ok(Ok(Arc::clone(known)));
+        }
+        let Some(stored) = store.definition(workflow).await? else {
+            return Ok(Err(format!("there is no definition of {workflow}")));
+        };
+        let compiling = tokio::task::spawn_blocking(move || compile(&stored)).await;
+        let program = match compiling {
+            Ok(Ok(program)) if program.hash == hash => Arc::new(program),
+            Ok(Ok(_)) => {
+                return Ok(Err(format!("{workflow} has another hash than {hash}")));
+            }
+            Ok(Err(why)) => return Ok(Err(format!("cannot read {workflow}: {why}"))),
+            Err(error) => return Ok(Err(format!("cannot compile {workflow}: {error}"))),
+        };
+        if self.0.len() >= MOST {
+            self.0.clear();
+        }
+        self.0.insert(hash.to_owned(), Arc::clone(&program));
+        Ok(Ok(program))
+    }
+}
+
+fn compile(stored: &StoredDefinition) -> Result<Program, String> {
+    let first = |mistakes: Vec<Mistake>| {
+        mistakes
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    };
+    let documents: Documents = match stored.documents.as_str() {
+        "" => Documents::new(),
+        documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
+    };
+    with_stack(|| {
+        let read = Definition::read(&stored.text).map_err(first)?;
+        Program::compile(&read, &documents).map_err(first)
+    })
+    .map_err(|error| error.to_string())?
+}
