@@ -29,6 +29,7 @@ mod changes;
 mod check;
 mod deadlines;
 mod events;
+mod executions;
 mod history;
 mod idempotency;
 mod keyless;
@@ -54,6 +55,7 @@ pub(crate) use changes::*;
 pub(crate) use check::*;
 pub(crate) use deadlines::*;
 pub(crate) use events::*;
+pub(crate) use executions::*;
 pub(crate) use history::*;
 pub(crate) use idempotency::*;
 pub(crate) use keyless::*;
@@ -240,6 +242,22 @@ macro_rules! store_contract {
             the_task_of_a_join_ends_at_the_deadline_of_its_tree,
             a_part_counts_before_the_last_credit_of_its_task,
             joins_of_many_bytes_are_left_to_the_watchdog,
+            a_definition_never_changes,
+            a_definition_stays_while_executions_run,
+            an_execution_starts_once_for_a_given_id,
+            of_concurrent_starts_one_gets_the_id,
+            an_append_is_stored_as_a_whole_or_not_at_all,
+            many_executions_append_at_once,
+            of_two_that_step_an_execution_one_appends,
+            every_end_of_a_step_comes_to_its_execution_once,
+            a_step_stays_until_its_end_is_consumed,
+            a_step_is_cancelled_with_its_append,
+            a_timer_is_due_until_an_append_disarms_it,
+            an_inbox_is_read_in_pages_until_it_is_consumed,
+            an_ended_execution_takes_nothing_more,
+            executions_are_listed_newest_first,
+            a_log_is_read_in_bounded_pages,
+            a_removed_execution_leaves_nothing,
             tokens_come_and_go_with_their_acts,
             old_acts_go_a_few_at_a_time,
             of_concurrent_tokens_one_gets_the_name,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-const GROWING: [&str; 17] = [
+const GROWING: [&str; 21] = [
     "tasks",
     "sequences",
     "outbox",
@@ -27,6 +27,10 @@ const GROWING: [&str; 17] = [
     "subtrees",
     "parts",
     "feed_acks",
+    "executions",
+    "execution_events",
+    "execution_inbox",
+    "execution_timers",
 ];
 
 pub(in crate::store) fn check(db: &rusqlite::Connection, text: &str) {

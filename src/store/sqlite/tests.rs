@@ -4,13 +4,15 @@ use super::*;
 use crate::{
     config::Settings,
     model::{
-        DeadLetter, Encoding, LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages,
-        NewTask, Offset, QueueName, RowTree, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus,
-        TreeSettings, WorkerName, validate,
+        Act, DeadLetter, Encoding, ExecutionId, ExecutionPages, ExecutionStatus, KeyHash,
+        LeaseNumber, LetterCursor, LetterFilter, LetterKind, LetterPages, NewTask, Offset,
+        QueueName, RowTree, ShardId, StoredStatus, TaskFilter, TaskId, TaskStatus, TreeSettings,
+        WorkerName, WorkflowVersion, validate,
     },
     store::{
-        NewRow, Operators as _, Outbox as _, Published, Rebuilt, Settlement, Stretch, TaskSearch,
-        Tasks as _, Turn, TurnedAway, Unpublished, Walked,
+        Append, Deleted, Executions as _, Happening, NewExecution, NewRow, Operators as _,
+        Outbox as _, Published, Rebuilt, Settlement, StartedExecution, StoredDefinition, Stretch,
+        TaskSearch, Tasks as _, Turn, TurnedAway, Unpublished, Walked,
     },
 };
 
@@ -156,6 +158,101 @@ async fn a_tree_costs_two_statements_at_each_of_its_changes() {
         (2, 1),
         "one tree to lock and to write: {costs:?}"
     );
+}
+
+fn execution() -> NewExecution {
+    NewExecution {
+        id: ExecutionId::new(),
+        given: Some("given".into()),
+        workflow: WorkflowVersion {
+            namespace: "shop".into(),
+            name: "order".into(),
+            version: "1.0.0".into(),
+        },
+        hash: "hash".into(),
+        input: "{}".into(),
+        traceparent: String::new(),
+        created_unix_ms: 1,
+    }
+}
+
+/// Starts an execution of a definition.
+async fn start(store: &SqliteStore) -> ExecutionId {
+    let execution = execution();
+    let definition = StoredDefinition {
+        workflow: execution.workflow.clone(),
+        hash: execution.hash.clone(),
+        text: String::new(),
+        documents: String::new(),
+        deployed_by: String::new(),
+        deployed_unix_ms: 1,
+    };
+    let act = Act::new("ops", "deploy workflow", "shop/order/1.0.0");
+    store.keep_definition(&definition, &act).await.unwrap();
+    let started = store.start_execution(&execution).await.unwrap();
+    assert_eq!(started, StartedExecution::New);
+    execution.id
+}
+
+fn append(execution: ExecutionId, seq: u64, steps: Vec<NewRow>) -> Append {
+    Append {
+        execution,
+        seq,
+        entries: vec!["entry".into(); 4],
+        armed: vec![],
+        disarmed: vec![],
+        steps,
+        cancelled: vec![],
+        consumed: vec![Happening::Start],
+        look_again: false,
+        status: ExecutionStatus::Waiting,
+        summary: None,
+        at_unix_ms: 1,
+    }
+}
+
+/// The task of a step.
+fn step(execution: ExecutionId, path: &str) -> NewRow {
+    let mut row = row(path);
+    row.task.id = TaskId::derived_from(&[execution.as_bytes(), path.as_bytes()], 1);
+    row.task.key_hash = KeyHash::without_key(row.task.id);
+    row
+}
+
+/// The budget of executions: the end of a step costs its row in the inbox, and nothing where no step
+/// ends. An append costs what its parts cost.
+#[tokio::test]
+async fn a_step_costs_a_statement_when_it_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&dir.path().join("taskd.db"), None)
+        .await
+        .unwrap();
+    let id = start(&store).await;
+    let step = step(id, "step");
+    store.asked();
+    store
+        .append(&[append(id, 0, vec![step.clone()])])
+        .await
+        .unwrap();
+    let of_append = store.asked();
+    // The execution is locked and written; entries; the task, its batch and the counts; the inbox.
+    assert_eq!((of_append.commits, of_append.statements), (1, 7));
+    let plain = row("plain");
+    store.insert(std::slice::from_ref(&plain)).await.unwrap();
+    store.asked();
+    let mut costs = Vec::new();
+    for row in [&plain, &step] {
+        store
+            .settle(&[completed(row.task.id, vec![])])
+            .await
+            .unwrap();
+        costs.push(store.asked());
+    }
+    let [of_plain, of_step] = costs[..] else {
+        unreachable!("there are two");
+    };
+    assert_eq!(of_step.statements - of_plain.statements, 1);
+    assert_eq!(of_step.rows - of_plain.rows, 1);
 }
 
 /// SQLite syncs its log at each commit: an insert or a result that taskd has confirmed survives a
@@ -620,6 +717,75 @@ async fn no_statement_scans_a_table() {
     );
     store.insert(&[row("3"), row("4")]).await.unwrap();
     store.insert(&[row("3"), row("4")]).await.unwrap();
+    executions(&store).await;
+}
+
+/// Everything that is done to executions.
+async fn executions(store: &SqliteStore) {
+    let id = start(store).await;
+    let steps = ["a", "b", "c"].map(|path| step(id, path));
+    let mut next = append(id, 0, steps.to_vec());
+    next.armed = vec![(0, 1), (1, 2)];
+    next.look_again = true;
+    store.append(&[next]).await.unwrap();
+    let reports = steps.clone().map(|step| completed(step.task.id, vec![]));
+    store.settle(&reports).await.unwrap();
+    let mut next = append(id, 4, vec![]);
+    next.disarmed = vec![0];
+    next.cancelled = vec![steps[0].task.id];
+    next.consumed = vec![
+        Happening::LookAgain,
+        Happening::StepEnded {
+            task: steps[0].task.id,
+            status: StoredStatus::Completed,
+        },
+        Happening::StepEnded {
+            task: steps[1].task.id,
+            status: StoredStatus::Completed,
+        },
+    ];
+    store.append(&[next]).await.unwrap();
+    let day = Duration::from_secs(86_400);
+    assert_eq!(store.remove_finished(day, 10).await.unwrap(), 2);
+    let inbox = store.inbox(None, 10).await.unwrap().rows;
+    assert_eq!(inbox.len(), 1);
+    assert_eq!(store.inbox(Some(&inbox[0]), 10).await.unwrap().rows, []);
+    let timers = store.due_timers(9, None, 10).await.unwrap();
+    assert_eq!(timers.len(), 1);
+    store.due_timers(9, Some(&timers[0]), 10).await.unwrap();
+    assert_eq!(store.entries(id, 1, 10).await.unwrap().len(), 7);
+    assert_eq!(store.executions_by_id(&[id]).await.unwrap().len(), 1);
+    let given = store.execution_given("given").await.unwrap();
+    assert_eq!(given, Some(id));
+    assert!(store.execution(id).await.unwrap().is_some());
+    let counts = store.execution_counts().await.unwrap();
+    assert_eq!((counts.open, counts.timers), (1, 1));
+    assert_eq!(store.open_executions(None, 10).await.unwrap().len(), 1);
+    store.wake_executions(&[id], 2).await.unwrap();
+    let act = Act::new("ops", "cancel execution", &id.to_string());
+    store.cancel_execution(id, 2, &act).await.unwrap();
+    let workflow = execution().workflow;
+    let names = Some((workflow.namespace.clone(), workflow.name.clone()));
+    for workflow in [None, names] {
+        for status in [None, Some(ExecutionStatus::Waiting)] {
+            let pages = ExecutionPages {
+                workflow: workflow.clone(),
+                status,
+                limit: 10,
+                ..ExecutionPages::default()
+            };
+            assert_eq!(store.executions(&pages).await.unwrap().len(), 1);
+        }
+    }
+    let deleted = store.delete_definition(&workflow, &act).await.unwrap();
+    assert_eq!(deleted, Deleted::Running);
+    let mut last = append(id, 8, vec![]);
+    last.status = ExecutionStatus::Completed;
+    last.summary = Some("{}".into());
+    store.append(&[last]).await.unwrap();
+    assert_eq!(store.remove_ended_executions(day, 10).await.unwrap(), 1);
+    let deleted = store.delete_execution(id, &act).await.unwrap();
+    assert_eq!(deleted, Deleted::Yes, "its act is recorded");
 }
 
 /// A list of tasks by each index.

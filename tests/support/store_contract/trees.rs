@@ -105,7 +105,7 @@ pub(super) async fn settle(store: &dyn Store, reports: &[Settlement]) -> Stored<
 }
 
 /// Cancels a task, as the queue decides it.
-async fn cancel(store: &dyn Store, row: &NewRow, at_unix_ms: i64) {
+pub(super) async fn cancel(store: &dyn Store, row: &NewRow, at_unix_ms: i64) {
     let shard = ShardId {
         queue: row.task.queue.clone(),
         number: row.task.partition,
