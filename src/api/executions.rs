@@ -1,8 +1,15 @@
 //! Executions of workflows: starting, listing, showing and cancelling them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 use tracing::Instrument as _;
@@ -17,14 +24,41 @@ use super::{
 use crate::{
     model::{
         Act, Caller, ECHO, ExecutionId, ExecutionList, ExecutionPages, ExecutionStatus,
-        ExecutionSummary, ExecutionView, MAX_GIVEN_ID_BYTES, TaskId, TraceContext, WorkflowVersion,
-        shorten,
+        ExecutionSummary, ExecutionView, MAX_GIVEN_ID_BYTES, QueueName, TaskId, TraceContext,
+        WorkflowVersion, shorten,
     },
-    store::{ListedExecution, NewExecution, StartedExecution, StoredEntry, StoredExecution},
+    store::{ListedExecution, NewExecution, StartedExecution, Store, StoredEntry, StoredExecution},
 };
 
 /// How many entries of a history are read at once.
 const ENTRIES: u32 = 1_000;
+
+/// For how long a count of open executions is good enough.
+const COUNTED_FOR: Duration = Duration::from_secs(5);
+
+/// How many executions are open, as this process knows it. Clones share it.
+#[derive(Clone, Default)]
+pub struct OpenExecutions(Arc<Mutex<Option<(Instant, u64)>>>);
+
+impl OpenExecutions {
+    async fn count(&self, store: &dyn Store) -> Result<u64, Error> {
+        let known = *self.0.lock();
+        if let Some((counted_at, open)) = known
+            && counted_at.elapsed() < COUNTED_FOR
+        {
+            return Ok(open);
+        }
+        let open = store.execution_counts().await?.open;
+        *self.0.lock() = Some((Instant::now(), open));
+        Ok(open)
+    }
+
+    fn add(&self) {
+        if let Some((_, open)) = &mut *self.0.lock() {
+            *open += 1;
+        }
+    }
+}
 
 /// The history of an execution, page by page.
 pub struct HistoryPages {
@@ -67,12 +101,22 @@ impl Api {
                 check_given(given)?;
             }
             let (definition, queues) = query.reached_definition(caller, workflow).await?;
-            for queue in queues.iter() {
-                let most = query.settings.queues.get(queue).max_unfinished;
-                if query.occupancy.unfinished_of(queue) >= most {
-                    return Err(Error::Full(format!(
-                        "queue {queue} of the workflow has {most} unfinished tasks (max_unfinished); try again later"
-                    )));
+            let input = Bytes::from(input.to_string());
+            let most = query.settings.workflows.max_state;
+            if input.len() > most {
+                return Err(Error::Invalid(format!(
+                    "input has {} bytes; at most {most} (workflow_max_state)",
+                    input.len()
+                )));
+            }
+            if let Some(full) = query.full(&queues).await? {
+                // A repeat starts nothing.
+                let before = match &given {
+                    Some(given) => query.store().execution_given(given).await?,
+                    None => None,
+                };
+                if before.is_none() {
+                    return Err(Error::Full(full));
                 }
             }
             let now = query.now_unix_ms();
@@ -82,12 +126,15 @@ impl Api {
                 given,
                 workflow: definition.workflow,
                 hash: definition.hash,
-                input: input.to_string().into(),
+                input,
                 traceparent: TraceContext::of_id(id.as_bytes()).to_string(),
                 created_unix_ms: now,
             };
             let (id, is_new) = match query.store().start_execution(&execution).await? {
-                StartedExecution::New => (id, true),
+                StartedExecution::New => {
+                    query.open_executions.add();
+                    (id, true)
+                }
                 StartedExecution::Before(id) => (id, false),
                 StartedExecution::OtherWorkflow(other) => {
                     return Err(Error::Conflict(format!(
@@ -191,6 +238,22 @@ impl Api {
 }
 
 impl Reader {
+    /// Why no execution can start now whose steps go to these queues.
+    async fn full(&self, queues: &[QueueName]) -> Result<Option<String>, Error> {
+        for queue in queues {
+            let most = self.settings.queues.get(queue).max_unfinished;
+            if self.occupancy.unfinished_of(queue) >= most {
+                return Ok(Some(format!(
+                    "queue {queue} of the workflow has {most} unfinished tasks (max_unfinished); try again later"
+                )));
+            }
+        }
+        let most = self.settings.workflows.max_open;
+        let open = self.open_executions.count(self.store()).await?;
+        Ok((open >= most)
+            .then(|| format!("{most} executions are open (max_open_executions); try again later")))
+    }
+
     /// An execution with its input, which the first event has once there is one.
     async fn view(&self, stored: StoredExecution) -> Result<ExecutionView, Error> {
         let mut stored = stored;

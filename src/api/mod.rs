@@ -52,7 +52,7 @@ mod workflows;
 pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
-    executions::HistoryPages,
+    executions::{HistoryPages, OpenExecutions},
     handle::Api,
     heard::HeardWorkers,
     known_depths::KnownDepths,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    error::Error, known_depths::KnownDepths, known_keys::KnownKeys, known_topics::KnownTopics,
-    ledger::Ledger, settled::SettledReports, tree_watches::TreeWatches,
+    error::Error, executions::OpenExecutions, known_depths::KnownDepths, known_keys::KnownKeys,
+    known_topics::KnownTopics, ledger::Ledger, settled::SettledReports, tree_watches::TreeWatches,
     workflow_queues::WorkflowQueues,
 };
 use crate::{
@@ -42,6 +42,7 @@ pub struct Reader {
     pub depths: KnownDepths,
     pub tree_watches: TreeWatches,
     pub executions: ExecutionWakes,
+    pub open_executions: OpenExecutions,
     pub workflow_queues: WorkflowQueues,
 }
 

@@ -24,7 +24,8 @@ use super::{
 use crate::{
     api::{
         self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
-        Reader, SettledReports, TokenSync, TreeWatches, Waits, WorkflowQueues, publish_stages,
+        OpenExecutions, Reader, SettledReports, TokenSync, TreeWatches, Waits, WorkflowQueues,
+        publish_stages,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -553,6 +554,7 @@ fn state(
         depths: KnownDepths::default(),
         tree_watches: TreeWatches::default(),
         executions: cx.executions.clone(),
+        open_executions: OpenExecutions::default(),
         workflow_queues: WorkflowQueues::default(),
     };
     reader.inform_watchers(supervisor);

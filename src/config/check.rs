@@ -11,7 +11,7 @@ use super::{
     error::Error,
     origins::Origins,
     properties::Rules,
-    settings::{Auth, Settings, TlsFiles},
+    settings::{Auth, Settings, TlsFiles, Workflows},
     units::{ByteSize, Time},
     urls::RedisUrl,
 };
@@ -35,6 +35,10 @@ const LEAST_MEMORY: u64 = 16 << 20;
 /// A part of the budget is reserved for requests of up to this size.
 const LEAST_REQUEST: usize = 64 << 10;
 const MOST_BUDGET: usize = 1 << 40;
+/// An event of an execution may hold all of its values, in a column of at most 16 MiB.
+const MOST_STATE: usize = 8 << 20;
+const LEAST_STATE: usize = 64 << 10;
+const MOST_EXPRESSION: usize = 1 << 30;
 const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
 const LOG_FILTERS: &str = "error, warn, info, debug or info,taskd=debug";
 
@@ -361,6 +365,7 @@ impl Checker<'_> {
         }
         self.range("max_queues", discovery.max_queues, 1..=1_000_000)?;
         self.range("discovery_buffer", discovery.buffer, 1..=10_000_000)?;
+        self.workflows(&settings.workflows)?;
         let forget = watchdog.forget_queues_after;
         if !forget.is_zero() && !(Duration::from_secs(1)..=3650 * DAY).contains(&forget) {
             return self.fail(
@@ -413,6 +418,24 @@ impl Checker<'_> {
                 Time(least)
             );
             return self.fail("retention", Time(watchdog.retention), &why);
+        }
+        Ok(())
+    }
+
+    fn workflows(&self, workflows: &Workflows) -> Result<(), Error> {
+        self.range("max_open_executions", workflows.max_open, 1..=100_000_000)?;
+        self.range("workflow_max_steps", workflows.max_steps, 10..=1_000_000)?;
+        self.range("workflow_max_depth", workflows.max_depth, 2..=64)?;
+        self.range("expr_fuel", workflows.expr_fuel, 100..=10_000_000)?;
+        for (key, bytes, most) in [
+            ("workflow_max_state", workflows.max_state, MOST_STATE),
+            ("expr_memory", workflows.expr_memory, MOST_EXPRESSION),
+        ] {
+            if !(LEAST_STATE..=most).contains(&bytes) {
+                let [least, most] = [LEAST_STATE, most].map(|bytes| ByteSize(bytes as u64));
+                let why = format!("must be {least} to {most}");
+                return self.fail(key, ByteSize(bytes as u64), &why);
+            }
         }
         Ok(())
     }

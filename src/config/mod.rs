@@ -38,7 +38,7 @@ pub use self::{
     schema::NamedSchema,
     settings::{
         Auth, Dashboard, Dedup, Discovery, Fanout, Limits, LogFormat, Pipeline, QueueSettings,
-        Queues, RedisAccess, Settings, TlsFiles, Watchdog,
+        Queues, RedisAccess, Settings, TlsFiles, Watchdog, Workflows,
     },
     show::to_toml,
     traces::{OtlpHeaders, OtlpProtocol, TraceDiscovered, Traces},

@@ -109,7 +109,7 @@ macro_rules! options {
 options! {
     "" {
         /// The pipelines of this process: `all`, or a comma list of discovery, fanout, watchdog,
-        /// tasks
+        /// tasks, workflow
         pipelines: Pipelines, "all|LIST" => pipelines;
         /// A TOML file with the same settings (long names, _ for -) and the settings of queues
         #[serde(skip)]
@@ -291,6 +291,22 @@ options! {
         /// taskd closes a queue that was empty for this long: its keys and metrics go [default:
         /// 1day; 0s: never]
         forget_queues_after: Time, "TIME" => watchdog.forget_queues_after;
+    }
+    "Workflows" {
+        /// Most open executions; then taskd tells callers to start theirs later [default: 1000000]
+        max_open_executions: u64, "N" => workflows.max_open;
+        /// Most tasks that an execution may do without a wait; one with more faults [default:
+        /// 10000]
+        workflow_max_steps: u32, "N" => workflows.max_steps;
+        /// Most bytes of the values that an execution keeps; one with more faults [default: 4MiB]
+        workflow_max_state: ByteSize, "SIZE" => workflows.max_state;
+        /// How deep the tasks of a workflow may be in each other [default: 64]
+        workflow_max_depth: usize, "N" => workflows.max_depth;
+        /// Most calls and rounds of loops of an expression; one with more is an error [default:
+        /// 20000]
+        expr_fuel: u64, "N" => workflows.expr_fuel;
+        /// Memory that an expression may use; one with more is an error [default: 64MiB]
+        expr_memory: ByteSize, "SIZE" => workflows.expr_memory;
     }
 }
 

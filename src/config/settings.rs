@@ -215,6 +215,7 @@ settings! {
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),
         pub watchdog: Watchdog = Watchdog::default(),
+        pub workflows: Workflows = Workflows::default(),
         pub queues: Queues = Queues::default(),
         /// `[topics.NAME]`: topics that a start makes.
         pub topics: BTreeMap<TopicName, TopicSettings> = BTreeMap::new(),
@@ -348,6 +349,26 @@ impl Watchdog {
     /// again, twice, because clocks differ.
     pub fn shortest_retention(&self) -> Duration {
         2 * (self.grace + self.republish_after)
+    }
+}
+
+settings! {
+    /// The limits of executions of workflows. One that goes beyond faults.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct Workflows {
+        /// The maximum number of tasks of a workflow between two waits.
+        pub max_steps: u32 = 10_000,
+        /// The maximum size of all values that an execution keeps, as JSON.
+        pub max_state: usize = 4 << 20,
+        /// How deep tasks may be in each other.
+        pub max_depth: usize = 64,
+        /// The maximum number of open executions. When it is reached, taskd tells callers to retry
+        /// later.
+        pub max_open: u64 = 1_000_000,
+        /// The maximum number of calls and rounds of loops in an evaluation of an expression.
+        pub expr_fuel: u64 = 20_000,
+        /// The maximum size of all values of an evaluation.
+        pub expr_memory: usize = 64 << 20,
     }
 }
 

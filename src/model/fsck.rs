@@ -75,6 +75,8 @@ kinds! {
     BrokenSequence = "broken_sequence": "lets the first task that waits go on, and counts the others",
     /// The row of a tree differs from its tasks, or the tree waits for nothing and is open.
     WrongTree = "wrong_tree": "counts its tasks again, and ends it if it waits for nothing",
+    /// An open execution of a workflow for which no step, timer or row of its inbox is left.
+    StrandedExecution = "stranded_execution": "looks at its steps again",
     /// SQL has a wrong count of unfinished tasks.
     WrongQueueCount = "wrong_queue_count": "writes the right number",
 }

@@ -191,11 +191,26 @@ pub enum Appended {
 }
 
 /// An execution that has not ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OpenExecution {
-    pub id: ExecutionId,
-    /// It has a row in its inbox or a timer. Otherwise only a step can bring it on.
-    pub is_due: bool,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OpenExecution {
+    /// It has a row in its inbox, or a timer.
+    Due(ExecutionId),
+    /// Only a step can bring it on.
+    Quiet {
+        id: ExecutionId,
+        /// The number of entries of its log.
+        seq: u64,
+        /// See [`Append::summary`].
+        summary: Bytes,
+    },
+}
+
+impl OpenExecution {
+    pub fn id(&self) -> ExecutionId {
+        match self {
+            Self::Due(id) | Self::Quiet { id, .. } => *id,
+        }
+    }
 }
 
 /// How many executions and timers there are.
@@ -300,5 +315,5 @@ pub trait Executions: Send + Sync {
     ) -> Result<Vec<OpenExecution>>;
 
     /// Adds [`Happening::LookAgain`] to the inboxes of those of these executions that are open.
-    async fn wake_executions(&self, ids: &[ExecutionId], at_unix_ms: i64) -> Result<()>;
+    async fn wake_executions(&self, ids: &[ExecutionId]) -> Result<()>;
 }

@@ -10,7 +10,7 @@ mod found;
 mod published;
 mod shard;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use self::checker::find;
 pub use self::{
@@ -20,12 +20,14 @@ pub use self::{
     published::{Failed, Published},
 };
 use crate::{
-    model::{Find, FindKind, QueueName, ShardId, TaskId},
-    store::{Stretch, Unpublished, Walked, WrongTree},
+    model::{ExecutionId, ExecutionSummary, Find, FindKind, QueueName, ShardId, TaskId},
+    store::{OpenExecution, Stretch, Unpublished, Walked, WrongTree},
 };
 
 /// How many trees are compared at a time.
 const TREES_AT_ONCE: u32 = 200;
+/// How many executions are looked at at a time.
+const EXECUTIONS_AT_ONCE: u32 = 200;
 
 fn says_of_tree(wrong: &WrongTree) -> String {
     let WrongTree {
@@ -142,6 +144,9 @@ impl Checker {
         }
         found.absorb(self.sequences(queue, mends).await?);
         found.absorb(self.trees(queue, mends).await?);
+        if queue.is_none() {
+            found.absorb(self.executions(mends).await?);
+        }
         Ok(found)
     }
 
@@ -204,6 +209,66 @@ impl Checker {
                 return Ok(found);
             }
         }
+    }
+
+    /// Finds open executions that nothing would bring on.
+    async fn executions(&self, mends: bool) -> Result<Found, Error> {
+        let mut found = Found::default();
+        let mut after = None;
+        loop {
+            let open = || self.store.open_executions(after, EXECUTIONS_AT_ONCE);
+            let page = self.paced(async { open().await }).await?;
+            let mut stranded = self.waiting_for_nothing(&page).await?;
+            if !stranded.is_empty() {
+                // The end of a step may have come since, and may have been consumed.
+                let again = open().await?;
+                stranded.retain(|one| again.contains(one));
+            }
+            let ids: Vec<ExecutionId> = stranded.iter().map(|one| one.id()).collect();
+            if mends && !ids.is_empty() {
+                self.store.wake_executions(&ids).await?;
+            }
+            for id in ids {
+                let says = format!("execution {id} is open, and nothing will bring it on");
+                let kind = FindKind::StrandedExecution;
+                found.add(Find::new(kind, String::new(), None, None, says, mends));
+            }
+            after = page.last().map(OpenExecution::id);
+            if after.is_none() {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// Those of these executions that wait for nothing, or for a step that has ended.
+    async fn waiting_for_nothing<'a>(
+        &self,
+        page: &'a [OpenExecution],
+    ) -> Result<Vec<&'a OpenExecution>, Error> {
+        let mut waiting = Vec::new();
+        for one in page {
+            if let OpenExecution::Quiet { summary, .. } = one {
+                let summary = match summary.is_empty() {
+                    true => Ok(ExecutionSummary::default()),
+                    false => serde_json::from_slice(summary),
+                };
+                // A later version may have written it.
+                let Ok(summary) = summary else { continue };
+                let waits = summary.waits.into_iter();
+                let tasks = waits.filter_map(|wait| wait.task?.parse::<TaskId>().ok());
+                waiting.push((one, tasks.collect::<Vec<_>>()));
+            }
+        }
+        let asked: Vec<TaskId> = waiting
+            .iter()
+            .flat_map(|(_, tasks)| tasks.clone())
+            .collect();
+        let unfinished = self.store.unfinished_among(&asked).await?;
+        let unfinished: HashSet<TaskId> = unfinished.into_iter().collect();
+        waiting.retain(|(_, tasks)| {
+            tasks.is_empty() || tasks.iter().any(|task| !unfinished.contains(task))
+        });
+        Ok(waiting.into_iter().map(|(one, _)| one).collect())
     }
 
     /// Goes over all tasks. Returns for each queue how many tasks nobody would publish.

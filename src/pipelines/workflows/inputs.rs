@@ -102,7 +102,8 @@ impl Arrivals {
     }
 }
 
-/// Reads how steps ended. Those that are not final (any more) are left out.
+/// Reads how steps ended. Those that are not final (any more) are left out. A task that is gone is
+/// dead: retention keeps the tasks of steps, so somebody has removed it.
 pub(super) async fn step_ends(
     store: &dyn Store,
     ids: &[TaskId],
@@ -111,11 +112,17 @@ pub(super) async fn step_ends(
         return Ok(HashMap::new());
     }
     let states = store.states(ids).await?;
+    let mut gone: HashSet<TaskId> = ids.iter().copied().collect();
+    gone.retain(|task| states.iter().all(|state| state.id != *task));
     let ends = stream::iter(states).map(|state| step_end(store, state));
     let ends = ends.buffer_unordered(ENDS_AT_ONCE);
-    ends.try_filter_map(|end| ready(Ok(end)))
-        .try_collect()
-        .await
+    let ends = ends.try_filter_map(|end| ready(Ok(end)));
+    let mut ends: HashMap<TaskId, StepEnd> = ends.try_collect().await?;
+    ends.extend(gone.into_iter().map(|task| {
+        let reason = "its task is gone".to_owned();
+        (task, StepEnd::Dead { reason })
+    }));
+    Ok(ends)
 }
 
 async fn step_end(

@@ -17,6 +17,7 @@ use super::{
     programs::Programs,
 };
 use crate::{
+    config::Workflows,
     model::{ExecutionId, TaskId, TaskRow, millis},
     pipelines::{
         context::{Context, Patience, ToMark},
@@ -27,7 +28,7 @@ use crate::{
     store::{self, Append, Appended, Inserted, ListedExecution, Store, Stored, Turn},
     telemetry::metrics,
     workflow::{
-        expression::with_stack,
+        expression::{Bounds, with_stack},
         machine::{Entry, Limits, State},
         program::Program,
     },
@@ -63,7 +64,23 @@ type Answer = Result<Appended, store::Error>;
 
 impl Rounds {
     pub(super) fn new(context: Context, to_mark: ToMark, patience: Patience) -> Self {
+        let Workflows {
+            max_steps,
+            max_state,
+            max_depth,
+            expr_fuel,
+            expr_memory,
+            ..
+        } = context.settings.workflows;
         let limits = Limits {
+            state: max_state,
+            steps: max_steps,
+            depth: max_depth,
+            expressions: Bounds {
+                fuel: expr_fuel,
+                memory: expr_memory,
+                output: max_state,
+            },
             batch_events: EVENTS_AT_ONCE,
             ..Limits::default()
         };

@@ -761,7 +761,7 @@ async fn executions(store: &SqliteStore) {
     let counts = store.execution_counts().await.unwrap();
     assert_eq!((counts.open, counts.timers), (1, 1));
     assert_eq!(store.open_executions(None, 10).await.unwrap().len(), 1);
-    store.wake_executions(&[id], 2).await.unwrap();
+    store.wake_executions(&[id]).await.unwrap();
     let act = Act::new("ops", "cancel execution", &id.to_string());
     store.cancel_execution(id, 2, &act).await.unwrap();
     let workflow = execution().workflow;

@@ -696,7 +696,7 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
     appended(&*store, &last(b, 0)).await;
     appended(&*store, &first(c, &[])).await;
     store
-        .wake_executions(&[b, c, ExecutionId::new()], NOW + 6)
+        .wake_executions(&[b, c, ExecutionId::new()])
         .await
         .unwrap();
     let status = store.cancel_execution(b, NOW + 5, &act).await.unwrap();
@@ -818,11 +818,12 @@ pub(crate) async fn executions_are_listed_newest_first<D: Database>(db: &D) {
     };
     appended(&*store, &consumed).await;
     let open = store.open_executions(None, 2).await.unwrap();
-    let expected = [(1, true), (3, false)].map(|(place, is_due)| OpenExecution {
-        id: ids[place],
-        is_due,
-    });
-    assert_eq!(open, expected);
+    let quiet = OpenExecution::Quiet {
+        id: ids[3],
+        seq: 1,
+        summary: Bytes::new(),
+    };
+    assert_eq!(open, [OpenExecution::Due(ids[1]), quiet]);
     let next = store.open_executions(Some(ids[3]), 2).await.unwrap();
     assert_eq!(next.len(), 1);
 }

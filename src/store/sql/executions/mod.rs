@@ -197,13 +197,11 @@ impl<DB: Backend> Executions for SqlStore<DB> {
         rows::open(&self.sql, after, limit).await
     }
 
-    async fn wake_executions(&self, ids: &[ExecutionId], at_unix_ms: i64) -> Result<()> {
+    async fn wake_executions(&self, ids: &[ExecutionId]) -> Result<()> {
         self.sql
-            .run(
-                "wake_executions",
-                (ids.to_vec(), at_unix_ms),
-                |session, (ids, at)| Box::pin(start::wake(session, ids, *at)),
-            )
+            .run("wake_executions", ids.to_vec(), |session, ids| {
+                Box::pin(start::wake(session, ids))
+            })
             .await
     }
 }

@@ -225,11 +225,29 @@ pub(crate) async fn open<DB: Backend>(
     .sql(" AS waiting) AS page ORDER BY id LIMIT ?")
     .bind(limit);
     let mut executions = Vec::new();
+    let mut quiet = Vec::new();
     for (id, is_due) in sql.read::<(Vec<u8>, i64)>("open_executions", open).await? {
-        executions.push(OpenExecution {
-            id: execution_id(&id)?,
-            is_due: is_due != 0,
-        });
+        match (execution_id(&id)?, is_due != 0) {
+            (id, true) => executions.push(OpenExecution::Due(id)),
+            (id, false) => quiet.push(id),
+        }
     }
+    for ids in lists(&quiet) {
+        let rows = Statement::new("SELECT id, seq, summary FROM executions ")
+            .sql(DB::Connection::BY_PRIMARY_KEY)
+            .sql(" WHERE id IN ")
+            .list(ids);
+        for (id, seq, summary) in sql
+            .read::<(Vec<u8>, i64, Vec<u8>)>("open_executions", rows)
+            .await?
+        {
+            executions.push(OpenExecution::Quiet {
+                id: execution_id(&id)?,
+                seq: number(seq)?,
+                summary: summary.into(),
+            });
+        }
+    }
+    executions.sort_unstable_by_key(OpenExecution::id);
     Ok(executions)
 }

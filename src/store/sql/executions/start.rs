@@ -141,15 +141,11 @@ pub(crate) async fn cancel<S: Session>(
 }
 
 /// Adds [`Happening::LookAgain`] to the inboxes of those executions that are open.
-pub(crate) async fn wake<S: Session>(
-    session: &mut S,
-    ids: &[ExecutionId],
-    at_unix_ms: i64,
-) -> Result<()> {
+pub(crate) async fn wake<S: Session>(session: &mut S, ids: &[ExecutionId]) -> Result<()> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();
     for ids in lists(&ids) {
-        let open = Statement::new("SELECT id FROM executions ")
+        let open = Statement::new("SELECT id, updated_ms FROM executions ")
             .sql(S::BY_PRIMARY_KEY)
             .sql(" WHERE status < ? AND id IN ")
             .bind(ExecutionStatus::Completed as u32)
@@ -157,7 +153,7 @@ pub(crate) async fn wake<S: Session>(
             .sql(" ORDER BY id")
             .sql(S::FOR_UPDATE);
         let mut rows = Vec::new();
-        for (id,) in session.fetch::<(Vec<u8>,)>(open).await? {
+        for (id, at_unix_ms) in session.fetch::<(Vec<u8>, i64)>(open).await? {
             rows.push(InboxRow {
                 execution: execution_id(&id)?,
                 happening: Happening::LookAgain,
