@@ -463,7 +463,7 @@ CREATE TABLE executions (
 CREATE TABLE execution_events (
     execution BINARY(16) NOT NULL,
     seq       BIGINT     NOT NULL, -- counts from 1
-    entry     MEDIUMBLOB NOT NULL, -- MessagePack: an Entry of the machine
+    entry     MEDIUMBLOB NOT NULL, -- JSON: an Entry of the machine
     PRIMARY KEY (execution, seq)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
@@ -473,7 +473,7 @@ CREATE TABLE execution_inbox (
     execution BINARY(16) NOT NULL,
     task      BINARY(16) NOT NULL, -- of the step; zeros: none
     -- The status of the step, as in tasks; 0 the execution was created, 4 it is to be cancelled,
-    -- 5 look again.
+    -- 5 look again, 6 something is left to do.
     happening TINYINT    NOT NULL,
     at_ms     BIGINT     NOT NULL,
     PRIMARY KEY (execution, task, happening),

@@ -487,7 +487,7 @@ CREATE INDEX executions_ended ON executions (ended_ms);
 CREATE TABLE execution_events (
     execution BLOB    NOT NULL,
     seq       INTEGER NOT NULL, -- counts from 1
-    entry     BLOB    NOT NULL, -- MessagePack: an Entry of the machine
+    entry     BLOB    NOT NULL, -- JSON: an Entry of the machine
     PRIMARY KEY (execution, seq)
 ) STRICT, WITHOUT ROWID;
 
@@ -497,7 +497,7 @@ CREATE TABLE execution_inbox (
     execution BLOB    NOT NULL,
     task      BLOB    NOT NULL, -- of the step; zeros: none
     -- The status of the step, as in tasks; 0 the execution was created, 4 it is to be cancelled,
-    -- 5 look again.
+    -- 5 look again, 6 something is left to do.
     happening INTEGER NOT NULL,
     at_ms     INTEGER NOT NULL,
     PRIMARY KEY (execution, task, happening)

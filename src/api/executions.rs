@@ -20,6 +20,7 @@ use super::{
     handle::{Api, span},
     query::{LISTED, bounded},
     reader::Reader,
+    workflows::LATEST,
 };
 use crate::{
     model::{
@@ -99,6 +100,9 @@ impl Api {
         let start = async {
             if let Some(given) = &given {
                 check_given(given)?;
+                if let Some(before) = query.started_before(caller, workflow, given).await? {
+                    return Ok((before, false));
+                }
             }
             let (definition, queues) = query.reached_definition(caller, workflow).await?;
             let input = Bytes::from(input.to_string());
@@ -110,14 +114,7 @@ impl Api {
                 )));
             }
             if let Some(full) = query.full(&queues).await? {
-                // A repeat starts nothing.
-                let before = match &given {
-                    Some(given) => query.store().execution_given(given).await?,
-                    None => None,
-                };
-                if before.is_none() {
-                    return Err(Error::Full(full));
-                }
+                return Err(Error::Full(full));
             }
             let now = query.now_unix_ms();
             let id = new_id(now);
@@ -136,11 +133,8 @@ impl Api {
                     (id, true)
                 }
                 StartedExecution::Before(id) => (id, false),
-                StartedExecution::OtherWorkflow(other) => {
-                    return Err(Error::Conflict(format!(
-                        "the id {:?} belongs to an execution of {other}; choose another one",
-                        shorten(&execution.given.unwrap_or_default(), ECHO)
-                    )));
+                StartedExecution::OtherWorkflow(_) => {
+                    return Err(is_taken(&execution.given.unwrap_or_default()));
                 }
                 StartedExecution::NoDefinition => {
                     return Err(Error::NoSuchWorkflow(execution.workflow.to_string()));
@@ -169,7 +163,10 @@ impl Api {
             let next = next.map(|last| last.id.to_string());
             let mut executions = Vec::with_capacity(page.len());
             for listed in page {
-                if query.reaches_workflow(caller, &listed.workflow).await? {
+                if query
+                    .reaches_workflow(caller, &listed.workflow, &listed.hash)
+                    .await?
+                {
                     executions.push(listed_view(listed));
                 }
             }
@@ -254,6 +251,31 @@ impl Reader {
             .then(|| format!("{most} executions are open (max_open_executions); try again later")))
     }
 
+    /// The execution that an earlier start with this id created. A repeat starts nothing, also if the
+    /// definition is gone or nothing else could start.
+    async fn started_before(
+        &self,
+        caller: &Caller,
+        workflow: &WorkflowVersion,
+        given: &str,
+    ) -> Result<Option<ExecutionView>, Error> {
+        let Some(id) = self.store().execution_given(given).await? else {
+            return Ok(None);
+        };
+        let Some(stored) = self.store().execution(id).await? else {
+            return Ok(None);
+        };
+        let ListedExecution {
+            workflow: of, hash, ..
+        } = &stored.listed;
+        let is_same = (&of.namespace, &of.name) == (&workflow.namespace, &workflow.name)
+            && [of.version.as_str(), LATEST].contains(&workflow.version.as_str());
+        if !is_same || !self.reaches_workflow(caller, of, hash).await? {
+            return Err(is_taken(given));
+        }
+        self.view(stored).await.map(Some)
+    }
+
     /// An execution with its input, which the first event has once there is one.
     async fn view(&self, stored: StoredExecution) -> Result<ExecutionView, Error> {
         let mut stored = stored;
@@ -293,14 +315,19 @@ impl Reader {
         }
         let stored = stored.ok_or_else(unknown)?;
         // Only a caller that reaches it may know that it exists.
-        match self
-            .reaches_workflow(caller, &stored.listed.workflow)
-            .await?
-        {
+        let ListedExecution { workflow, hash, .. } = &stored.listed;
+        match self.reaches_workflow(caller, workflow, hash).await? {
             true => Ok(stored),
             false => Err(unknown()),
         }
     }
+}
+
+fn is_taken(given: &str) -> Error {
+    Error::Conflict(format!(
+        "the id {:?} belongs to an execution of another workflow; choose another one",
+        shorten(given, ECHO)
+    ))
 }
 
 fn check_given(given: &str) -> Result<(), Error> {
@@ -310,6 +337,8 @@ fn check_given(given: &str) -> Result<(), Error> {
         format!("id has {} bytes; at most {MAX_GIVEN_ID_BYTES}", given.len())
     } else if given.chars().any(char::is_control) {
         "id has a control character; use none".to_owned()
+    } else if ExecutionId::parse(given).is_some() {
+        "id is a UUID, as those that taskd gives; put a word before it".to_owned()
     } else {
         return Ok(());
     };

@@ -23,9 +23,14 @@ const KNOWN: usize = 1_000;
 pub struct WorkflowQueues(Arc<Mutex<HashMap<String, Option<Arc<[QueueName]>>>>>);
 
 impl WorkflowQueues {
+    /// The queues of the definition with this hash, if somebody has asked for them.
+    pub(super) fn known(&self, hash: &str) -> Option<Option<Arc<[QueueName]>>> {
+        self.0.lock().get(hash).cloned()
+    }
+
     pub(super) async fn of(&self, stored: &StoredDefinition) -> Option<Arc<[QueueName]>> {
-        if let Some(known) = self.0.lock().get(&stored.hash) {
-            return known.clone();
+        if let Some(known) = self.known(&stored.hash) {
+            return known;
         }
         let text = stored.text.clone();
         let reading = tokio::task::spawn_blocking(move || with_stack(|| queues_of(&text)));

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// The version that stands for the latest one.
-const LATEST: &str = "latest";
+pub(super) const LATEST: &str = "latest";
 /// How many versions are read at once to find the latest.
 const VERSIONS: u32 = 1_000;
 
@@ -55,7 +55,10 @@ impl Api {
             let next = next.map(|last| last.workflow.to_string());
             let mut workflows = Vec::with_capacity(page.len());
             for listed in page {
-                if query.reaches_workflow(caller, &listed.workflow).await? {
+                if query
+                    .reaches_workflow(caller, &listed.workflow, &listed.hash)
+                    .await?
+                {
                     workflows.push(listed_view(listed));
                 }
             }
@@ -225,20 +228,28 @@ impl Reader {
         }
     }
 
-    /// Whether a caller reaches all queues of a workflow. One whose definition is gone is only for
+    /// Whether a caller reaches all queues of a definition with this hash. One that is gone is only for
     /// callers that reach everything.
     pub(super) async fn reaches_workflow(
         &self,
         caller: &Caller,
         workflow: &WorkflowVersion,
+        hash: &str,
     ) -> Result<bool, Error> {
         if !is_scoped(caller) {
             return Ok(true);
         }
-        let Some(stored) = self.store().definition(workflow).await? else {
-            return Ok(false);
+        let queues = match self.workflow_queues.known(hash) {
+            Some(known) => known,
+            None => {
+                let stored = self.store().definition(workflow).await?;
+                // A version may have been deleted, and deployed again as another one.
+                let Some(stored) = stored.filter(|stored| stored.hash == hash) else {
+                    return Ok(false);
+                };
+                self.workflow_queues.of(&stored).await
+            }
         };
-        let queues = self.workflow_queues.of(&stored).await;
         Ok(queues.is_some_and(|queues| does_reach(caller, &queues)))
     }
 }

@@ -125,8 +125,10 @@ pub enum Happening {
     StepEnded { task: TaskId, status: StoredStatus },
     /// An operator cancels it.
     Cancel,
-    /// Something may have been missed, or the last append left something to do.
+    /// The end of a step may have been missed.
     LookAgain,
+    /// The last append left something to do.
+    GoOn,
 }
 
 /// A row of an inbox.
@@ -172,8 +174,8 @@ pub struct Append {
     pub cancelled: Vec<TaskId>,
     /// Rows of the inbox that are done with.
     pub consumed: Vec<Happening>,
-    /// Something is left to do: the inbox gets [`Happening::LookAgain`] again.
-    pub look_again: bool,
+    /// Something is left to do: the inbox gets [`Happening::GoOn`].
+    pub goes_on: bool,
     pub status: ExecutionStatus,
     /// What readers are shown next to the status, such as the output or the error; the store does not
     /// read it. `None`: stays as it is.
@@ -193,11 +195,12 @@ pub enum Appended {
 /// An execution that has not ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenExecution {
-    /// It has a row in its inbox, or a timer.
+    /// It has a row in its inbox.
     Due(ExecutionId),
-    /// Only a step can bring it on.
+    /// Only a step or a timer can bring it on.
     Quiet {
         id: ExecutionId,
+        has_timer: bool,
         /// The number of entries of its log.
         seq: u64,
         /// See [`Append::summary`].

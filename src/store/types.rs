@@ -192,6 +192,8 @@ pub struct Settled {
 pub struct SettledTask {
     pub queue: QueueName,
     pub priority: Priority,
+    /// It is a step of an execution.
+    pub is_step: bool,
 }
 
 /// The state of a task, for the fanout and the settler.

@@ -271,12 +271,20 @@ async fn commands_deploy_start_show_and_cancel() {
         daemon.get(&format!("/v1/tasks/{task}")).await.1["status"] == "CANCELLED"
     })
     .await;
+    let (code, _, error) = run(&["execution", "start", "a/small", "--id", &task]);
+    assert!(code == 2 && error.contains("is a UUID"), "{error}");
     let (code, _, error) = run(&["execution", "cancel", "one"]);
     assert!(
         code == 2 && error.contains("has ended before: completed"),
         "{error}"
     );
     assert_eq!(run(&["workflow", "delete", "a/small/1.2.0"]).0, 0);
+    let (_, again, _) = run(&["execution", "start", "a/small/1.2.0", "--id", "one"]);
+    assert_eq!(
+        value(&again)["status"],
+        "completed",
+        "a repeat, although it is deleted"
+    );
     assert_eq!(run(&["execution", "cancel", "three"]).0, 1);
 }
 
@@ -310,4 +318,82 @@ async fn an_endless_execution_faults_and_its_neighbour_goes_on() {
     let faulted = show(&daemon, "e2").await;
     let detail = faulted["error"]["detail"].as_str().unwrap();
     assert!(detail.contains("10000"), "{faulted}");
+}
+
+/// Completes the task of a queue, and returns its id.
+async fn complete_one(daemon: &Daemon, queue: &str, result: Value) -> String {
+    let task = daemon.lease_all("w", queue, 1).await.remove(0);
+    let report = json!({"id": task["id"], "lease_token": task["lease_token"], "result": result});
+    let body = json!({"worker": "w", "completions": [report]});
+    let (_, answer) = daemon.post("/v1/tasks:complete", &body).await;
+    assert_eq!(answer["results"][0]["status"], "OK", "{answer}");
+    task["id"].as_str().unwrap().to_owned()
+}
+
+/// Runs statements in the daemon's database.
+fn sql(daemon: &Daemon, text: &str) {
+    let database = rusqlite::Connection::open(daemon.data().join("taskd.db")).unwrap();
+    let patience = std::time::Duration::from_secs(30);
+    database.busy_timeout(patience).unwrap();
+    database.execute_batch(text).unwrap();
+}
+
+const ONE: &str = r#"
+document: { dsl: '1.0.3', namespace: a, name: one, version: '1.0.0' }
+timeout: { after: P1D }
+do:
+  - work: { call: one }
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_execution_whose_step_was_lost_is_found_and_mended() {
+    let daemon = Daemon::start("", &[]).await;
+    assert_eq!(deploy(&daemon, ONE).await.0, 201);
+    for id in ["lost", "waits"] {
+        let start = json!({"id": id});
+        let (status, _) = daemon
+            .post("/v1/workflows/a/one/latest:start", &start)
+            .await;
+        assert_eq!(status, 202);
+        until("it waits", async || {
+            show(&daemon, id).await["status"] == "waiting"
+        })
+        .await;
+        if id == "lost" {
+            sql(
+                &daemon,
+                "CREATE TRIGGER loses BEFORE INSERT ON execution_inbox BEGIN SELECT RAISE(IGNORE); END",
+            );
+            let task = complete_one(&daemon, "one", json!(7)).await;
+            until("its step is stored", async || {
+                daemon.get(&format!("/v1/tasks/{task}")).await.1["status"] == "COMPLETED"
+            })
+            .await;
+            sql(&daemon, "DROP TRIGGER loses");
+        }
+    }
+    let fsck = |args: &[&str]| {
+        let folder = daemon.data();
+        let (code, found, _) = taskd(&daemon, &folder, &[&["fsck", "--json"], args].concat());
+        let finds = found
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap());
+        let finds: Vec<Value> = finds
+            .filter(|find: &Value| find["kind"].is_string())
+            .collect();
+        (code, finds)
+    };
+    let lost = show(&daemon, "lost").await;
+    let (code, finds) = fsck(&[]);
+    assert_eq!((code, finds.len()), (1, 1), "{finds:?}");
+    assert_eq!(finds[0]["kind"], "stranded_execution", "{finds:?}");
+    let says = finds[0]["says"].as_str().unwrap();
+    assert!(says.contains(lost["id"].as_str().unwrap()), "{says}");
+    assert_eq!(fsck(&["--repair"]).0, 0);
+    until("it completes", async || {
+        show(&daemon, "lost").await["output"] == 7
+    })
+    .await;
+    assert_eq!(fsck(&[]), (0, vec![]));
+    assert_eq!(show(&daemon, "waits").await["status"], "waiting");
 }

@@ -392,6 +392,7 @@ fn settled(status: StoredStatus) -> Settled {
     let task = SettledTask {
         queue: queue("q"),
         priority: Priority::Medium,
+        is_step: false,
     };
     Settled {
         status: Some(status),

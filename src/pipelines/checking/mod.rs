@@ -247,7 +247,10 @@ impl Checker {
     ) -> Result<Vec<&'a OpenExecution>, Error> {
         let mut waiting = Vec::new();
         for one in page {
-            if let OpenExecution::Quiet { summary, .. } = one {
+            if let OpenExecution::Quiet {
+                summary, has_timer, ..
+            } = one
+            {
                 let summary = match summary.is_empty() {
                     true => Ok(ExecutionSummary::default()),
                     false => serde_json::from_slice(summary),
@@ -256,19 +259,19 @@ impl Checker {
                 let Ok(summary) = summary else { continue };
                 let waits = summary.waits.into_iter();
                 let tasks = waits.filter_map(|wait| wait.task?.parse::<TaskId>().ok());
-                waiting.push((one, tasks.collect::<Vec<_>>()));
+                waiting.push((one, *has_timer, tasks.collect::<Vec<_>>()));
             }
         }
         let asked: Vec<TaskId> = waiting
             .iter()
-            .flat_map(|(_, tasks)| tasks.clone())
+            .flat_map(|(.., tasks)| tasks.clone())
             .collect();
         let unfinished = self.store.unfinished_among(&asked).await?;
         let unfinished: HashSet<TaskId> = unfinished.into_iter().collect();
-        waiting.retain(|(_, tasks)| {
-            tasks.is_empty() || tasks.iter().any(|task| !unfinished.contains(task))
+        waiting.retain(|(_, has_timer, tasks)| {
+            (tasks.is_empty() && !has_timer) || tasks.iter().any(|task| !unfinished.contains(task))
         });
-        Ok(waiting.into_iter().map(|(one, _)| one).collect())
+        Ok(waiting.into_iter().map(|(one, ..)| one).collect())
     }
 
     /// Goes over all tasks. Returns for each queue how many tasks nobody would publish.

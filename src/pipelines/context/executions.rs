@@ -19,17 +19,10 @@ struct Inner {
 }
 
 impl ExecutionWakes {
-    /// An execution was started or cancelled.
+    /// An execution was started or cancelled, or a step of one may have ended.
     pub fn wake(&self) {
         self.0.are_open.store(true, Ordering::Relaxed);
         self.0.notify.notify_one();
-    }
-
-    /// Tasks have ended, which may be steps of executions.
-    pub fn tasks_ended(&self) {
-        if self.are_open() {
-            self.0.notify.notify_one();
-        }
     }
 
     /// Says whether any execution is open.

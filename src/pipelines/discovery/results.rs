@@ -275,7 +275,10 @@ impl Results {
         let Context {
             gates, settings, ..
         } = &self.context;
-        self.context.executions.tasks_ended();
+        let is_step = |settled: &Settled| settled.task.as_ref().is_some_and(|task| task.is_step);
+        if stored.answers.iter().any(is_step) {
+            self.context.executions.wake();
+        }
         announce::settled(&self.context, reports, &stored.answers);
         let (new, duplicates) = new_tasks(reports, &stored);
         announce::new_tasks(&self.context, new.iter().map(|(row, _)| *row));

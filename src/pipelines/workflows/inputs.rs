@@ -1,14 +1,12 @@
 //! What came to executions: reads their inboxes and their due timers, and how steps ended.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    future::ready,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::future::try_join_all;
 
 use super::error::Failure;
 use crate::{
+    config::Settings,
     model::{ExecutionId, StoredStatus, TaskId},
     store::{Happening, Store, TaskState},
     workflow::machine::StepEnd,
@@ -16,10 +14,16 @@ use crate::{
 
 /// How many rows of inboxes, and how many timers, are read at once.
 const ROWS: u32 = 1_000;
+/// How many pages of inboxes are read in a round, and how many rows of one execution are taken: an
+/// execution of many steps holds up no other.
+const PAGES: usize = 20;
+const ROWS_OF_ONE: usize = 64;
 /// How many executions one round steps.
 const EXECUTIONS: usize = 256;
-/// How many steps are asked about at the same time.
+/// How many steps are asked about at the same time, and after how many bytes of their results a
+/// round reads no more.
 const ENDS_AT_ONCE: usize = 16;
+const BYTES_OF_ENDS: usize = 32 << 20;
 
 /// What came to one execution.
 #[derive(Default)]
@@ -51,19 +55,24 @@ impl Arrivals {
     ) -> Result<Self, Failure> {
         let mut arrivals = Self::default();
         let mut after = None;
-        loop {
+        for _ in 0..PAGES {
             let page = store.inbox(after.as_ref(), ROWS).await?;
             for row in page.rows {
-                if let Some(incoming) = arrivals.of(row.execution, held) {
+                let Some(incoming) = arrivals.of(row.execution, held) else {
+                    continue;
+                };
+                if incoming.happenings.len() < ROWS_OF_ONE {
                     incoming.happenings.push(row.happening);
+                } else {
+                    arrivals.is_full = true;
                 }
             }
             after = page.last;
-            if after.is_none() || !arrivals.by_execution.is_empty() {
-                arrivals.is_full |= after.is_some();
+            if after.is_none() || arrivals.by_execution.len() >= EXECUTIONS {
                 break;
             }
         }
+        arrivals.is_full |= after.is_some();
         let mut after = None;
         loop {
             let timers = store
@@ -102,51 +111,91 @@ impl Arrivals {
     }
 }
 
-/// Reads how steps ended. Those that are not final (any more) are left out. A task that is gone is
-/// dead: retention keeps the tasks of steps, so somebody has removed it.
-pub(super) async fn step_ends(
-    store: &dyn Store,
-    ids: &[TaskId],
-) -> Result<HashMap<TaskId, StepEnd>, Failure> {
-    if ids.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let states = store.states(ids).await?;
-    let mut gone: HashSet<TaskId> = ids.iter().copied().collect();
-    gone.retain(|task| states.iter().all(|state| state.id != *task));
-    let ends = stream::iter(states).map(|state| step_end(store, state));
-    let ends = ends.buffer_unordered(ENDS_AT_ONCE);
-    let ends = ends.try_filter_map(|end| ready(Ok(end)));
-    let mut ends: HashMap<TaskId, StepEnd> = ends.try_collect().await?;
-    ends.extend(gone.into_iter().map(|task| {
-        let reason = "its task is gone".to_owned();
-        (task, StepEnd::Dead { reason })
-    }));
-    Ok(ends)
+/// How steps ended.
+pub(super) struct Ends {
+    pub(super) by_task: HashMap<TaskId, StepEnd>,
+    /// Not all were read.
+    pub(super) is_full: bool,
 }
 
+impl Ends {
+    /// Reads how steps ended, until there is enough to do. Those that are not final (any more) are
+    /// left out. A task that is gone is dead: retention keeps the tasks of steps, so somebody has
+    /// removed it.
+    pub(super) async fn read(
+        store: &dyn Store,
+        ids: &[TaskId],
+        settings: &Settings,
+    ) -> Result<Self, Failure> {
+        let mut ends = Self {
+            by_task: HashMap::new(),
+            is_full: false,
+        };
+        if ids.is_empty() {
+            return Ok(ends);
+        }
+        let mut states = store.states(ids).await?;
+        let known: HashSet<TaskId> = states.iter().map(|state| state.id).collect();
+        for task in ids.iter().filter(|task| !known.contains(task)) {
+            let reason = "its task is gone".to_owned();
+            ends.by_task.insert(*task, StepEnd::Dead { reason });
+        }
+        states.retain(|state| state.status != StoredStatus::Unfinished);
+        let mut bytes = 0;
+        while !states.is_empty() {
+            if bytes >= BYTES_OF_ENDS {
+                ends.is_full = true;
+                break;
+            }
+            let piece = states.split_off(states.len().saturating_sub(ENDS_AT_ONCE));
+            let read = piece
+                .into_iter()
+                .map(|state| step_end(store, state, settings));
+            for (task, end, of_end) in try_join_all(read).await? {
+                bytes += of_end;
+                ends.by_task.insert(task, end);
+            }
+        }
+        Ok(ends)
+    }
+}
+
+/// Reads how a step ended. Returns about how many bytes that has.
 async fn step_end(
     store: &dyn Store,
     state: TaskState,
-) -> Result<Option<(TaskId, StepEnd)>, Failure> {
+    settings: &Settings,
+) -> Result<(TaskId, StepEnd, usize), Failure> {
     let TaskState { id, replicas, .. } = state;
-    let end = match state.status {
-        StoredStatus::Unfinished => return Ok(None),
-        StoredStatus::Cancelled => StepEnd::Cancelled,
+    let dead = |reason: String| StepEnd::Dead { reason };
+    match state.status {
+        StoredStatus::Unfinished | StoredStatus::Cancelled => Ok((id, StepEnd::Cancelled, 0)),
         StoredStatus::Dead => {
             let task = store.brief_task(id).await?;
             let reason = task.map(|task| task.reason).unwrap_or_default();
-            StepEnd::Dead { reason }
+            let bytes = reason.len();
+            Ok((id, dead(reason), bytes))
         }
         StoredStatus::Completed => {
+            let most = settings.workflows.max_state;
+            let replicas = replicas as usize;
+            if replicas.saturating_mul(settings.limits.max_result_bytes) > most {
+                let sizes = store.result_sizes(id).await?;
+                let bytes: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
+                if bytes > most {
+                    let reason = format!(
+                        "its results have {bytes} bytes together; at most {most} (workflow_max_state)"
+                    );
+                    return Ok((id, dead(reason), 0));
+                }
+            }
             let mut results = store.results(id).await?;
             results.retain(|result| !result.surplus);
-            results.truncate(replicas as usize);
+            results.truncate(replicas);
+            let bytes = results.iter().map(|result| result.result.len()).sum();
             let results = results.iter().map(|result| StepEnd::result(&result.result));
-            StepEnd::Completed {
-                results: results.collect(),
-            }
+            let results = results.collect();
+            Ok((id, StepEnd::Completed { results }, bytes))
         }
-    };
-    Ok(Some((id, end)))
+    }
 }

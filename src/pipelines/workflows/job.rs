@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -90,11 +91,12 @@ pub(super) struct Job {
     pub(super) id: ExecutionId,
     /// The number of entries of its log.
     pub(super) seq: u64,
-    /// Or why it cannot be stepped.
-    pub(super) live: Result<Live, String>,
+    pub(super) live: Live,
     pub(super) incoming: Incoming,
-    /// How its steps ended.
+    /// How steps of it ended, as far as that was read.
     pub(super) ends: HashMap<TaskId, StepEnd>,
+    /// Ends that were missed may be left.
+    pub(super) looks_on: bool,
     /// Its input, if it has not begun.
     pub(super) input: Value,
 }
@@ -106,6 +108,8 @@ pub(super) struct Stepped {
     pub(super) live: Option<Live>,
     /// What to store instead if the database refuses the append.
     pub(super) fallback: Fallback,
+    /// About the bytes of the append.
+    pub(super) bytes: usize,
 }
 
 /// What is known of an execution without running the machine.
@@ -119,14 +123,11 @@ pub(super) struct Fallback {
 
 impl Fallback {
     fn of(job: &Job) -> Self {
-        let live = job.live.as_ref().ok();
         Self {
             id: job.id,
             seq: job.seq,
-            steps: live
-                .map(|live| live.steps.values().copied().collect())
-                .unwrap_or_default(),
-            timers: live.map(Live::timers).unwrap_or_default(),
+            steps: job.live.steps.values().copied().collect(),
+            timers: job.live.timers(),
             consumed: job.incoming.happenings.clone(),
         }
     }
@@ -149,7 +150,7 @@ impl Fallback {
             steps: Vec::new(),
             cancelled: self.steps.clone(),
             consumed: self.consumed.clone(),
-            look_again: false,
+            goes_on: false,
             status: ExecutionStatus::Faulted,
             summary: Some(summary(None, Some(&error), Vec::new())),
             at_unix_ms: now_unix_ms,
@@ -158,37 +159,35 @@ impl Fallback {
 }
 
 impl Job {
-    /// The steps of which it has to know whether and how they ended.
-    pub(super) fn asks_about(&self) -> Vec<TaskId> {
-        let mut tasks = Vec::new();
-        for happening in &self.incoming.happenings {
-            match happening {
-                Happening::StepEnded { task, .. } => tasks.push(*task),
-                // Something may have been missed.
-                Happening::LookAgain => {
-                    let live = self.live.as_ref().ok();
-                    tasks.extend(live.into_iter().flat_map(|live| live.steps.values()));
-                }
-                Happening::Start | Happening::Cancel => {}
-            }
-        }
-        tasks.sort_unstable();
-        tasks.dedup();
-        tasks
+    /// The steps that ended.
+    pub(super) fn ended(&self) -> impl Iterator<Item = TaskId> {
+        let happenings = self.incoming.happenings.iter();
+        happenings.filter_map(|happening| match happening {
+            Happening::StepEnded { task, .. } => Some(*task),
+            _ => None,
+        })
     }
 
-    /// Steps the execution until it waits. If it cannot be stepped, it faults.
-    pub(super) fn run(self, context: &Context, limits: &Limits) -> Stepped {
+    /// The steps whose ends may have been missed.
+    pub(super) fn to_look_at(&self) -> impl Iterator<Item = TaskId> {
+        let looks = self.incoming.happenings.contains(&Happening::LookAgain);
+        let steps = self.live.steps.values().copied();
+        steps.filter(move |_| looks)
+    }
+
+    /// Steps the execution until it waits, or the time is over. If it cannot be stepped, it faults.
+    pub(super) fn run(self, context: &Context, limits: &Limits, until: Instant) -> Stepped {
         let fallback = Fallback::of(&self);
         let id = self.id;
         // A bug of the machine ends this execution, not those that are stepped with it.
-        let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context, limits)));
+        let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context, limits, until)));
         let reason = match stepped {
-            Ok(Ok((append, live))) => {
+            Ok(Ok((append, live, bytes))) => {
                 return Stepped {
                     append,
                     live,
                     fallback,
+                    bytes,
                 };
             }
             Ok(Err(reason)) => reason,
@@ -199,16 +198,21 @@ impl Job {
             append: fallback.fault(&reason, context.clock.now_unix_ms()),
             live: None,
             fallback,
+            bytes: 0,
         }
     }
 
-    fn step(self, context: &Context, limits: &Limits) -> Result<(Append, Option<Live>), String> {
-        let live = self.live?;
+    fn step(
+        self,
+        context: &Context,
+        limits: &Limits,
+        until: Instant,
+    ) -> Result<(Append, Option<Live>, usize), String> {
         let mut run = Run {
             context,
             limits,
             id: self.id,
-            live,
+            live: self.live,
             entries: Vec::new(),
             bytes: 0,
             armed: BTreeMap::new(),
@@ -219,9 +223,13 @@ impl Job {
             refused: Vec::new(),
             refusals: 0,
             more: false,
+            until,
+            looks_on: self.looks_on,
         };
         run.take_all(self.incoming, self.ends, self.input)?;
-        Ok(run.end(self.seq))
+        let bytes = run.bytes;
+        let (append, live) = run.end(self.seq);
+        Ok((append, live, bytes))
     }
 }
 
@@ -241,6 +249,9 @@ struct Run<'a> {
     refused: Vec<(StepKey, String)>,
     refusals: u32,
     more: bool,
+    /// When it ends at the latest, with what it has.
+    until: Instant,
+    looks_on: bool,
 }
 
 impl Run<'_> {
@@ -258,30 +269,34 @@ impl Run<'_> {
         happenings.sort_by_key(|happening| match happening {
             Happening::Start => 0,
             Happening::Cancel => 1,
-            Happening::LookAgain => 2,
+            Happening::LookAgain | Happening::GoOn => 2,
             Happening::StepEnded { .. } => 3,
         });
-        let mut input = Some(input);
+        if self.live.state.status() == Status::Pending {
+            let execution = self.id.to_string();
+            self.feed(Input::Start { execution, input })?;
+        }
+        let mut looks = false;
         for happening in happenings {
             if !self.has_room() {
                 return Ok(());
             }
-            self.consumed.push(happening);
-            let status = self.live.state.status();
-            let input = match happening {
-                Happening::Start if status == Status::Pending => Input::Start {
-                    execution: self.id.to_string(),
-                    input: input.take().unwrap_or_default(),
-                },
-                Happening::Start => continue,
-                Happening::Cancel => Input::Cancel,
-                Happening::LookAgain => Input::Resume,
-                Happening::StepEnded { task, .. } => {
-                    self.end_step(task, &mut ends)?;
+            match happening {
+                Happening::Start | Happening::GoOn => {}
+                Happening::Cancel => self.feed(Input::Cancel)?,
+                Happening::LookAgain => {
+                    looks = true;
                     continue;
                 }
-            };
-            self.feed(input)?;
+                // It was sent again, or nobody has read how it ended. Its row may be of another end.
+                Happening::StepEnded { task, .. }
+                    if self.live.keys.contains_key(&task) && !ends.contains_key(&task) =>
+                {
+                    continue;
+                }
+                Happening::StepEnded { task, .. } => self.end_step(task, &mut ends)?,
+            }
+            self.consumed.push(happening);
         }
         // Those whose ends were missed.
         let missed: Vec<TaskId> = ends.keys().copied().collect();
@@ -290,6 +305,9 @@ impl Run<'_> {
                 return Ok(());
             }
             self.end_step(task, &mut ends)?;
+        }
+        if looks && !self.looks_on {
+            self.consumed.push(Happening::LookAgain);
         }
         for timer in timers {
             if !self.has_room() {
@@ -324,9 +342,11 @@ impl Run<'_> {
 
     /// Whether this append takes another input.
     fn has_room(&self) -> bool {
+        let is_new = self.entries.is_empty() && self.consumed.is_empty();
         !self.more
             && self.entries.len() < self.limits.batch_events
             && self.bytes < self.limits.batch_bytes
+            && (is_new || Instant::now() < self.until)
     }
 
     /// Gives the machine an input, and the ends of steps that this issues with invalid tasks.
@@ -375,6 +395,7 @@ impl Run<'_> {
                 let traceparent = &self.live.traceparent;
                 match row(self.context, self.id, traceparent, task, *step, now) {
                     Ok(row) => {
+                        self.bytes += row.task.payload.len();
                         self.live.add_step(key.clone(), task);
                         self.issued.insert(key, row);
                     }
@@ -453,7 +474,7 @@ impl Run<'_> {
             steps: self.issued.into_values().collect(),
             cancelled: self.cancelled,
             consumed: self.consumed,
-            look_again: self.more,
+            goes_on: self.more,
             status,
             summary: Some(summary(output, state.error(), waits)),
             at_unix_ms: self.context.clock.now_unix_ms(),

@@ -11,7 +11,8 @@
 //!   (again), as for any batch.
 //! - The answer to an append is lost: the executions are folded again.
 //!
-//! An execution whose log cannot be read, or that a bug of the machine ends, faults. Others go on.
+//! An execution that a bug of the machine ends faults, and one whose log cannot be read waits for a
+//! version that can. Others go on.
 
 mod error;
 mod hot;
@@ -21,7 +22,10 @@ mod programs;
 mod rounds;
 mod row;
 
-use std::time::Duration;
+use std::{
+    pin::pin,
+    time::{Duration, Instant},
+};
 
 use self::{error::Failure, rounds::Rounds};
 use crate::{
@@ -38,10 +42,10 @@ const RENEW: Duration = Duration::from_secs(1);
 /// How often to look for what other processes have brought to open executions, and whether any are open.
 const LOOK_OPEN: Duration = Duration::from_millis(200);
 const LOOK: Duration = Duration::from_secs(1);
-/// How often ended executions are removed, and open ones counted, while some are open.
-const UPKEEP: Duration = Duration::from_secs(5);
-/// How many ended executions are removed at once.
-const REMOVED_AT_ONCE: u32 = 100;
+/// How often open executions are counted, and the pause after that as a multiple of the time that it
+/// took.
+const COUNT: Duration = Duration::from_secs(5);
+const COUNT_SHARE: u32 = 99;
 
 /// Starts the loop.
 pub fn start(context: &Context, supervisor: &Supervisor) {
@@ -66,64 +70,109 @@ impl Stepper {
         let Self { context, to_mark } = self;
         let clock = cx.clock().clone();
         let mut rounds = Rounds::new(context.clone(), to_mark, Patience::default());
-        let (mut renew_at, mut upkeep_at) = (clock.now(), clock.now());
-        let mut leads = false;
+        let mut lease = Lease::new(&context, &cx);
+        let mut count_at = clock.now();
         while !cx.stop.is_cancelled() {
-            if clock.now() >= renew_at {
-                renew_at = clock.now() + RENEW;
-                let led =
-                    std::mem::replace(&mut leads, context.coordination.lease(WORK, LEASE).await?);
-                if led != leads {
-                    let does = if leads { "steps" } else { "does not step" };
-                    tracing::debug!("this process {does} executions of workflows");
-                    rounds.forget();
-                }
+            if lease.renew().await? {
+                rounds.forget();
             }
-            cx.beat();
             let mut pause = RENEW;
-            if leads {
-                if clock.now() >= upkeep_at {
-                    let is_full = upkeep(&context, &cx).await?;
-                    let next = match context.executions.are_open() {
-                        _ if is_full => Duration::ZERO,
-                        true => UPKEEP,
-                        false => LOOK,
-                    };
-                    upkeep_at = clock.now() + next;
+            if lease.is_held {
+                if clock.now() >= count_at {
+                    let began = Instant::now();
+                    let are_open = lease.keep(count(&context)).await?;
+                    // With a million of them it takes a while.
+                    let pause = if are_open { COUNT } else { LOOK };
+                    count_at = clock.now() + pause.max(began.elapsed() * COUNT_SHARE);
                 }
                 // Without open executions there is nothing to read.
                 if context.executions.are_open() {
-                    pause = rounds.round().await?.unwrap_or(LOOK_OPEN).min(LOOK_OPEN);
+                    let next = lease.keep(rounds.round()).await?;
+                    pause = next.unwrap_or(LOOK_OPEN).min(LOOK_OPEN);
                 }
             }
-            let pause = pause.min(renew_at.saturating_duration_since(clock.now()));
+            let pause = pause.min(lease.renew_at.saturating_duration_since(clock.now()));
             if !pause.is_zero() {
                 tokio::select! {
                     () = clock.sleep(pause) => {}
-                    () = context.executions.woken(), if leads => {}
+                    () = context.executions.woken(), if lease.is_held => {}
                     () = cx.stop.cancelled() => {}
                 }
             }
         }
-        if leads {
-            context.coordination.release(WORK).await?;
+        lease.release().await
+    }
+}
+
+/// The right to step executions.
+struct Lease<'a> {
+    context: &'a Context,
+    cx: &'a Loop,
+    is_held: bool,
+    renew_at: Instant,
+}
+
+impl<'a> Lease<'a> {
+    fn new(context: &'a Context, cx: &'a Loop) -> Self {
+        Self {
+            context,
+            cx,
+            is_held: false,
+            renew_at: cx.clock().now(),
+        }
+    }
+
+    /// Asks for the lease if it is time. Returns whether this process has got or lost it.
+    async fn renew(&mut self) -> Result<bool, Failure> {
+        self.cx.beat();
+        if self.cx.clock().now() < self.renew_at {
+            return Ok(false);
+        }
+        self.renew_at = self.cx.clock().now() + RENEW;
+        let is_held = self.context.coordination.lease(WORK, LEASE).await?;
+        let was_held = std::mem::replace(&mut self.is_held, is_held);
+        if was_held != is_held {
+            let does = if is_held { "steps" } else { "does not step" };
+            tracing::debug!("this process {does} executions of workflows");
+            if !is_held {
+                metrics::workflow_open(0, 0);
+            }
+        }
+        Ok(was_held != is_held)
+    }
+
+    /// Does work, and keeps the lease meanwhile. If another process gets it, the work goes on: it does
+    /// no harm.
+    async fn keep<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return done,
+                () = self.cx.clock().sleep(RENEW) => {
+                    self.cx.beat();
+                    self.renew_at = self.cx.clock().now() + RENEW;
+                    self.context.coordination.lease(WORK, LEASE).await?;
+                }
+            }
+        }
+    }
+
+    async fn release(self) -> Result<(), Failure> {
+        if self.is_held {
+            self.context.coordination.release(WORK).await?;
         }
         Ok(())
     }
 }
 
-/// Removes ended executions, and counts those that are open. Returns whether more are to be removed.
-async fn upkeep(context: &Context, cx: &Loop) -> Result<bool, Failure> {
-    let store = &context.store;
-    let counts = store.execution_counts().await?;
-    context.executions.set_open(counts.open > 0);
+/// Counts what is open. Returns whether anything is.
+async fn count(context: &Context) -> Result<bool, Failure> {
+    let counts = context.store.execution_counts().await?;
+    let are_open = counts.open > 0;
+    context.executions.set_open(are_open);
     metrics::workflow_open(counts.open, counts.timers);
-    let retention = context.settings.watchdog.retention;
-    if retention.is_zero() {
-        return Ok(false);
-    }
-    // The database's clock decides, and does not know of the time that a test has skipped.
-    let age = retention.saturating_sub(cx.clock().skipped());
-    let removed = store.remove_ended_executions(age, REMOVED_AT_ONCE).await?;
-    Ok(removed >= u64::from(REMOVED_AT_ONCE))
+    Ok(are_open)
 }

@@ -8,7 +8,7 @@ use crate::{
     store::{Store, StoredDefinition},
     workflow::{
         definition::{Definition, Mistake},
-        expression::with_stack,
+        expression::{self, with_stack},
         program::{Documents, Program},
     },
 };
@@ -34,14 +34,15 @@ impl Programs {
         let Some(stored) = store.definition(workflow).await? else {
             return Ok(Err(format!("there is no definition of {workflow}")));
         };
+        let no_thread = |why: String| Failure::Stack(why);
         let compiling = tokio::task::spawn_blocking(move || compile(&stored)).await;
-        let program = match compiling {
-            Ok(Ok(program)) if program.hash == hash => Arc::new(program),
-            Ok(Ok(_)) => {
+        let compiled = compiling.map_err(|error| no_thread(error.to_string()))?;
+        let program = match compiled.map_err(|error| no_thread(error.to_string()))? {
+            Ok(program) if program.hash == hash => Arc::new(program),
+            Ok(_) => {
                 return Ok(Err(format!("{workflow} has another hash than {hash}")));
             }
-            Ok(Err(why)) => return Ok(Err(format!("cannot read {workflow}: {why}"))),
-            Err(error) => return Ok(Err(format!("cannot compile {workflow}: {error}"))),
+            Err(why) => return Ok(Err(format!("cannot read {workflow}: {why}"))),
         };
         if self.0.len() >= MOST {
             self.0.clear();
@@ -51,20 +52,20 @@ impl Programs {
     }
 }
 
-fn compile(stored: &StoredDefinition) -> Result<Program, String> {
+/// Compiles a definition. The outer error is that there is no thread for it.
+fn compile(stored: &StoredDefinition) -> Result<Result<Program, String>, expression::Error> {
     let first = |mistakes: Vec<Mistake>| {
         mistakes
             .first()
             .map(ToString::to_string)
             .unwrap_or_default()
     };
-    let documents: Documents = match stored.documents.as_str() {
-        "" => Documents::new(),
-        documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
-    };
     with_stack(|| {
+        let documents: Documents = match stored.documents.as_str() {
+            "" => Documents::new(),
+            documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
+        };
         let read = Definition::read(&stored.text).map_err(first)?;
         Program::compile(&read, &documents).map_err(first)
     })
-    .map_err(|error| error.to_string())?
 }

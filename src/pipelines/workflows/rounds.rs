@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     error::Failure,
     hot::Hot,
-    inputs::{Arrivals, Incoming, step_ends},
+    inputs::{Arrivals, Ends, Incoming},
     job::{Job, Live, Stepped},
     programs::Programs,
 };
@@ -43,7 +43,11 @@ const AHEAD: Duration = Duration::from_secs(1);
 /// How many logs are read at the same time, and how many entries at once.
 const LOADED_AT_ONCE: usize = 8;
 const ENTRIES_AT_ONCE: u32 = 1_000;
-/// For how long an execution is left alone whose append the database refuses.
+/// After how many entries a round reads no other log, and after how many bytes of appends it steps no
+/// other execution.
+const ENTRIES_OF_ROUND: u64 = 20_000;
+const BYTES_OF_APPENDS: usize = 16 << 20;
+/// For how long an execution is left alone that cannot be read, or whose append the database refuses.
 const HELD_FOR: Duration = Duration::from_secs(10);
 
 pub(super) struct Rounds {
@@ -53,7 +57,7 @@ pub(super) struct Rounds {
     limits: Limits,
     hot: Hot,
     programs: Programs,
-    /// Executions whose appends are refused, and until when they are left alone.
+    /// Executions that cannot be stepped now, and until when they are left alone.
     held: HashMap<ExecutionId, Instant>,
     /// The execution that was stepped last. The next round begins after it.
     last: Option<ExecutionId>,
@@ -76,11 +80,7 @@ impl Rounds {
             state: max_state,
             steps: max_steps,
             depth: max_depth,
-            expressions: Bounds {
-                fuel: expr_fuel,
-                memory: expr_memory,
-                output: max_state,
-            },
+            expressions: Bounds::new(expr_fuel, expr_memory, max_state),
             batch_events: EVENTS_AT_ONCE,
             ..Limits::default()
         };
@@ -114,7 +114,8 @@ impl Rounds {
         let mut is_full = arrivals.is_full;
         let next_due = arrivals.next_due_unix_ms;
         if !arrivals.by_execution.is_empty() {
-            let jobs = self.jobs(arrivals).await?;
+            let (jobs, has_more) = self.jobs(arrivals).await?;
+            is_full |= has_more;
             is_full |= self.step(jobs).await?;
         }
         if is_full {
@@ -124,8 +125,8 @@ impl Rounds {
         Ok(left.map(|left| Duration::from_millis(left.max(1).unsigned_abs())))
     }
 
-    /// Makes jobs of what came, in turn.
-    async fn jobs(&mut self, arrivals: Arrivals) -> Result<Vec<Job>, Failure> {
+    /// Makes jobs of what came, in turn. Returns whether some of it waits for the next round.
+    async fn jobs(&mut self, arrivals: Arrivals) -> Result<(Vec<Job>, bool), Failure> {
         let store = Arc::clone(&self.context.store);
         let mut cold = Vec::new();
         let mut jobs = Vec::new();
@@ -133,30 +134,48 @@ impl Rounds {
             match self.hot.take(id) {
                 Some(live) => {
                     let seq = live.state.events();
-                    jobs.push(job(id, seq, Ok(live), incoming, Value::Null));
+                    jobs.push(job(id, seq, live, incoming, Value::Null));
                 }
                 None => cold.push((id, incoming)),
             }
         }
-        jobs.extend(self.load(cold).await?);
-        let asked: Vec<Vec<TaskId>> = jobs.iter().map(Job::asks_about).collect();
-        let mut ends = step_ends(&*store, &asked.concat()).await?;
-        for (job, asked) in jobs.iter_mut().zip(asked) {
-            let of_job = asked.into_iter();
-            job.ends = of_job
-                .filter_map(|task| Some((task, ends.remove(&task)?)))
-                .collect();
+        let (loaded, mut has_more) = self.load(cold).await?;
+        jobs.extend(loaded);
+        let mut asked: Vec<(usize, TaskId)> = Vec::new();
+        let mut looked_at: Vec<(usize, TaskId)> = Vec::new();
+        for (place, job) in jobs.iter().enumerate() {
+            asked.extend(job.ended().map(|task| (place, task)));
+            looked_at.extend(job.to_look_at().map(|task| (place, task)));
+        }
+        let ids: Vec<TaskId> = looked_at.iter().map(|(_, task)| *task).collect();
+        let unfinished = store.unfinished_among(&ids).await?;
+        let unfinished: HashSet<TaskId> = unfinished.into_iter().collect();
+        looked_at.retain(|(_, task)| !unfinished.contains(task));
+        asked.extend(looked_at);
+        let ids: Vec<TaskId> = asked.iter().map(|(_, task)| *task).collect();
+        let mut ends = Ends::read(&*store, &ids, &self.context.settings).await?;
+        has_more |= ends.is_full;
+        for (place, task) in asked {
+            if let Some(end) = ends.by_task.remove(&task) {
+                jobs[place].ends.insert(task, end);
+            }
+        }
+        for job in &mut jobs {
+            job.looks_on = ends.is_full;
         }
         jobs.sort_by_key(|job| job.id);
         let first = jobs.partition_point(|job| Some(job.id) <= self.last);
         jobs.rotate_left(first);
-        Ok(jobs)
+        Ok((jobs, has_more))
     }
 
-    /// Reads executions from SQL.
-    async fn load(&mut self, cold: Vec<(ExecutionId, Incoming)>) -> Result<Vec<Job>, Failure> {
+    /// Reads executions from SQL. Returns whether some are left for the next round.
+    async fn load(
+        &mut self,
+        cold: Vec<(ExecutionId, Incoming)>,
+    ) -> Result<(Vec<Job>, bool), Failure> {
         if cold.is_empty() {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), false));
         }
         let store = Arc::clone(&self.context.store);
         let ids: Vec<ExecutionId> = cold.iter().map(|(id, _)| *id).collect();
@@ -164,11 +183,18 @@ impl Rounds {
         let mut listed: HashMap<ExecutionId, ListedExecution> =
             listed.into_iter().map(|one| (one.id, one)).collect();
         let mut loading = Vec::new();
+        let mut has_more = false;
+        let mut entries = 0;
         for (id, incoming) in cold {
             // It is gone, or has ended since.
             let Some(listed) = listed.remove(&id).filter(|one| !one.status.is_final()) else {
                 continue;
             };
+            if entries >= ENTRIES_OF_ROUND {
+                has_more = true;
+                break;
+            }
+            entries += listed.seq;
             let programs = &mut self.programs;
             let program = programs
                 .get(&*store, &listed.workflow, &listed.hash)
@@ -177,10 +203,18 @@ impl Rounds {
         }
         let mut loading = stream::iter(loading).buffer_unordered(LOADED_AT_ONCE);
         let mut jobs = Vec::new();
-        while let Some(job) = loading.next().await {
-            jobs.push(job?);
+        while let Some(loaded) = loading.next().await {
+            match loaded? {
+                Ok(job) => jobs.push(job),
+                // A later version may have written it, and this one must not end it.
+                Err((id, why)) => {
+                    tracing::warn!("execution {id} waits: {why}");
+                    let until = self.context.clock.now() + HELD_FOR;
+                    self.held.insert(id, until);
+                }
+            }
         }
-        Ok(jobs)
+        Ok((jobs, has_more))
     }
 
     /// Steps executions, and stores and publishes what comes of it. Returns whether there is more to
@@ -193,10 +227,14 @@ impl Rounds {
                 let until = Instant::now() + STEPS_FOR;
                 let mut jobs = jobs.into_iter();
                 let mut stepped = Vec::new();
+                let mut bytes = 0;
                 while (stepped.is_empty() || Instant::now() < until)
+                    && bytes < BYTES_OF_APPENDS
                     && let Some(job) = jobs.next()
                 {
-                    stepped.push(job.run(&context, &limits));
+                    let one = job.run(&context, &limits, until);
+                    bytes += one.bytes;
+                    stepped.push(one);
                 }
                 (stepped, jobs.collect::<Vec<_>>())
             })
@@ -208,15 +246,13 @@ impl Rounds {
         };
         let mut is_full = !left.is_empty();
         for job in left {
-            if let Ok(live) = job.live {
-                self.hot.put(job.id, live);
-            }
+            self.hot.put(job.id, job.live);
         }
         let Some(last) = stepped.last() else {
             return Ok(is_full);
         };
         self.last = Some(last.append.execution);
-        is_full |= stepped.iter().any(|one| one.append.look_again);
+        is_full |= stepped.iter().any(|one| one.append.goes_on);
         self.store(stepped).await?;
         Ok(is_full)
     }
@@ -228,6 +264,7 @@ impl Rounds {
             append,
             live,
             fallback,
+            ..
         } in stepped
         {
             appends.push(append);
@@ -239,7 +276,7 @@ impl Rounds {
         metrics::workflow_append(started.elapsed());
         let stored = match stored {
             Ok(stored) => stored,
-            Err(error) if !error.is_refusal() => return Err(error.into()),
+            Err(error) if is_outage(&error) => return Err(error.into()),
             // One execution that the database refuses is no reason to hold up the others.
             Err(error) => {
                 tracing::warn!(
@@ -249,17 +286,21 @@ impl Rounds {
                 for (append, (live, fallback)) in appends.into_iter().zip(others) {
                     let id = append.execution;
                     let now = self.context.clock.now_unix_ms();
-                    let Err(error) = self.store_one(append, live, before).await? else {
+                    let Err(mut error) = self.store_one(append, live, before).await? else {
                         continue;
                     };
-                    let reason = format!("the database refuses what it does: {error}");
-                    tracing::warn!("execution {id} faults: {reason}");
-                    let fault = fallback.fault(&reason, now);
-                    if let Err(error) = self.store_one(fault, None, before).await? {
-                        tracing::error!("execution {id} cannot even fault: {error}");
-                        let until = self.context.clock.now() + HELD_FOR;
-                        self.held.insert(id, until);
+                    if error.is_refusal() {
+                        let reason = format!("the database refuses what it does: {error}");
+                        tracing::warn!("execution {id} faults: {reason}");
+                        let fault = fallback.fault(&reason, now);
+                        match self.store_one(fault, None, before).await? {
+                            Ok(_) => continue,
+                            Err(of_fault) => error = of_fault,
+                        }
                     }
+                    tracing::error!("execution {id} waits: {error}");
+                    let until = self.context.clock.now() + HELD_FOR;
+                    self.held.insert(id, until);
                 }
                 return Ok(());
             }
@@ -268,7 +309,7 @@ impl Rounds {
         self.follow(&appends, lives, stored, before).await
     }
 
-    /// Stores one append alone. The inner error is a refusal.
+    /// Stores one append alone. The inner error is the append's own.
     async fn store_one(
         &mut self,
         append: Append,
@@ -278,8 +319,8 @@ impl Rounds {
         let appends = [append];
         let stored = match self.context.store.append(&appends).await {
             Ok(stored) => stored,
-            Err(error) if error.is_refusal() => return Ok(Err(error)),
-            Err(error) => return Err(error.into()),
+            Err(error) if is_outage(&error) => return Err(error.into()),
+            Err(error) => return Ok(Err(error)),
         };
         let answer = stored.answers.first().cloned().unwrap_or(Appended::Lost);
         self.follow(&appends, vec![live], stored, before).await?;
@@ -327,34 +368,35 @@ impl Rounds {
     }
 }
 
-fn job(
-    id: ExecutionId,
-    seq: u64,
-    live: Result<Live, String>,
-    incoming: Incoming,
-    input: Value,
-) -> Job {
+fn job(id: ExecutionId, seq: u64, live: Live, incoming: Incoming, input: Value) -> Job {
     Job {
         id,
         seq,
         live,
         incoming,
         ends: HashMap::new(),
+        looks_on: false,
         input,
     }
 }
 
-/// Reads the log of an execution, and its input if it has not begun.
+/// Whether the database takes nothing now. Otherwise it is the append that it does not take.
+fn is_outage(error: &store::Error) -> bool {
+    error.is_transient() && !matches!(error, store::Error::GaveUp { .. })
+}
+
+/// Reads the log of an execution, and its input if it has not begun. The inner error says why it
+/// cannot be stepped.
 async fn load(
     store: &dyn Store,
     listed: ListedExecution,
     program: Result<Arc<Program>, String>,
     incoming: Incoming,
-) -> Result<Job, Failure> {
+) -> Result<Result<Job, (ExecutionId, String)>, Failure> {
     let (id, seq) = (listed.id, listed.seq);
     let program = match program {
         Ok(program) => program,
-        Err(why) => return Ok(job(id, seq, Err(why), incoming, Value::Null)),
+        Err(why) => return Ok(Err((id, why))),
     };
     let mut input = Value::Null;
     if seq == 0 {
@@ -364,16 +406,16 @@ async fn load(
             Ok(read) => input = read,
             Err(error) => {
                 let why = format!("its input is not JSON: {error}");
-                return Ok(job(id, seq, Err(why), incoming, Value::Null));
+                return Ok(Err((id, why)));
             }
         }
     }
     let state = match fold(store, id, seq).await? {
         Ok(state) => state,
-        Err(why) => return Ok(job(id, seq, Err(why), incoming, Value::Null)),
+        Err(why) => return Ok(Err((id, why))),
     };
     let live = Live::new(id, state, program, listed.traceparent);
-    Ok(job(id, seq, Ok(live), incoming, input))
+    Ok(Ok(job(id, seq, live, incoming, input)))
 }
 
 /// Folds the log of an execution up to an entry. The inner error says why it cannot be read.
@@ -389,17 +431,23 @@ async fn fold(
             let why = format!("its log ends after {} of {up_to} events", state.events());
             return Ok(Err(why));
         }
-        for stored in page {
-            // Somebody else appends meanwhile. This one's append will be lost.
-            if state.events() == up_to {
-                break;
+        let applying = tokio::task::spawn_blocking(move || {
+            for stored in page {
+                // Somebody else appends meanwhile. This one's append will be lost.
+                if state.events() == up_to {
+                    break;
+                }
+                serde_json::from_slice::<Entry>(&stored.entry)
+                    .map_err(|error| error.to_string())
+                    .and_then(|entry| state.apply(&entry).map_err(|error| error.to_string()))
+                    .map_err(|why| format!("event {} of its log: {why}", stored.seq))?;
             }
-            let applied = serde_json::from_slice::<Entry>(&stored.entry)
-                .map_err(|error| error.to_string())
-                .and_then(|entry| state.apply(&entry).map_err(|error| error.to_string()));
-            if let Err(why) = applied {
-                return Ok(Err(format!("event {} of its log: {why}", stored.seq)));
-            }
+            Ok(state)
+        });
+        let applied = applying.await;
+        match applied.map_err(|error| Failure::Stack(error.to_string()))? {
+            Ok(folded) => state = folded,
+            Err(why) => return Ok(Err(why)),
         }
     }
     Ok(Ok(state))

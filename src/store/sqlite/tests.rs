@@ -204,7 +204,7 @@ fn append(execution: ExecutionId, seq: u64, steps: Vec<NewRow>) -> Append {
         steps,
         cancelled: vec![],
         consumed: vec![Happening::Start],
-        look_again: false,
+        goes_on: false,
         status: ExecutionStatus::Waiting,
         summary: None,
         at_unix_ms: 1,
@@ -726,7 +726,7 @@ async fn executions(store: &SqliteStore) {
     let steps = ["a", "b", "c"].map(|path| step(id, path));
     let mut next = append(id, 0, steps.to_vec());
     next.armed = vec![(0, 1), (1, 2)];
-    next.look_again = true;
+    next.goes_on = true;
     store.append(&[next]).await.unwrap();
     let reports = steps.clone().map(|step| completed(step.task.id, vec![]));
     store.settle(&reports).await.unwrap();
@@ -734,7 +734,7 @@ async fn executions(store: &SqliteStore) {
     next.disarmed = vec![0];
     next.cancelled = vec![steps[0].task.id];
     next.consumed = vec![
-        Happening::LookAgain,
+        Happening::GoOn,
         Happening::StepEnded {
             task: steps[0].task.id,
             status: StoredStatus::Completed,

@@ -12,15 +12,30 @@ pub struct Bounds {
     pub memory: usize,
     /// How many bytes the result may have as JSON.
     pub output: usize,
+    /// The work of all evaluations with these bounds together. A unit takes about a nanosecond.
+    pub work: u64,
+}
+
+/// Work of built-in functions per unit of fuel: a byte copied, a quarter of an element.
+pub(super) const WORK_PER_FUEL: u64 = 2_048;
+
+/// How many evaluations that use all of their fuel fit into [`Bounds::work`].
+const EVALUATIONS: u64 = 50;
+
+impl Bounds {
+    pub fn new(fuel: u64, memory: usize, output: usize) -> Bounds {
+        Bounds {
+            fuel,
+            memory,
+            output,
+            work: fuel.saturating_mul(WORK_PER_FUEL * EVALUATIONS),
+        }
+    }
 }
 
 impl Default for Bounds {
     fn default() -> Bounds {
-        Bounds {
-            fuel: 20_000,
-            memory: 64 << 20,
-            output: 4 << 20,
-        }
+        Bounds::new(20_000, 64 << 20, 4 << 20)
     }
 }
 

@@ -13,11 +13,7 @@ use std::rc::Rc;
 
 use regex::Regex;
 
-use super::{Bounds, Error};
-
-/// Work of built-in functions per unit of fuel. A unit of work is about a nanosecond: a byte
-/// copied, a quarter of an element.
-const WORK_PER_FUEL: u64 = 2_048;
+use super::{Bounds, Error, bounds::WORK_PER_FUEL};
 
 /// Work of a tick, whatever its weight. It also bounds the lists that the interpreter builds by one
 /// element a tick and frees by recursion.
@@ -60,23 +56,29 @@ thread_local! {
 /// Evaluates within the bounds, on at most `stack` bytes of stack plus what lies between two ticks.
 /// No value outlives the call.
 pub(super) fn within<T>(
-    bounds: Bounds,
+    bounds: &mut Bounds,
     stack: usize,
-    evaluate: impl FnOnce() -> Result<T, Error>,
+    evaluate: impl FnOnce(&mut Bounds) -> Result<T, Error>,
 ) -> Result<T, Error> {
+    let of_one = bounds.fuel.saturating_mul(WORK_PER_FUEL);
+    let work = of_one.min(bounds.work);
     METER.with(|meter| {
         meter.fuel.set(bounds.fuel);
-        meter.work.set(bounds.fuel.saturating_mul(WORK_PER_FUEL));
+        meter.work.set(work);
         meter.memory.set(0);
         meter.memory_limit.set(bounds.memory);
         meter.stack.set(stack_address());
         meter.stack_limit.set(stack);
     });
-    let result = caught(evaluate);
+    let result = caught(|| evaluate(bounds));
     METER.with(|meter| {
+        bounds.work -= work - meter.work.get();
         debug_assert_eq!(meter.memory.get(), 0, "a value outlived its evaluation");
         meter.regexes.borrow_mut().clear();
     });
+    if work < of_one && result.as_ref().err() == Some(&Error::Fuel) {
+        bounds.work = 0;
+    }
     result
 }
 

@@ -62,9 +62,9 @@ impl Expression {
         &self,
         input: &Value,
         variables: &[&Value],
-        mut bounds: Bounds,
+        bounds: &mut Bounds,
     ) -> Result<Value, Error> {
-        self.run(input, variables, &mut bounds)
+        self.run(input, variables, bounds)
     }
 
     /// Takes what the result has from the bound of the output.

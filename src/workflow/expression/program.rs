@@ -68,7 +68,7 @@ impl Program {
         variables: &[&Json],
         bounds: &mut Bounds,
     ) -> Result<Json, Error> {
-        meter::within(*bounds, stack::USABLE, || {
+        meter::within(bounds, stack::USABLE, |bounds| {
             let result = self.result(input, variables)?;
             result.to_json(&mut bounds.output).ok_or(Error::Output)
         })
@@ -81,7 +81,7 @@ impl Program {
         variables: &[&Json],
         bounds: &mut Bounds,
     ) -> Result<String, Error> {
-        meter::within(*bounds, stack::USABLE, || {
+        meter::within(bounds, stack::USABLE, |bounds| {
             let result = self.result(input, variables)?;
             let text = result.to_text();
             bounds.spend(text.as_str().len())?;

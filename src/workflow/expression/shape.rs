@@ -35,12 +35,12 @@ impl Shape {
         &self,
         input: &Value,
         variables: &[&Value],
-        mut bounds: Bounds,
+        bounds: &mut Bounds,
     ) -> Result<Value, Error> {
         if let Shape::Constant(value) = self {
             return Ok(value.clone());
         }
-        with_stack(|| self.run(input, variables, &mut bounds))?
+        with_stack(|| self.run(input, variables, bounds))?
     }
 
     fn run(

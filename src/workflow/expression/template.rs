@@ -73,9 +73,9 @@ impl Template {
         &self,
         input: &Value,
         variables: &[&Value],
-        mut bounds: Bounds,
+        bounds: &mut Bounds,
     ) -> Result<Value, Error> {
-        self.run(input, variables, &mut bounds)
+        self.run(input, variables, bounds)
     }
 
     /// Takes what the value has from the bound of the output.

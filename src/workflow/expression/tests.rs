@@ -8,9 +8,9 @@ use super::*;
 
 const VARIABLES: &[&str] = &["context"];
 
-fn evaluate(text: &str, input: &Value, bounds: Bounds) -> Result<Value, Error> {
+fn evaluate(text: &str, input: &Value, mut bounds: Bounds) -> Result<Value, Error> {
     let context = json!({"color": "red"});
-    Expression::compile(text, VARIABLES)?.evaluate(input, &[&context], bounds)
+    Expression::compile(text, VARIABLES)?.evaluate(input, &[&context], &mut bounds)
 }
 
 fn result(text: &str) -> Result<Value, Error> {
@@ -22,7 +22,7 @@ fn expression_sees_its_input_and_its_variables() {
     assert_eq!(result(".a[2].b"), Ok(json!("x")));
     assert_eq!(result("$context.color"), Ok(json!("red")));
     let expression = Expression::compile(".", VARIABLES).expect("it compiles");
-    let missing = expression.evaluate(&Value::Null, &[], Bounds::default());
+    let missing = expression.evaluate(&Value::Null, &[], &mut Bounds::default());
     assert_eq!(missing, Err(Error::Variables));
 }
 
@@ -31,7 +31,7 @@ fn variables_keep_the_order_of_their_names() {
     let expression = Expression::compile("[$x, $y, $z]", &["x", "y", "z"]).expect("it compiles");
     let values = [json!(1), json!(2), json!(3)];
     let values: Vec<_> = values.iter().collect();
-    let result = expression.evaluate(&Value::Null, &values, Bounds::default());
+    let result = expression.evaluate(&Value::Null, &values, &mut Bounds::default());
     assert_eq!(result, Ok(json!([1, 2, 3])));
 }
 
@@ -143,7 +143,7 @@ fn results_do_not_depend_on_the_order_of_evaluations() {
         for thread in 0..8 {
             let expression = expression.clone();
             scope.spawn(move || {
-                let result = expression.evaluate(&json!([thread]), &[], Bounds::default());
+                let result = expression.evaluate(&json!([thread]), &[], &mut Bounds::default());
                 assert_eq!(result, Ok(json!([thread * 2])));
             });
         }
@@ -233,7 +233,7 @@ fn results_do_not_depend_on_what_is_copied() {
     for text in texts {
         let evaluate = |text: &str| {
             let expression = Expression::compile(text, &["v"])?;
-            let result = expression.evaluate(&input, &[&input], Bounds::default());
+            let result = expression.evaluate(&input, &[&input], &mut Bounds::default());
             result.map_err(|error| Error::Raised(error.to_string()))
         };
         // This way all is copied.
@@ -248,12 +248,12 @@ fn results_do_not_depend_on_what_is_copied() {
     for input in [json!([1]), json!("x"), json!(1), json!(null)] {
         for text in [".a", ".a.b", "$v.a", "{a}"] {
             let expression = Expression::compile(text, &["v"]).expect("it compiles");
-            let result = expression.evaluate(&input, &[&input], Bounds::default());
+            let result = expression.evaluate(&input, &[&input], &mut Bounds::default());
             let whole = format!("(. | length) as $all | ($v | length) as $all | ({text})");
             let whole = Expression::compile(&whole, &["v"]).expect("it compiles");
             assert_eq!(
                 result,
-                whole.evaluate(&input, &[&input], Bounds::default()),
+                whole.evaluate(&input, &[&input], &mut Bounds::default()),
                 "{text}"
             );
         }

@@ -87,17 +87,21 @@ pub struct Step {
 pub struct Limits {
     /// The most events.
     pub events: u64,
-    /// The most bytes of the values in its state.
+    /// The most bytes of its state, which are mostly values.
     pub state: usize,
+    /// The most bytes of the values in its history.
+    pub history: u64,
     /// The most tasks between two waits.
     pub steps: u32,
     /// How deep tasks may be in each other.
     pub depth: usize,
-    /// Of each expression.
+    /// Of each expression, and of all those of one task together.
     pub expressions: Bounds,
-    /// After this many events or bytes a call of [`super::step`] returns, even if more can be done.
+    /// After this many events, bytes, or work of expressions a call of [`super::step`] returns, even if
+    /// more can be done.
     pub batch_events: usize,
     pub batch_bytes: usize,
+    pub batch_work: u64,
 }
 
 impl Default for Limits {
@@ -105,11 +109,13 @@ impl Default for Limits {
         Self {
             events: 100_000,
             state: 4 << 20,
+            history: 256 << 20,
             steps: 10_000,
             depth: 64,
             expressions: Bounds::default(),
             batch_events: 1000,
             batch_bytes: 4 << 20,
+            batch_work: 200_000_000,
         }
     }
 }

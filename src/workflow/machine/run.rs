@@ -1,6 +1,7 @@
 //! One call of the machine: from an input until everything waits.
 
 use std::{
+    cell::Cell,
     collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
@@ -56,6 +57,8 @@ pub fn step(
         now,
         entries: Vec::new(),
         bytes: 0,
+        work: Cell::new(limits.expressions.work),
+        state_bytes: 0,
         issued: BTreeMap::new(),
         ready: VecDeque::new(),
     };
@@ -70,8 +73,11 @@ pub fn step(
     let mut commands = Vec::new();
     // A step that was cancelled by the same events has no task, and needs none.
     for (path, step) in steps_before {
+        if run.state.steps.get(&path) == Some(&step) {
+            continue;
+        }
         let key = step.key(&path);
-        if run.state.steps.get(&path) != Some(&step) && ended.as_ref() != Some(&key) {
+        if ended.as_ref() != Some(&key) {
             commands.push(Command::CancelStep(key));
         }
     }
@@ -114,8 +120,13 @@ struct Run<'a> {
     state: &'a mut State,
     now: i64,
     entries: Vec<Entry>,
-    /// About the bytes of the entries.
+    /// About the bytes of the entries, and of the payloads of steps.
     bytes: usize,
+    /// The work that expressions of this task may do.
+    work: Cell<u64>,
+    /// The bytes of the state when they were counted last, and of the events since. The state has no
+    /// more.
+    state_bytes: usize,
     issued: BTreeMap<Arc<str>, Step>,
     /// The paths of frames that may go on.
     ready: VecDeque<Arc<str>>,
@@ -154,13 +165,19 @@ impl<'a> Run<'a> {
             }
             Input::Resume => None,
         };
+        self.check_work()?;
+        self.state_bytes = self.state.bytes();
+        let mut work = 0;
         for (path, frame) in &self.state.frames {
             if frame.phase != Phase::Blocked && at.as_ref() != Some(path) {
                 self.ready.push_back(path.clone());
             }
         }
         while !self.state.status.is_final() {
-            if self.state.bytes() > self.limits.state {
+            if self.state_bytes > self.limits.state {
+                self.state_bytes = self.state.bytes();
+            }
+            if self.state_bytes > self.limits.state {
                 let limit = self.limits.state;
                 return Err(bound(format!("its state has more than {limit} bytes")));
             }
@@ -170,12 +187,28 @@ impl<'a> Run<'a> {
             };
             if self.entries.len() >= self.limits.batch_events
                 || self.bytes >= self.limits.batch_bytes
+                || work >= self.limits.batch_work
             {
                 return Ok(true);
             }
+            let of_task = self.limits.expressions.work;
+            self.work.set(of_task);
             at = self.advance(&path)?;
+            self.check_work()?;
+            work += of_task - self.work.get();
         }
         Ok(false)
+    }
+
+    /// Ends the execution if the expressions of a task have done too much. An error of an expression
+    /// would be caught.
+    fn check_work(&self) -> Result<(), Stop> {
+        match self.work.get() {
+            0 => Err(bound(
+                "the expressions of one task take too many steps (expr_fuel)".to_owned(),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Appends an event, unless the history has no room for it and the last one.
@@ -189,6 +222,10 @@ impl<'a> Run<'a> {
             let limit = self.limits.events;
             return Err(bound(format!("its history has more than {limit} events")));
         }
+        if self.state.history_bytes > self.limits.history {
+            let limit = self.limits.history;
+            return Err(bound(format!("its history has more than {limit} bytes")));
+        }
         Ok(self.append(event)?)
     }
 
@@ -197,8 +234,11 @@ impl<'a> Run<'a> {
             at: self.now,
             event,
         };
+        let before = self.state.history_bytes;
         self.state.apply(&entry)?;
-        self.bytes += event_bytes(&entry.event);
+        let bytes = usize::try_from(self.state.history_bytes - before).unwrap_or(usize::MAX);
+        self.bytes += bytes;
+        self.state_bytes += bytes;
         self.entries.push(entry);
         Ok(())
     }
@@ -221,6 +261,7 @@ impl<'a> Run<'a> {
             program: self.program,
             state: self.state,
             bounds: self.limits.expressions,
+            work: &self.work,
             now: self.now,
         }
     }
@@ -611,6 +652,7 @@ impl<'a> Run<'a> {
                             options,
                             payload,
                         };
+                        self.bytes += value_bytes(&step.payload);
                         self.issued.insert(path.clone(), step);
                         return Ok(None);
                     }
@@ -1092,25 +1134,4 @@ fn agreed(agree: Agree, results: Vec<Value>) -> Option<Value> {
             winner.cloned()
         }
     }
-}
-
-/// About the bytes of an event.
-fn event_bytes(event: &Event) -> usize {
-    let some = |value: &Option<Value>| value.as_ref().map_or(0, value_bytes);
-    let values = match event {
-        Event::Started { input, from, .. } => value_bytes(input) + some(from),
-        Event::TaskStarted {
-            input, arguments, ..
-        } => some(input) + some(arguments),
-        Event::TaskCompleted {
-            output, context, ..
-        } => some(output) + some(context),
-        Event::RoundStarted { items, .. } => items
-            .as_ref()
-            .map_or(0, |items| items.iter().map(value_bytes).sum()),
-        Event::Emitted { event, .. } => value_bytes(event),
-        Event::Completed { output } => some(output),
-        _ => 0,
-    };
-    values + 128
 }

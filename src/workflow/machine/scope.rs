@@ -1,6 +1,6 @@
 //! The values of variables in expressions.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use serde_json::{Map, Value, json};
 
@@ -23,6 +23,8 @@ pub(super) struct View<'a> {
     pub(super) program: &'a Program,
     pub(super) state: &'a State,
     pub(super) bounds: Bounds,
+    /// [`Bounds::work`] that is left.
+    pub(super) work: &'a Cell<u64>,
     pub(super) now: i64,
 }
 
@@ -59,7 +61,13 @@ impl View<'_> {
         scope: &Scope<'_>,
     ) -> Result<Value, Problem> {
         let look_up = |variable: &Variable| self.look_up(variable, scope);
-        code.evaluate(input, look_up, self.bounds).map_err(|error| {
+        let mut bounds = Bounds {
+            work: self.work.get(),
+            ..self.bounds
+        };
+        let value = code.evaluate(input, look_up, &mut bounds);
+        self.work.set(bounds.work);
+        value.map_err(|error| {
             let detail = format!("{what}: {error}");
             Problem::new(ProblemKind::Expression, scope.path, detail)
         })

@@ -29,6 +29,8 @@ pub struct State {
     pub(super) started_at: i64,
     /// The number of events so far.
     pub(super) events: u64,
+    /// About the bytes of these events.
+    pub(super) history_bytes: u64,
     /// The workflow, the tasks that run and the branches of forks that run, by path. A path runs at
     /// most once at a time.
     pub(super) frames: BTreeMap<Arc<str>, Frame>,
@@ -141,6 +143,27 @@ pub(super) fn value_bytes(value: &Value) -> usize {
             fields.iter().map(field).sum::<usize>() + 2
         }
     }
+}
+
+/// About the bytes of an event in the log.
+fn event_bytes(event: &Event) -> usize {
+    let some = |value: &Option<Value>| value.as_ref().map_or(0, value_bytes);
+    let values = match event {
+        Event::Started { input, from, .. } => value_bytes(input) + some(from),
+        Event::TaskStarted {
+            input, arguments, ..
+        } => some(input) + some(arguments),
+        Event::TaskCompleted {
+            output, context, ..
+        } => some(output) + some(context),
+        Event::RoundStarted { items, .. } => items
+            .as_ref()
+            .map_or(0, |items| items.iter().map(value_bytes).sum()),
+        Event::Emitted { event, .. } => value_bytes(event),
+        Event::Completed { output } => some(output),
+        _ => 0,
+    };
+    values + 128
 }
 
 /// A task that runs, a branch that runs, or the workflow.
@@ -313,15 +336,16 @@ impl State {
         steps.chain(timers).collect()
     }
 
-    /// About the bytes of its values. A value that several tasks share counts once.
+    /// About the bytes of its values and paths. A value that several tasks share counts once.
     pub fn bytes(&self) -> usize {
         let mut seen = HashSet::new();
         let values = self.frames.values().flat_map(Frame::held);
-        values
+        let values = values
             .chain([&self.input])
             .filter(|held| seen.insert(Arc::as_ptr(&held.value)))
-            .map(|held| held.bytes)
-            .sum()
+            .map(|held| held.bytes);
+        let paths = self.rounds.keys().map(|path| path.len());
+        values.chain(paths).sum()
     }
 
     /// The frame around a path: the longest path before it that runs.
@@ -371,6 +395,7 @@ impl State {
     /// Changes the state by one event. On an error it is not to be used any more.
     pub fn apply(&mut self, entry: &Entry) -> Result<(), BadHistory> {
         self.events += 1;
+        self.history_bytes += event_bytes(&entry.event) as u64;
         self.change(entry.at, &entry.event)
             .map_err(|reason| BadHistory {
                 event: self.events,

@@ -113,7 +113,7 @@ impl Code {
         &self,
         input: &Value,
         look_up: impl Fn(&Variable) -> Arc<Value>,
-        bounds: Bounds,
+        bounds: &mut Bounds,
     ) -> Result<Value, Error> {
         let values: Vec<Arc<Value>> = self.variables.iter().map(look_up).collect();
         let values: Vec<&Value> = values.iter().map(|value| &**value).collect();

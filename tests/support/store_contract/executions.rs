@@ -86,7 +86,7 @@ fn one(execution: ExecutionId, seq: u64) -> Append {
         steps: vec![],
         cancelled: vec![],
         consumed: vec![],
-        look_again: false,
+        goes_on: false,
         status: ExecutionStatus::Waiting,
         summary: None,
         at_unix_ms: NOW + 1,
@@ -335,7 +335,7 @@ pub(crate) async fn an_append_is_stored_as_a_whole_or_not_at_all<D: Database>(db
             disarmed: vec![0, 1],
             steps: vec![ship.clone()],
             cancelled: vec![pay.task.id],
-            look_again: true,
+            goes_on: true,
             status: ExecutionStatus::Faulted,
             summary: Some("late".into()),
             ..one(id, seq)
@@ -684,7 +684,7 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
     };
     // Something is left to do, and a process may die before it does it.
     let more = Append {
-        look_again: true,
+        goes_on: true,
         ..first(a, &[])
     };
     appended(&*store, &more).await;
@@ -709,14 +709,14 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
         found.map(|(_, happening)| *happening).collect::<Vec<_>>()
     };
     let found = inbox(&*store).await;
-    assert_eq!(of(a, &found), [Happening::LookAgain, Happening::Cancel]);
+    assert_eq!(of(a, &found), [Happening::GoOn, Happening::Cancel]);
     assert_eq!(of(b, &found), []);
     assert_eq!(of(c, &found), [Happening::LookAgain]);
 
     // An append that changes nothing else consumes, too.
     let ignored = Append {
         entries: vec![],
-        consumed: vec![Happening::LookAgain, Happening::Cancel],
+        consumed: vec![Happening::GoOn, Happening::Cancel],
         ..one(a, 1)
     };
     appended(&*store, &ignored).await;
@@ -730,7 +730,7 @@ pub(crate) async fn an_ended_execution_takes_nothing_more<D: Database>(db: &D) {
     let step = step(id, "a");
     appended(&*store, &first(id, std::slice::from_ref(&step))).await;
     let end = Append {
-        look_again: true,
+        goes_on: true,
         summary: Some("output".into()),
         ..last(id, 1)
     };
@@ -820,6 +820,7 @@ pub(crate) async fn executions_are_listed_newest_first<D: Database>(db: &D) {
     let open = store.open_executions(None, 2).await.unwrap();
     let quiet = OpenExecution::Quiet {
         id: ids[3],
+        has_timer: false,
         seq: 1,
         summary: Bytes::new(),
     };

@@ -241,10 +241,10 @@ async fn change_inboxes<S: Session>(session: &mut S, appends: &[&Append]) -> Res
         }
         let happenings = append.consumed.iter();
         consumed.extend(happenings.map(|happening| (append.execution, *happening)));
-        if append.look_again {
+        if append.goes_on {
             again.push(InboxRow {
                 execution: append.execution,
-                happening: Happening::LookAgain,
+                happening: Happening::GoOn,
                 at_unix_ms: append.at_unix_ms,
             });
         }

@@ -18,6 +18,15 @@ use crate::{
 const START: i64 = 0;
 const CANCEL: i64 = 4;
 const LOOK_AGAIN: i64 = 5;
+const GO_ON: i64 = 6;
+
+/// What is no end of a step.
+const OTHERS: [Happening; 4] = [
+    Happening::Start,
+    Happening::Cancel,
+    Happening::LookAgain,
+    Happening::GoOn,
+];
 
 /// The columns `task` and `happening`.
 fn columns_of(happening: &Happening) -> (TaskId, i64) {
@@ -26,6 +35,7 @@ fn columns_of(happening: &Happening) -> (TaskId, i64) {
         Happening::StepEnded { task, status } => (*task, *status as i64),
         Happening::Cancel => (TaskId::FIRST, CANCEL),
         Happening::LookAgain => (TaskId::FIRST, LOOK_AGAIN),
+        Happening::GoOn => (TaskId::FIRST, GO_ON),
     }
 }
 
@@ -34,6 +44,7 @@ fn happening_of(task: TaskId, number: i64) -> Result<Happening> {
         START => Ok(Happening::Start),
         CANCEL => Ok(Happening::Cancel),
         LOOK_AGAIN => Ok(Happening::LookAgain),
+        GO_ON => Ok(Happening::GoOn),
         _ => match StoredStatus::from_number(number) {
             Some(status) => Ok(Happening::StepEnded { task, status }),
             None => Err(corrupt(format!("the happening {number}"))),
@@ -72,13 +83,12 @@ pub(crate) async fn consume<S: Session>(
 ) -> Result<()> {
     let mut ends = Vec::new();
     for (execution, happening) in rows {
-        match happening {
-            Happening::StepEnded { task, .. } => ends.push((*execution, *task)),
-            Happening::Start | Happening::Cancel | Happening::LookAgain => {}
+        if let Happening::StepEnded { task, .. } = happening {
+            ends.push((*execution, *task));
         }
     }
     remove_ends(session, &ends).await?;
-    for kind in [Happening::Start, Happening::Cancel, Happening::LookAgain] {
+    for kind in OTHERS {
         let of_kind = rows.iter().filter(|(_, happening)| *happening == kind);
         let executions: Vec<ExecutionId> = of_kind.map(|(execution, _)| *execution).collect();
         let (task, number) = columns_of(&kind);

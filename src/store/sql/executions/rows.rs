@@ -1,5 +1,7 @@
 //! The rows of executions and of their logs, and lists of them.
 
+use std::collections::HashSet;
+
 use crate::{
     model::{ExecutionId, ExecutionPages, ExecutionStatus, WorkflowVersion},
     store::{
@@ -214,8 +216,8 @@ pub(crate) async fn open<DB: Backend>(
     };
     let [pending, running, waiting] = OPEN.map(of_status);
     let open = Statement::new(
-        "SELECT id, EXISTS (SELECT 1 FROM execution_inbox WHERE execution = page.id) \
-         OR EXISTS (SELECT 1 FROM execution_timers WHERE execution = page.id) FROM (",
+        "SELECT id, EXISTS (SELECT 1 FROM execution_inbox WHERE execution = page.id), \
+         EXISTS (SELECT 1 FROM execution_timers WHERE execution = page.id) FROM (",
     )
     .append(pending)
     .sql(" AS pending UNION ALL ")
@@ -226,10 +228,18 @@ pub(crate) async fn open<DB: Backend>(
     .bind(limit);
     let mut executions = Vec::new();
     let mut quiet = Vec::new();
-    for (id, is_due) in sql.read::<(Vec<u8>, i64)>("open_executions", open).await? {
-        match (execution_id(&id)?, is_due != 0) {
-            (id, true) => executions.push(OpenExecution::Due(id)),
-            (id, false) => quiet.push(id),
+    let mut with_timers = HashSet::new();
+    for (id, is_due, has_timer) in sql
+        .read::<(Vec<u8>, i64, i64)>("open_executions", open)
+        .await?
+    {
+        let id = execution_id(&id)?;
+        if has_timer != 0 {
+            with_timers.insert(id);
+        }
+        match is_due != 0 {
+            true => executions.push(OpenExecution::Due(id)),
+            false => quiet.push(id),
         }
     }
     for ids in lists(&quiet) {
@@ -241,8 +251,10 @@ pub(crate) async fn open<DB: Backend>(
             .read::<(Vec<u8>, i64, Vec<u8>)>("open_executions", rows)
             .await?
         {
+            let id = execution_id(&id)?;
             executions.push(OpenExecution::Quiet {
-                id: execution_id(&id)?,
+                id,
+                has_timer: with_timers.contains(&id),
                 seq: number(seq)?,
                 summary: summary.into(),
             });

@@ -300,6 +300,7 @@ impl<'a> Settling<'a> {
         let about = SettledTask {
             queue: task.queue.clone(),
             priority: task.priority,
+            is_step: task.belongs.execution.is_some(),
         };
         Settled {
             repeated,

@@ -408,14 +408,14 @@ proptest! {
         let Ok(expression) = Expression::compile(&text, &["context"]) else {
             return Ok(());
         };
-        let bounds = Bounds { fuel: 500, memory: 4 << 20, output: 1 << 20 };
+        let bounds = Bounds::new(500, 4 << 20, 1 << 20);
         let input = json!({"a": [1, "x", null, {"b": [true]}]});
         let context = json!([1, 2]);
         let start = Instant::now();
-        let first = expression.evaluate(&input, &[&context], bounds);
+        let first = expression.evaluate(&input, &[&context], &mut { bounds });
         prop_assert!(start.elapsed() < PATIENCE);
         prop_assert!(!matches!(first, Err(Error::Internal(_) | Error::Thread(_))), "{:?}", first);
-        prop_assert_eq!(first, expression.evaluate(&input, &[&context], bounds));
+        prop_assert_eq!(first, expression.evaluate(&input, &[&context], &mut { bounds }));
     }
 
     #[test]

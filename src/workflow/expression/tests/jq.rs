@@ -64,7 +64,7 @@ fn differences(texts: &[&str], input: &Value, variables: &[(&str, Value)]) -> Ve
     let mut wrong = Vec::new();
     for (text, theirs) in texts.iter().zip(theirs) {
         let ours = Expression::compile(text, &names)
-            .and_then(|expression| expression.evaluate(input, &values, Bounds::default()));
+            .and_then(|expression| expression.evaluate(input, &values, &mut Bounds::default()));
         let equal = match (&ours, &theirs) {
             (Ok(ours), Ok(theirs)) => same(ours, theirs),
             (Err(Error::Raised(_) | Error::SeveralOutputs), Err(())) => true,

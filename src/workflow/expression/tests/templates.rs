@@ -7,7 +7,7 @@ fn read(text: &str, bare: bool) -> Result<Value, Error> {
     template.evaluate(
         &json!({"n": 1, "s": "x"}),
         &[&json!("Ann")],
-        Bounds::default(),
+        &mut Bounds::default(),
     )
 }
 
@@ -66,7 +66,7 @@ fn shape_evaluates_its_own_strings_and_no_others() {
         json!({"n": "${ .n }", "list": ["${ .s }", 1, {"x": "a ${ .n }"}], "k${ .n }": "t"});
     let shape = Shape::read(&shape, &[]).expect("it compiles");
     let input = json!({"n": "${ .s }", "s": ["${ 1 }", "$x"]});
-    let value = shape.evaluate(&input, &[], Bounds::default());
+    let value = shape.evaluate(&input, &[], &mut Bounds::default());
     let expected = json!({
         "n": "${ .s }",
         "list": [["${ 1 }", "$x"], 1, {"x": "a ${ .s }"}],
@@ -81,7 +81,7 @@ fn shape_without_expressions_is_a_constant() {
     let shape = Shape::read(&value, &[]).expect("it compiles");
     assert!(matches!(&shape, Shape::Constant(constant) if *constant == value));
     assert_eq!(
-        shape.evaluate(&Value::Null, &[], Bounds::default()),
+        shape.evaluate(&Value::Null, &[], &mut Bounds::default()),
         Ok(value)
     );
 }
@@ -100,11 +100,11 @@ fn output_bound_is_for_the_whole_value() {
     let shape = Shape::read(&shape, &[]).expect("it compiles");
     let input = json!("x".repeat(100));
     let with = |output| {
-        let bounds = Bounds {
+        let mut bounds = Bounds {
             output,
             ..Bounds::default()
         };
-        shape.evaluate(&input, &[], bounds)
+        shape.evaluate(&input, &[], &mut bounds)
     };
     assert!(with(500).is_ok());
     assert_eq!(with(300), Err(Error::Output));

@@ -108,3 +108,47 @@ fn many_branches_run() {
     let expected: Vec<_> = (0..300).collect();
     assert_eq!(*ended.completed(), json!(expected));
 }
+
+#[test]
+fn costly_expressions_of_one_task_fault_and_are_not_caught() {
+    let costly = "'(reduce range(900) as $i (0; . + 1)) < 0'";
+    let cases: Vec<_> = (0..600)
+        .map(|n| format!("{{ c{n}: {{ when: {costly}, then: exit }} }}"))
+        .collect();
+    let text = format!(
+        "do: [{{ a: {{ try: [{{ b: {{ switch: [{}] }} }}], catch: {{ do: [] }} }} }}]",
+        cases.join(", ")
+    );
+    let says = fault(&text, json!({}), |fake| {
+        fake.limits.expressions = Bounds::new(2_000, 1 << 20, 1 << 20);
+    });
+    assert_eq!(
+        says,
+        "the expressions of one task take too many steps (expr_fuel)"
+    );
+}
+
+#[test]
+fn costly_tasks_run_in_several_calls() {
+    let text = "
+do:
+  - a: { if: '(reduce range(900) as $i (0; . + 1)) < 0', set: { n: 0 } }
+  - b: { set: { n: '${ .n + 1 }' } }
+  - c: { switch: [{ again: { when: .n < 20, then: a } }] }
+";
+    let mut fake = fake(text, slow);
+    fake.limits.batch_work = 1;
+    let ended = fake.run(json!({ "n": 0 }));
+    assert_eq!(ended.completed(), &json!({ "n": 20 }));
+}
+
+#[test]
+fn history_of_many_bytes_faults() {
+    let text = "
+do:
+  - a: { set: { text: '${ \"x\" * 10000 }' } }
+  - b: { wait: PT1S, then: a }
+";
+    let says = fault(text, json!({}), |fake| fake.limits.history = 100_000);
+    assert_eq!(says, "its history has more than 100000 bytes");
+}

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use self::fake::{Answer, Ended, Fake, program};
 use super::{Problem, Status, Step};
-use crate::workflow;
+use crate::workflow::{self, expression::Bounds};
 
 /// The text of a definition with these tasks.
 fn definition(rest: &str) -> String {
