@@ -24,3 +24,4 @@ mod search;
 mod shares;
 mod streams;
 pub(crate) mod workers;
+pub(crate) mod workflows;

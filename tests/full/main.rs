@@ -51,3 +51,4 @@ mod store_server;
 mod subscriptions;
 mod traces;
 mod unicode_data;
+mod workflows;
