@@ -1,15 +1,8 @@
 //! Executions of workflows: starting, listing, showing and cancelling them.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 use tracing::Instrument as _;
@@ -28,38 +21,11 @@ use crate::{
         ExecutionSummary, ExecutionView, MAX_GIVEN_ID_BYTES, QueueName, TaskId, TraceContext,
         WorkflowVersion, shorten,
     },
-    store::{ListedExecution, NewExecution, StartedExecution, Store, StoredEntry, StoredExecution},
+    store::{ListedExecution, NewExecution, StartedExecution, StoredEntry, StoredExecution},
 };
 
 /// How many entries of a history are read at once.
 const ENTRIES: u32 = 1_000;
-
-/// For how long a count of open executions is good enough.
-const COUNTED_FOR: Duration = Duration::from_secs(5);
-
-/// How many executions are open, as this process knows it. Clones share it.
-#[derive(Clone, Default)]
-pub struct OpenExecutions(Arc<Mutex<Option<(Instant, u64)>>>);
-
-impl OpenExecutions {
-    async fn count(&self, store: &dyn Store) -> Result<u64, Error> {
-        let known = *self.0.lock();
-        if let Some((counted_at, open)) = known
-            && counted_at.elapsed() < COUNTED_FOR
-        {
-            return Ok(open);
-        }
-        let open = store.execution_counts().await?.open;
-        *self.0.lock() = Some((Instant::now(), open));
-        Ok(open)
-    }
-
-    fn add(&self) {
-        if let Some((_, open)) = &mut *self.0.lock() {
-            *open += 1;
-        }
-    }
-}
 
 /// The history of an execution, page by page.
 pub struct HistoryPages {

@@ -24,6 +24,7 @@ mod known_topics;
 mod ledger;
 mod letters;
 mod limits;
+mod open_executions;
 mod pauses;
 mod query;
 mod queue_views;
@@ -52,13 +53,14 @@ mod workflows;
 pub use self::{
     access::{Authentication, Denied, TokenSync},
     error::{Error, Kind},
-    executions::{HistoryPages, OpenExecutions},
+    executions::HistoryPages,
     handle::Api,
     heard::HeardWorkers,
     known_depths::KnownDepths,
     known_keys::KnownKeys,
     known_topics::KnownTopics,
     ledger::Ledger,
+    open_executions::OpenExecutions,
     queue_views::{HeldQueues, StoredQueues, merged as merged_queues},
     reader::Reader,
     settled::SettledReports,

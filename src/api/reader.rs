@@ -6,9 +6,9 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    error::Error, executions::OpenExecutions, known_depths::KnownDepths, known_keys::KnownKeys,
-    known_topics::KnownTopics, ledger::Ledger, settled::SettledReports, tree_watches::TreeWatches,
-    workflow_queues::WorkflowQueues,
+    error::Error, known_depths::KnownDepths, known_keys::KnownKeys, known_topics::KnownTopics,
+    ledger::Ledger, open_executions::OpenExecutions, settled::SettledReports,
+    tree_watches::TreeWatches, workflow_queues::WorkflowQueues,
 };
 use crate::{
     bus::Bus,

@@ -17,6 +17,7 @@ use taskd::model::StoredStatus;
 
 use crate::{
     crowd::{DOOMED, QUEUES},
+    executions,
     ledger::{Book, Key, Seen},
     records,
     world::{Bus, PARTITIONS, World},
@@ -37,7 +38,7 @@ async fn number(connection: &mut MySqlConnection, sql: &str) -> Result<i64, Stri
         .map_err(|error| error.to_string())
 }
 
-/// Fails while a task is unfinished or waits to be published.
+/// Fails while a task is unfinished or waits to be published, or an execution is open.
 pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     let mut connection = MySqlConnection::connect(database)
         .await
@@ -53,10 +54,16 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
         "SELECT COUNT(*) FROM batches WHERE generation = ''",
     )
     .await?;
-    match (unfinished, outbox, batches) {
-        (0, 0, 0) => Ok(()),
+    let executions = number(
+        &mut connection,
+        "SELECT COUNT(*) FROM executions WHERE ended_ms = 0",
+    )
+    .await?;
+    match (unfinished, outbox, batches, executions) {
+        (0, 0, 0, 0) => Ok(()),
         _ => Err(format!(
-            "{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait"
+            "{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait, {executions} \
+             executions are open"
         )),
     }
 }
@@ -354,7 +361,9 @@ pub(crate) async fn everything(world: &World<'_>) {
     .await
     .unwrap();
 
-    let dead = "SELECT COUNT(*) FROM tasks LEFT JOIN letters ON letters.id = tasks.id WHERE tasks.status = 2";
+    // Steps of executions leave none.
+    let dead = "SELECT COUNT(*) FROM tasks LEFT JOIN letters ON letters.id = tasks.id \
+                WHERE tasks.status = 2 AND COALESCE(execution, '') = ''";
     let letters = number(
         &mut connection,
         &format!("{dead} AND letters.id IS NOT NULL"),
@@ -365,6 +374,15 @@ pub(crate) async fn everything(world: &World<'_>) {
         .await
         .unwrap();
 
+    let ended: Vec<(Vec<u8>, i64)> =
+        sqlx::query_as("SELECT given_id, CAST(status AS SIGNED) FROM executions")
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
+    let ended = ended
+        .into_iter()
+        .map(|(id, status)| (String::from_utf8(id).unwrap(), status));
+    let ended: BTreeMap<String, i64> = ended.collect();
     let subscriptions = subscriptions(&world.daemons[0].http()).await.unwrap();
     let book = world.ledger.book();
     let mut wrong = book.violations.clone();
@@ -383,6 +401,7 @@ pub(crate) async fn everything(world: &World<'_>) {
     let mut by_key: BTreeMap<Key, String> = BTreeMap::new();
     let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
     let mut of_records: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut steps: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let none = Seen::default();
     for task in &tasks {
         let id = uuid::Uuid::from_slice(&task.id).unwrap().to_string();
@@ -394,6 +413,10 @@ pub(crate) async fn everything(world: &World<'_>) {
             .entry((task.queue.clone(), task.status))
             .or_default() += 1;
         let outcomes = results.remove(&task.id).unwrap_or_default();
+        if executions::QUEUES.contains(&&*task.queue) {
+            steps.entry(task.queue.clone()).or_default().insert(id);
+            continue;
+        }
         if records::QUEUES.contains(&&*task.queue) {
             if StoredStatus::from_number(task.status).unwrap() != StoredStatus::Completed {
                 wrong.push(format!("{id} of {} has status {}", task.queue, task.status));
@@ -427,6 +450,7 @@ pub(crate) async fn everything(world: &World<'_>) {
         book.records
             .check(&of_records, &subscriptions, bus, book.losses),
     );
+    wrong.extend(book.executions.check(&steps, &ended));
     wrong.extend(of_inserts(&book, &by_key));
     wrong.extend(of_children(&book, &by_key));
     for (n, daemon) in world.daemons.iter().enumerate() {

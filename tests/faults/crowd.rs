@@ -1,6 +1,6 @@
 //! One inserter and twenty workers, some of which lie, crash, stall, reject or repeat themselves.
-//! Half of them hold streams, the other half poll. A publisher and its workers (`records`) are beside
-//! them.
+//! Half of them hold streams, the other half poll. A publisher and a starter of executions, and their
+//! workers (`records`, `executions`), are beside them.
 
 use std::{
     collections::VecDeque,
@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use reqwest::Method;
 use serde_json::{Value, json};
 use taskd::wire::pb;
 use tokio::task::{JoinHandle, JoinSet};
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     dice::Dice,
+    executions,
     ledger::{Key, Lease, Ledger, Sent, now_ms},
     pushed::{self, Pushed},
     records,
@@ -86,6 +88,7 @@ pub(crate) struct Running {
     workers: JoinSet<()>,
     inserter: JoinHandle<()>,
     publisher: JoinHandle<()>,
+    starter: JoinHandle<()>,
 }
 
 impl Running {
@@ -113,12 +116,17 @@ impl Running {
             workers.spawn(records::work(Arc::clone(&crowd), n));
         }
         let inserter = tokio::spawn(insert(Arc::clone(&crowd)));
+        for n in 0..executions::WORKERS {
+            workers.spawn(executions::work(Arc::clone(&crowd), n));
+        }
         let publisher = tokio::spawn(records::publish(Arc::clone(&crowd)));
+        let starter = tokio::spawn(executions::start(Arc::clone(&crowd)));
         Self {
             crowd,
             workers,
             inserter,
             publisher,
+            starter,
         }
     }
 
@@ -128,6 +136,7 @@ impl Running {
         self.crowd.honest.store(true, Ordering::Relaxed);
         (&mut self.inserter).await.unwrap();
         (&mut self.publisher).await.unwrap();
+        (&mut self.starter).await.unwrap();
     }
 
     /// Stops the workers. Call [`Self::calm_down`] first.
@@ -153,11 +162,28 @@ impl Crowd {
     /// Calls one process, or the next if it cannot be reached. Returns `None` unless one answers
     /// successfully.
     pub(crate) async fn call(&self, dice: &mut Dice, path: &str, body: &Value) -> Option<Value> {
+        self.send(dice, Method::POST, path, body).await
+    }
+
+    /// The same with another method.
+    pub(crate) async fn send(
+        &self,
+        dice: &mut Dice,
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> Option<Value> {
         let first = dice.below(self.urls.len());
         for n in 0..self.urls.len() {
             let url = format!("{}{path}", self.urls[(first + n) % self.urls.len()]);
             // A call without an answer may have been executed, so it is repeated only on purpose.
-            match self.client.post(&url).json(body).send().await {
+            match self
+                .client
+                .request(method.clone(), &url)
+                .json(body)
+                .send()
+                .await
+            {
                 Err(error) if error.is_connect() => {}
                 Err(_) => break,
                 Ok(answer) if answer.status().is_success() => return answer.json().await.ok(),

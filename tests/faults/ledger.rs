@@ -9,6 +9,7 @@ use std::{
 
 use crate::{
     crowd::limit_key,
+    executions::Executions,
     records::Records,
     world::{LEASE_MS, LIMIT_AT_A_TIME, LIMIT_GAP_MS},
 };
@@ -89,6 +90,7 @@ pub(crate) struct Book {
     pub(crate) refused: BTreeMap<String, usize>,
     pub(crate) lies: usize,
     pub(crate) records: Records,
+    pub(crate) executions: Executions,
     pub(crate) violations: Vec<String>,
 }
 

@@ -2,7 +2,8 @@
 //! after another; inserts continue, and some of the twenty workers lie, crash, stall and repeat
 //! themselves. At the end, every accepted task was completed by exactly NUM workers, or is dead
 //! with a reason. Every answer holds in SQL, and nothing is left over. Every record that was stored
-//! has one task in each subscription, those of a key in order.
+//! has one task in each subscription, those of a key in order. Every execution of a workflow that was
+//! started completes, with one task for each of its steps.
 //!
 //! This does not use cargo's test harness: the scenarios share servers that they kill, so they run
 //! sequentially, and print how long taskd took to recover. `cargo test --test faults redis` runs
@@ -20,6 +21,7 @@ mod check;
 mod crowd;
 mod dice;
 mod disk;
+mod executions;
 mod fault;
 mod hostile;
 mod ledger;

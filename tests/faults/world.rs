@@ -495,8 +495,9 @@ pub(crate) fn summary(ledger: &Ledger) -> String {
     let answers: BTreeMap<_, _> = book.refused.iter().collect();
     let (inserted, completed, pushed) = (book.inserts.len(), book.completed, book.pushed);
     format!(
-        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies; {}",
+        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies; {}; {}",
         book.lies,
-        book.records.summary()
+        book.records.summary(),
+        book.executions.summary()
     )
 }
