@@ -46,6 +46,7 @@ mod waits;
 mod watch;
 mod watching;
 mod workers;
+mod workflow_documents;
 mod workflow_queues;
 mod workflows;
 

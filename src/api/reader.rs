@@ -15,6 +15,7 @@ use crate::{
     config::Settings,
     coordination::Coordination,
     model::{Act, Caller, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    outbound::Outbound,
     pipelines::{
         admission::{Gates, Occupancy},
         context::ExecutionWakes,
@@ -42,6 +43,7 @@ pub struct Reader {
     pub depths: KnownDepths,
     pub tree_watches: TreeWatches,
     pub executions: ExecutionWakes,
+    pub outbound: Outbound,
     pub workflow_queues: WorkflowQueues,
 }
 

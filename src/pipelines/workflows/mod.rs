@@ -13,6 +13,7 @@
 //!
 //! An execution whose log cannot be read, or that a bug of the machine ends, faults. Others go on.
 
+mod calls;
 mod error;
 mod hot;
 mod inputs;
@@ -23,6 +24,7 @@ mod row;
 
 use std::time::Duration;
 
+pub use self::calls::start_calls;
 use self::{error::Failure, rounds::Rounds};
 use crate::{
     pipelines::context::{Context, Patience, ToMark},
@@ -43,7 +45,7 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// How many ended executions are removed at once.
 const REMOVED_AT_ONCE: u32 = 100;
 
-/// Starts the loop.
+/// Starts the loop that steps executions.
 pub fn start(context: &Context, supervisor: &Supervisor) {
     let to_mark = context.start_marking_published("workflow/mark-published", supervisor);
     let stepper = Stepper {

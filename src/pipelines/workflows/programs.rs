@@ -5,12 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use super::error::Failure;
 use crate::{
     model::WorkflowVersion,
-    store::{Store, StoredDefinition},
-    workflow::{
-        definition::{Definition, Mistake},
-        expression::with_stack,
-        program::{Documents, Program},
-    },
+    store::Store,
+    workflow::{expression::with_stack, program::Program},
 };
 
 /// How many programs are kept at most.
@@ -34,13 +30,16 @@ impl Programs {
         let Some(stored) = store.definition(workflow).await? else {
             return Ok(Err(format!("there is no definition of {workflow}")));
         };
-        let compiling = tokio::task::spawn_blocking(move || compile(&stored)).await;
-        let program = match compiling {
-            Ok(Ok(program)) if program.hash == hash => Arc::new(program),
-            Ok(Ok(_)) => {
+        let compiling = tokio::task::spawn_blocking(move || {
+            with_stack(|| Program::of_stored(&stored.text, &stored.documents))
+        });
+        let program = match compiling.await {
+            Ok(Ok(Ok(program))) if program.hash == hash => Arc::new(program),
+            Ok(Ok(Ok(_))) => {
                 return Ok(Err(format!("{workflow} has another hash than {hash}")));
             }
-            Ok(Err(why)) => return Ok(Err(format!("cannot read {workflow}: {why}"))),
+            Ok(Ok(Err(why))) => return Ok(Err(format!("cannot read {workflow}: {why}"))),
+            Ok(Err(error)) => return Ok(Err(format!("cannot compile {workflow}: {error}"))),
             Err(error) => return Ok(Err(format!("cannot compile {workflow}: {error}"))),
         };
         if self.0.len() >= MOST {
@@ -49,22 +48,4 @@ impl Programs {
         self.0.insert(hash.to_owned(), Arc::clone(&program));
         Ok(Ok(program))
     }
-}
-
-fn compile(stored: &StoredDefinition) -> Result<Program, String> {
-    let first = |mistakes: Vec<Mistake>| {
-        mistakes
-            .first()
-            .map(ToString::to_string)
-            .unwrap_or_default()
-    };
-    let documents: Documents = match stored.documents.as_str() {
-        "" => Documents::new(),
-        documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
-    };
-    with_stack(|| {
-        let read = Definition::read(&stored.text).map_err(first)?;
-        Program::compile(&read, &documents).map_err(first)
-    })
-    .map_err(|error| error.to_string())?
 }
