@@ -1,5 +1,6 @@
 //! The specification's conformance kit, unchanged, on a running taskd with its embedded servers, and
-//! with a stand-in for the two hosts that it calls.
+//! with a stand-in for the hosts that it calls. So are those of its examples that taskd does not
+//! refuse.
 //!
 //! Its files are in `../shared/swf-spec`. Where they are missing, the test passes and says so.
 
@@ -10,7 +11,7 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::{fmt, net::SocketAddr, path::Path, process::ExitCode, sync::OnceLock};
+use std::{fmt, fs, net::SocketAddr, path::Path, process::ExitCode, sync::OnceLock};
 
 use axum::{
     Json, Router,
@@ -28,6 +29,16 @@ use tokio::net::TcpListener;
 use self::support::{daemon::Daemon, until};
 
 const SCENARIOS: usize = 21;
+/// Those of the examples that run. The others are refused.
+const EXAMPLES: usize = 28;
+const HOSTS: [&str; 6] = [
+    "petstore.swagger.io",
+    "httpbin.org",
+    "swapi.dev",
+    "superbet-casinos.com",
+    "fake-hospital.com",
+    "external-service.example.com",
+];
 
 /// Where taskd listens.
 static TASKD: OnceLock<String> = OnceLock::new();
@@ -131,38 +142,71 @@ fn an_input(world: &mut World, step: &Step) {
     world.input = value(step);
 }
 
-/// Deploys the definition and runs it to its end.
-#[when("the workflow is executed")]
-async fn executed(world: &mut World) {
+/// Deploys a definition and starts it. Returns the URL of the execution.
+async fn start(definition: &str, input: &Value) -> String {
     let client = support::http_client();
-    let url = |path: &str| format!("{}{path}", TASKD.get().unwrap());
-    let read = Definition::read(&world.definition).unwrap();
-    let document = read.definition.document;
+    let url = |path: &str| format!("{}/v1/{path}", TASKD.get().unwrap());
+    let document = Definition::read(definition).unwrap().definition.document;
     let workflow = format!(
-        "/v1/workflows/{}/{}/{}",
+        "workflows/{}/{}/{}",
         document.namespace, document.name, document.version
     );
     // Some scenarios have the same name.
     client.delete(url(&workflow)).send().await.unwrap();
     let deploying = client
-        .put(url("/v1/workflows"))
+        .put(url("workflows"))
         .header("content-type", "application/yaml")
-        .body(world.definition.clone());
+        .body(definition.to_owned());
     let deployed = deploying.send().await.unwrap();
     let status = deployed.status();
     assert_eq!(status, 201, "{}", deployed.text().await.unwrap());
-    let start = json!({ "input": world.input });
+    let start = json!({ "input": input });
     let starting = client.post(url(&format!("{workflow}:start"))).json(&start);
     let started: Value = starting.send().await.unwrap().json().await.unwrap();
-    let execution = format!("/v1/executions/{}", started["id"].as_str().unwrap());
+    url(&format!("executions/{}", started["id"].as_str().unwrap()))
+}
+
+/// Waits until an execution has ended, and returns what taskd shows of it.
+async fn ended(execution: &str) -> Value {
+    let client = support::http_client();
+    let mut shown = Value::Null;
     until("the execution ends", async || {
-        let shown = client.get(url(&execution)).send().await.unwrap();
-        world.execution = shown.json().await.unwrap();
-        world.execution["ended_at"].is_string()
+        let answer = client.get(execution).send().await.unwrap();
+        shown = answer.json().await.unwrap();
+        shown["ended_at"].is_string()
     })
     .await;
-    let history = client.get(url(&format!("{execution}/history"))).send();
-    let lines = history.await.unwrap().text().await.unwrap();
+    shown
+}
+
+/// Starts all examples that can be deployed. Returns their names and executions.
+async fn start_examples(folder: &Path) -> Vec<(String, String)> {
+    let input = json!({
+        "petId": 1, "id": 1, "token": "t", "searchQuery": "luke", "orderType": "physical",
+        "customer": { "age": 20 }, "bet": 1, "patient": { "fullName": "a" }, "room": { "number": 1 },
+    });
+    let mut started = Vec::new();
+    for (number, file) in fs::read_dir(folder).unwrap().enumerate() {
+        let path = file.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let text = fs::read_to_string(path).unwrap();
+        if Definition::read(&text).is_err() {
+            continue;
+        }
+        // Some have the same name, and run at the same time.
+        let text = text.replacen("namespace: ", &format!("namespace: n{number}-"), 1);
+        started.push((name, start(&text, &input).await));
+    }
+    started
+}
+
+/// Deploys the definition and runs it to its end.
+#[when("the workflow is executed")]
+async fn executed(world: &mut World) {
+    let execution = start(&world.definition, &world.input).await;
+    world.execution = ended(&execution).await;
+    let history = support::http_client().get(format!("{execution}/history"));
+    let lines = history.send().await.unwrap().text().await.unwrap();
     let lines = lines.lines().map(serde_json::from_str);
     world.history = lines.collect::<Result<_, _>>().unwrap();
 }
@@ -243,8 +287,10 @@ async fn stand_in() -> SocketAddr {
         .route("/v2/swagger.json", get(async || Json(petstore())))
         .route("/v2/pet/findByStatus", get(found))
         .route("/v2/pet/getPetByName/{name}", get(missing))
-        .route("/v2/pet/{id}", get(one))
-        .route("/basic-auth/{user}/{password}", get(authenticated));
+        .route("/v2/pet/{id}", get(one).put(one))
+        .route("/basic-auth/{user}/{password}", get(authenticated))
+        // What examples call.
+        .fallback(async || Json(json!({ "homeworld": "https://swapi.dev/api/planets/1" })));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
@@ -287,26 +333,35 @@ fn petstore() -> Value {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> ExitCode {
-    let features =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/swf-spec/1.0-main/ctk/features");
-    if !features.is_dir() {
-        println!("skipped: there is no {}", features.display());
+    let specification = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/swf-spec/1.0-main");
+    if !specification.is_dir() {
+        println!("skipped: there is no {}", specification.display());
         return ExitCode::SUCCESS;
     }
     let address = stand_in().await;
-    let hosts = ["https://petstore.swagger.io", "https://httpbin.org"];
-    let overrides = hosts.map(|host| format!("{host} -> http://{address}"));
+    let overrides = HOSTS.map(|host| format!("https://{host} -> http://{address}"));
     let overrides = format!("workflow_call_override = \"{}\"", overrides.join(", "));
     let daemon = Daemon::start(&overrides, &[]).await;
     TASKD.set(daemon.http()).unwrap();
+    let examples = start_examples(&specification.join("examples")).await;
     let ran = World::cucumber()
         .max_concurrent_scenarios(1)
         .fail_on_skipped()
         .with_default_cli()
-        .run(features)
+        .run(specification.join("ctk/features"))
         .await;
     let passed = ran.scenarios_stats().passed;
     println!("{passed} of {SCENARIOS} scenarios passed");
+    for (name, execution) in &examples {
+        let shown = ended(execution).await;
+        let expected = match name.starts_with("raise") {
+            true => "faulted",
+            false => "completed",
+        };
+        assert_eq!(shown["status"], expected, "{name}: {shown}");
+    }
+    assert_eq!(examples.len(), EXAMPLES);
+    println!("{EXAMPLES} examples ran");
     match passed == SCENARIOS && !ran.execution_has_failed() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
