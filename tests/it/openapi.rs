@@ -284,7 +284,7 @@ async fn a_limit_has_the_bounds_that_it_says() {
             limits += 1;
         }
     }
-    assert_eq!(limits, 8);
+    assert_eq!(limits, 10);
 }
 
 #[tokio::test]

@@ -136,7 +136,7 @@ do:
               endpoint: https://shop.example/held
               headers: { x-shop: '${ \"a\" + \"b\" }' }
               body: { amount: 42 }
-            metadata: { taskd: { lease: 1s, backoff: { kind: fixed, initial: 100ms } } }
+            metadata: { taskd: { lease: 1s, backoff: { kind: constant, initial: 100ms } } }
       catch: {}";
     let execution = start(&daemon, "pay", rest, "one").await;
     for times in 1..=2 {

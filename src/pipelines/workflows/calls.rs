@@ -25,7 +25,10 @@ use futures::{
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::{hosts::Hosts, request::Request};
+use self::{
+    hosts::Hosts,
+    request::{End, Request},
+};
 use crate::{
     config::Settings,
     model::{
@@ -86,20 +89,6 @@ struct Caller {
     end_within: Duration,
     wait: Duration,
     hosts: Hosts,
-}
-
-/// What became of a request.
-enum End {
-    /// The result, as JSON.
-    Answered(Bytes),
-    /// An error of the workflow.
-    Failed(Problem),
-    /// Nothing was sent. It is an error once the task has no attempts left.
-    NotConnected(Problem),
-    /// Nothing is wrong, but it has to wait.
-    PutOff(Duration),
-    /// The task is none of a workflow.
-    Wrong(String),
 }
 
 impl Caller {

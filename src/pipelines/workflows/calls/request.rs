@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use url::Url;
 
-use super::{End, answer};
+use super::answer;
 use crate::{
     model::{LeasedTask, shorten},
     outbound::{self, Answer, Authorization, Outbound, Outgoing},
@@ -34,6 +34,20 @@ const OF_TRANSPORT: [&str; 9] = [
     "upgrade",
 ];
 const SHOWN: usize = 100;
+
+/// What became of a request.
+pub(super) enum End {
+    /// The result, as JSON.
+    Answered(Bytes),
+    /// An error of the workflow.
+    Failed(Problem),
+    /// Nothing was sent. It is an error once the task has no attempts left.
+    NotConnected(Problem),
+    /// Nothing is wrong, but it has to wait.
+    PutOff(Duration),
+    /// The task is none of a workflow.
+    Wrong(String),
+}
 
 /// A request to send.
 pub(super) struct Request {
