@@ -70,6 +70,14 @@ async fn answer(
     match path.as_str() {
         "/held" if !*server.released.lock().unwrap() => std::future::pending().await,
         "/moved" => (StatusCode::FOUND, [(header::LOCATION, "/pet")]).into_response(),
+        "/api.json" => Json(json!({
+            "openapi": "3.1.0",
+            "paths": { "/pet/{id}": { "get": {
+                "operationId": "getPet",
+                "parameters": [{ "name": "id", "in": "path", "required": true }],
+            } } },
+        }))
+        .into_response(),
         "/large" => "x".repeat(100_000).into_response(),
         "/missing" => StatusCode::NOT_FOUND.into_response(),
         "/private" => {
@@ -90,16 +98,22 @@ fn definition(name: &str, rest: &str) -> String {
     )
 }
 
-/// Deploys a definition and starts it. Returns the path of the execution.
-async fn start(daemon: &Daemon, name: &str, rest: &str, id: &str) -> String {
+/// Deploys a definition. Returns the status and the text of the answer.
+async fn deploy(daemon: &Daemon, name: &str, rest: &str) -> (u16, String) {
     let client = crate::support::http_client();
     let deploying = client
         .put(format!("{}/v1/workflows", daemon.http()))
         .header("content-type", "application/yaml")
         .body(definition(name, rest));
     let deployed = deploying.send().await.unwrap();
-    let status = deployed.status();
-    assert!(status.is_success(), "{}", deployed.text().await.unwrap());
+    let status = deployed.status().as_u16();
+    (status, deployed.text().await.unwrap())
+}
+
+/// Deploys a definition and starts it. Returns the path of the execution.
+async fn start(daemon: &Daemon, name: &str, rest: &str, id: &str) -> String {
+    let (status, deployed) = deploy(daemon, name, rest).await;
+    assert!(matches!(status, 200 | 201), "{deployed}");
     let start = format!("/v1/workflows/shop/{name}/1.0.0:start");
     let (status, started) = daemon.post(&start, &json!({ "id": id })).await;
     assert_eq!(status, 202, "{started}");
@@ -187,14 +201,8 @@ async fn private_addresses_and_the_queue_of_calls_are_closed() {
     let openapi = format!(
         "do: [{{ a: {{ call: openapi, with: {{ document: {{ endpoint: 'http://{address}/api.json' }}, operationId: o }} }} }}]"
     );
-    let client = crate::support::http_client();
-    let deploying = client
-        .put(format!("{}/v1/workflows", daemon.http()))
-        .header("content-type", "application/yaml")
-        .body(definition("document", &openapi));
-    let refused = deploying.send().await.unwrap();
-    assert_eq!(refused.status(), 422);
-    let refused = refused.text().await.unwrap();
+    let (status, refused) = deploy(&daemon, "document", &openapi).await;
+    assert_eq!(status, 422, "{refused}");
     assert!(
         refused.contains("workflow_call_allow") && refused.contains("\"line\":2"),
         "{refused}"
@@ -345,4 +353,27 @@ async fn a_host_that_does_not_answer_holds_up_no_other() {
     let shown = ended(&daemon, &quick).await;
     assert_eq!(shown["output"], json!({ "name": "Milou" }), "{shown}");
     assert_eq!(slow.seen().len(), 16);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_document_is_fetched_once_and_kept() {
+    let (server, address) = Server::start().await;
+    let mut daemon = Daemon::start("workflow_call_allow = \"127.0.0.1\"", &[]).await;
+    let call = |operation: &str| {
+        format!(
+            "do: [{{ a: {{ call: openapi, with: {{ document: {{ endpoint: 'http://{address}/api.json' }}, operationId: {operation}, parameters: {{ id: 7 }} }} }} }}]"
+        )
+    };
+    let (status, refused) = deploy(&daemon, "other", &call("getHorse")).await;
+    assert_eq!(status, 422, "{refused}");
+    assert!(refused.contains("no operation getHorse"), "{refused}");
+    let call = call("getPet");
+    assert_eq!(deploy(&daemon, "pet", &call).await.0, 201);
+    daemon.kill9_and_restart();
+    daemon.ready().await;
+    let execution = start(&daemon, "pet", &call, "one").await;
+    let shown = ended(&daemon, &execution).await;
+    assert_eq!(shown["output"], json!({ "name": "Milou" }), "{shown}");
+    let paths: Vec<String> = server.seen().into_iter().map(|one| one.path).collect();
+    assert_eq!(paths, ["/api.json", "/api.json", "/pet/7"]);
 }

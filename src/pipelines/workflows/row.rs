@@ -16,6 +16,8 @@ const OF_EXECUTION: &str = "taskd-execution";
 const OF_PATH: &str = "taskd-path";
 /// Names the work: a task that is delivered again has the same key, a retry of the workflow another.
 pub(super) const OF_KEY: &str = "taskd-key";
+/// The most bytes of these headers.
+const HEADERS_BYTES: usize = 64 << 10;
 
 /// The id of the task of a step that was issued at this time.
 pub(super) fn task_id(execution: ExecutionId, key: &StepKey, at_unix_ms: i64) -> TaskId {
@@ -82,6 +84,8 @@ pub(super) fn row(
         ..NewTask::default()
     };
     let mut rules = settings.task_rules(queue.as_str()).for_step();
+    // The path of a task that is deep in others is long, and stands in two of them.
+    rules.max_headers_bytes = rules.max_headers_bytes.max(HEADERS_BYTES);
     if is_call {
         rules.limit_by = LimitBy::Nothing;
     }
