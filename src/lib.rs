@@ -23,6 +23,7 @@ pub mod dedup;
 pub mod embedded;
 pub mod enrichment;
 pub mod feeds;
+pub mod outbound;
 pub mod queue;
 pub mod redis_pool;
 pub mod store;

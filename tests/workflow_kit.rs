@@ -1,56 +1,98 @@
-//! The specification's conformance kit, unchanged, on the machine with a store in memory and a
-//! stand-in for the two hosts that it calls.
+//! The specification's conformance kit, unchanged, on a running taskd with its embedded servers, and
+//! with a stand-in for the hosts that it calls. So are those of its examples that taskd does not
+//! refuse.
 //!
 //! Its files are in `../shared/swf-spec`. Where they are missing, the test passes and says so.
 
-use std::{fmt, path::Path, process::ExitCode};
+// The runtime ends with the test.
+#![allow(clippy::disallowed_methods)]
 
-use cucumber::{StatsWriter as _, World as _, gherkin::Step, given, then, when};
-use serde_json::{Map, Value, json};
-use taskd::workflow::{
-    self,
-    definition::Definition,
-    machine::{HttpAuthentication, HttpRequest},
-    program::{Documents, Program},
+#[macro_use]
+#[path = "support/mod.rs"]
+mod support;
+
+use std::{fmt, fs, net::SocketAddr, path::Path, process::ExitCode, sync::OnceLock};
+
+use axum::{
+    Json, Router,
+    extract::{Path as Parts, Query},
+    http::{HeaderMap, StatusCode},
+    response::{IntoResponse as _, Response},
+    routing::get,
 };
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use cucumber::{StatsWriter as _, World as _, gherkin::Step, given, then, when};
+use serde_json::{Value, json};
+use taskd::workflow::definition::Definition;
+use tokio::net::TcpListener;
 
-use self::fake::{Answer, Ended, Fake};
-
-#[path = "../src/workflow/machine/tests/fake.rs"]
-#[allow(dead_code, reason = "the tests of the machine use all of it")]
-mod fake;
+use self::support::{daemon::Daemon, until};
 
 const SCENARIOS: usize = 21;
+/// Those of the examples that run. The others are refused.
+const EXAMPLES: usize = 28;
+const HOSTS: [&str; 6] = [
+    "petstore.swagger.io",
+    "httpbin.org",
+    "swapi.dev",
+    "superbet-casinos.com",
+    "fake-hospital.com",
+    "external-service.example.com",
+];
+
+/// Where taskd listens.
+static TASKD: OnceLock<String> = OnceLock::new();
 
 #[derive(Default, cucumber::World)]
 struct World {
     definition: String,
     input: Value,
-    ended: Option<Ended>,
+    /// As taskd shows it.
+    execution: Value,
+    /// Its events.
+    history: Vec<Value>,
 }
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ended = self.ended.as_ref();
-        let ended = ended.map(|ended| (ended.status, &ended.output, &ended.error));
-        write!(f, "{}\n{}\n{ended:#?}", self.definition, self.input)
+        write!(
+            f,
+            "{}\n{}\n{:#}",
+            self.definition, self.input, self.execution
+        )
     }
 }
 
 impl World {
-    fn ended(&self) -> &Ended {
-        self.ended.as_ref().expect("the workflow was executed")
+    fn output(&self) -> &Value {
+        assert_eq!(self.execution["status"], "completed", "{self:?}");
+        &self.execution["output"]
+    }
+
+    fn error(&self) -> &Value {
+        assert_eq!(self.execution["status"], "faulted", "{self:?}");
+        &self.execution["error"]
     }
 
     /// The value of a property of the output, such as `error.type`.
     fn property(&self, path: &str) -> Option<&Value> {
         let mut names = path.split('.');
-        names.try_fold(&self.ended().output, |value, name| value.get(name))
+        names.try_fold(self.output(), |value, name| value.get(name))
+    }
+
+    /// The names of the tasks in the order of their starts.
+    fn started(&self) -> Vec<&str> {
+        let started = self
+            .history
+            .iter()
+            .filter(|event| event["kind"] == "task_started");
+        let paths = started.filter_map(|event| event["path"].as_str());
+        paths.filter_map(|path| path.rsplit('/').next()).collect()
     }
 
     /// The place of a task among those that started.
     fn place(&self, task: &str) -> usize {
-        let started = self.ended().started();
+        let started = self.started();
         let place = started.iter().position(|name| *name == task);
         place.unwrap_or_else(|| panic!("{task} did not run: {started:?}"))
     }
@@ -100,39 +142,95 @@ fn an_input(world: &mut World, step: &Step) {
     world.input = value(step);
 }
 
-#[when("the workflow is executed")]
-fn executed(world: &mut World) {
-    let read = Definition::read(&world.definition).unwrap();
-    let uris = Program::documents_of(&read.definition);
-    let documents: Documents = uris.into_iter().map(|uri| (uri, petstore())).collect();
-    let program = Program::compile(&read, &documents).unwrap();
-    let mut fake = Fake::new(program, |step| {
-        serve(&serde_json::from_value(step.payload["request"].clone()).unwrap())
+/// Deploys a definition and starts it. Returns the URL of the execution.
+async fn start(definition: &str, input: &Value) -> String {
+    let client = support::http_client();
+    let url = |path: &str| format!("{}/v1/{path}", TASKD.get().unwrap());
+    let document = Definition::read(definition).unwrap().definition.document;
+    let workflow = format!(
+        "workflows/{}/{}/{}",
+        document.namespace, document.name, document.version
+    );
+    // Some scenarios have the same name.
+    client.delete(url(&workflow)).send().await.unwrap();
+    let deploying = client
+        .put(url("workflows"))
+        .header("content-type", "application/yaml")
+        .body(definition.to_owned());
+    let deployed = deploying.send().await.unwrap();
+    let status = deployed.status();
+    assert_eq!(status, 201, "{}", deployed.text().await.unwrap());
+    let start = json!({ "input": input });
+    let starting = client.post(url(&format!("{workflow}:start"))).json(&start);
+    let started: Value = starting.send().await.unwrap().json().await.unwrap();
+    url(&format!("executions/{}", started["id"].as_str().unwrap()))
+}
+
+/// Waits until an execution has ended, and returns what taskd shows of it.
+async fn ended(execution: &str) -> Value {
+    let client = support::http_client();
+    let mut shown = Value::Null;
+    until("the execution ends", async || {
+        let answer = client.get(execution).send().await.unwrap();
+        shown = answer.json().await.unwrap();
+        shown["ended_at"].is_string()
+    })
+    .await;
+    shown
+}
+
+/// Starts all examples that can be deployed. Returns their names and executions.
+async fn start_examples(folder: &Path) -> Vec<(String, String)> {
+    let input = json!({
+        "petId": 1, "id": 1, "token": "t", "searchQuery": "luke", "orderType": "physical",
+        "customer": { "age": 20 }, "bet": 1, "patient": { "fullName": "a" }, "room": { "number": 1 },
     });
-    fake.crashes = true;
-    world.ended = Some(fake.run(world.input.clone()));
+    let mut started = Vec::new();
+    for (number, file) in fs::read_dir(folder).unwrap().enumerate() {
+        let path = file.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let text = fs::read_to_string(path).unwrap();
+        if Definition::read(&text).is_err() {
+            continue;
+        }
+        // Some have the same name, and run at the same time.
+        let text = text.replacen("namespace: ", &format!("namespace: n{number}-"), 1);
+        started.push((name, start(&text, &input).await));
+    }
+    started
+}
+
+/// Deploys the definition and runs it to its end.
+#[when("the workflow is executed")]
+async fn executed(world: &mut World) {
+    let execution = start(&world.definition, &world.input).await;
+    world.execution = ended(&execution).await;
+    let history = support::http_client().get(format!("{execution}/history"));
+    let lines = history.send().await.unwrap().text().await.unwrap();
+    let lines = lines.lines().map(serde_json::from_str);
+    world.history = lines.collect::<Result<_, _>>().unwrap();
 }
 
 #[then("the workflow should complete")]
 fn completes(world: &mut World) {
-    world.ended().completed();
+    world.output();
 }
 
 #[then("the workflow should complete with output:")]
 fn completes_with(world: &mut World, step: &Step) {
-    let (output, expected) = (world.ended().completed(), value(step));
+    let (output, expected) = (world.output(), value(step));
     assert!(same(output, &expected), "{output} is not {expected}");
 }
 
 #[then("the workflow should fault")]
 fn faults(world: &mut World) {
-    world.ended().fault();
+    world.error();
 }
 
 #[then("the workflow should fault with error:")]
 fn faults_with(world: &mut World, step: &Step) {
-    let (error, expected) = (world.ended().fault().to_value(), value(step));
-    assert!(same(&error, &expected), "{error} is not {expected}");
+    let (error, expected) = (world.error(), value(step));
+    assert!(same(error, &expected), "{error} is not {expected}");
 }
 
 #[then(regex = r"^the workflow output should have properties (.+)$")]
@@ -165,12 +263,52 @@ fn runs_first(world: &mut World, task: String) {
 
 #[then(regex = r"^(\w+) should run last$")]
 fn runs_last(world: &mut World, task: String) {
-    assert_eq!(world.ended().started().last(), Some(&task.as_str()));
+    assert_eq!(world.started().last(), Some(&task.as_str()));
 }
 
 #[then(regex = r"^(\w+) should run after (\w+)$")]
 fn runs_after(world: &mut World, task: String, before: String) {
     assert!(world.place(&task) > world.place(&before));
+}
+
+/// Answers as the hosts that the kit calls. Returns where it listens.
+async fn stand_in() -> SocketAddr {
+    let pet = |id: u64| json!({ "id": id, "name": "Milou", "status": "available" });
+    let found = move |Query(query): Query<Value>| async move {
+        assert_eq!(query["status"], "available");
+        Json(json!([pet(1), pet(2)]))
+    };
+    let one = move |Parts(id): Parts<u64>| async move { Json(pet(id)) };
+    let missing = || async {
+        let message = json!({ "code": 404, "message": "there is no such pet" });
+        (StatusCode::NOT_FOUND, Json(message))
+    };
+    let router = Router::new()
+        .route("/v2/swagger.json", get(async || Json(petstore())))
+        .route("/v2/pet/findByStatus", get(found))
+        .route("/v2/pet/getPetByName/{name}", get(missing))
+        .route("/v2/pet/{id}", get(one).put(one))
+        .route("/basic-auth/{user}/{password}", get(authenticated))
+        // What examples call.
+        .fallback(async || Json(json!({ "homeworld": "https://swapi.dev/api/planets/1" })));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+    address
+}
+
+async fn authenticated(
+    Parts((user, password)): Parts<(String, String)>,
+    headers: HeaderMap,
+) -> Response {
+    let expected = format!("Basic {}", BASE64.encode(format!("{user}:{password}")));
+    match headers
+        .get("authorization")
+        .is_some_and(|given| *given == expected)
+    {
+        true => Json(json!({ "authenticated": true, "user": user })).into_response(),
+        false => StatusCode::UNAUTHORIZED.into_response(),
+    }
 }
 
 /// The part of the pet store's document that the kit uses.
@@ -193,62 +331,37 @@ fn petstore() -> Value {
     })
 }
 
-/// Answers as the hosts that the kit calls.
-fn serve(request: &HttpRequest) -> Answer {
-    assert_eq!(request.method, "GET");
-    let pet = |id: u32| json!({ "id": id, "name": "Milou", "status": "available" });
-    let content = match request.uri.as_str() {
-        "https://petstore.swagger.io/v2/pet/findByStatus?status=available" => {
-            json!([pet(1), pet(2)])
-        }
-        "https://petstore.swagger.io/v2/pet/1" => pet(1),
-        "https://petstore.swagger.io/v2/pet/2" => pet(2),
-        "https://petstore.swagger.io/v2/pet/getPetByName/Milou" => {
-            return Answer::dead(
-                json!({
-                    "type": "https://open-workflow-specification.org/spec/1.0.0/errors/communication",
-                    "status": 404,
-                    "detail": "GET /v2/pet/getPetByName/Milou: 404 Not Found",
-                })
-                .to_string(),
-            );
-        }
-        "https://httpbin.org/basic-auth/serverless-workflow/conformance-test" => {
-            let expected = HttpAuthentication::Basic {
-                username: "serverless-workflow".to_owned(),
-                password: "conformance-test".to_owned(),
-            };
-            assert_eq!(request.authentication, Some(expected));
-            json!({ "authenticated": true })
-        }
-        uri => panic!("nothing answers at {uri}"),
-    };
-    Answer::result(match request.output.as_str() {
-        "response" => json!({
-            "request": { "method": request.method, "uri": request.uri, "headers": Map::new() },
-            "statusCode": 200,
-            "headers": { "content-type": "application/json" },
-            "content": content,
-        }),
-        _ => content,
-    })
-}
-
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() -> ExitCode {
-    let features =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/swf-spec/1.0-main/ctk/features");
-    if !features.is_dir() {
-        println!("skipped: there is no {}", features.display());
+    let specification = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/swf-spec/1.0-main");
+    if !specification.is_dir() {
+        println!("skipped: there is no {}", specification.display());
         return ExitCode::SUCCESS;
     }
+    let address = stand_in().await;
+    let overrides = HOSTS.map(|host| format!("https://{host} -> http://{address}"));
+    let overrides = format!("workflow_call_override = \"{}\"", overrides.join(", "));
+    let daemon = Daemon::start(&overrides, &[]).await;
+    TASKD.set(daemon.http()).unwrap();
+    let examples = start_examples(&specification.join("examples")).await;
     let ran = World::cucumber()
+        .max_concurrent_scenarios(1)
         .fail_on_skipped()
         .with_default_cli()
-        .run(features)
+        .run(specification.join("ctk/features"))
         .await;
     let passed = ran.scenarios_stats().passed;
     println!("{passed} of {SCENARIOS} scenarios passed");
+    for (name, execution) in &examples {
+        let shown = ended(execution).await;
+        let expected = match name.starts_with("raise") {
+            true => "faulted",
+            false => "completed",
+        };
+        assert_eq!(shown["status"], expected, "{name}: {shown}");
+    }
+    assert_eq!(examples.len(), EXAMPLES);
+    println!("{EXAMPLES} examples ran");
     match passed == SCENARIOS && !ran.execution_has_failed() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -47,6 +47,7 @@ mod waits;
 mod watch;
 mod watching;
 mod workers;
+mod workflow_documents;
 mod workflow_queues;
 mod workflows;
 

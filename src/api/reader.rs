@@ -15,6 +15,7 @@ use crate::{
     config::Settings,
     coordination::Coordination,
     model::{Act, Caller, QueueName, StoredStatus, TaskId, TaskResult, TaskStatus, TaskView},
+    outbound::Outbound,
     pipelines::{
         admission::{Gates, Occupancy},
         context::ExecutionWakes,
@@ -43,6 +44,7 @@ pub struct Reader {
     pub tree_watches: TreeWatches,
     pub executions: ExecutionWakes,
     pub open_executions: OpenExecutions,
+    pub outbound: Outbound,
     pub workflow_queues: WorkflowQueues,
 }
 

@@ -7,11 +7,7 @@ use parking_lot::Mutex;
 use crate::{
     model::QueueName,
     store::StoredDefinition,
-    workflow::{
-        definition::Definition,
-        expression::with_stack,
-        program::{Documents, Program},
-    },
+    workflow::{expression::with_stack, program::Program},
 };
 
 /// Of how many definitions the queues are known at most.
@@ -32,12 +28,20 @@ impl WorkflowQueues {
         if let Some(known) = self.known(&stored.hash) {
             return known;
         }
-        let text = stored.text.clone();
-        let reading = tokio::task::spawn_blocking(move || with_stack(|| queues_of(&text)));
+        let StoredDefinition {
+            text, documents, ..
+        } = stored.clone();
+        let reading = tokio::task::spawn_blocking(move || {
+            with_stack(|| Program::of_stored(&text, &documents))
+        });
         // A thread could not be started: the next call tries again.
-        let Ok(Ok(queues)) = reading.await else {
+        let Ok(Ok(program)) = reading.await else {
             return None;
         };
+        let queues = program
+            .ok()
+            .map(|program| program.queues.into_iter().collect());
+        let queues: Option<Arc<[QueueName]>> = queues;
         let mut known = self.0.lock();
         if known.len() >= KNOWN {
             known.clear();
@@ -45,11 +49,4 @@ impl WorkflowQueues {
         known.insert(stored.hash.clone(), queues.clone());
         queues
     }
-}
-
-/// The queues of the steps of a definition. `None`: it is of another version of taskd.
-fn queues_of(text: &str) -> Option<Arc<[QueueName]>> {
-    let read = Definition::read(text).ok()?;
-    let program = Program::compile(&read, &Documents::new()).ok()?;
-    Some(program.queues.into_iter().collect())
 }

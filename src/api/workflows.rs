@@ -2,6 +2,7 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
+use serde_json::json;
 use tracing::Instrument as _;
 
 use super::{
@@ -10,16 +11,19 @@ use super::{
     handle::{Api, span},
     query::{LISTED, bounded},
     reader::Reader,
+    workflow_documents,
 };
 use crate::{
     config::Settings,
     model::{
-        Act, Caller, ECHO, NewTask, QueueName, TaskId, WorkflowList, WorkflowVersion, WorkflowView,
-        shorten, validate,
+        Act, Caller, ECHO, HTTP_QUEUE, NewTask, QueueName, TaskId, WorkflowList, WorkflowVersion,
+        WorkflowView, shorten, validate,
     },
     store::{Deleted, KeptDefinition, ListedDefinition, StoredDefinition},
     workflow::{
-        definition::{Definition, Mistake, Task, TaskKind},
+        definition::{
+            CallHttp, CallOpenApi, Definition, Mistake, ReadDefinition, StepOptions, Task, TaskKind,
+        },
         expression::with_stack,
         program::{Documents, Program},
     },
@@ -92,14 +96,16 @@ impl Api {
         let deploy = async {
             let settings = Arc::clone(&query.settings);
             let now = query.now_unix_ms();
-            let checking = tokio::task::spawn_blocking(move || {
-                let program = with_stack(|| checked(&settings, &text, now));
-                (text, program)
-            });
-            let failed =
-                |why: String| Error::JustFailed(format!("cannot check a definition: {why}"));
-            let (text, program) = checking.await.map_err(|error| failed(error.to_string()))?;
-            let program = program.map_err(|error| failed(error.to_string()))?;
+            let checking = move || (checked(&settings, &text, now), text);
+            let (read, text) = checking_thread(checking).await?;
+            let read = read.map_err(Error::WrongDefinition)?;
+            let documents = query.documents(caller, &read.definition, &text).await?;
+            let stored_documents = match documents.is_empty() {
+                true => String::new(),
+                false => json!(documents).to_string(),
+            };
+            let compiling = move || Program::compile(&read, &documents);
+            let program = checking_thread(compiling).await?;
             let program = program.map_err(Error::WrongDefinition)?;
             let queues: Vec<QueueName> = program.queues.iter().cloned().collect();
             reaches_all(caller, &queues)?;
@@ -112,7 +118,7 @@ impl Api {
                 workflow,
                 hash: program.hash,
                 text,
-                documents: String::new(),
+                documents: stored_documents,
                 deployed_by: who(caller).to_owned(),
                 deployed_unix_ms: now,
             };
@@ -178,6 +184,36 @@ impl Api {
 }
 
 impl Reader {
+    /// The documents of a definition: as they were when the same text was deployed, otherwise as
+    /// they are now.
+    async fn documents(
+        &self,
+        caller: &Caller,
+        definition: &Definition,
+        text: &str,
+    ) -> Result<Documents, Error> {
+        if definition.documents().is_empty() {
+            return Ok(Documents::new());
+        }
+        reaches(caller, HTTP_QUEUE)?;
+        let document = &definition.document;
+        let workflow = WorkflowVersion {
+            namespace: document.namespace.clone(),
+            name: document.name.clone(),
+            version: document.version.clone(),
+        };
+        let before = self.store().definition(&workflow).await?;
+        let before = before.filter(|before| before.text == text);
+        let before = before.and_then(|before| serde_json::from_str(&before.documents).ok());
+        match before {
+            Some(documents) => Ok(documents),
+            None => {
+                let fetching = workflow_documents::fetch(&self.outbound, definition);
+                fetching.await.map_err(Error::WrongDefinition)
+            }
+        }
+    }
+
     /// The definition of a version, which may be `latest`, if the caller reaches all of its queues.
     pub(super) async fn reached_definition(
         &self,
@@ -271,8 +307,22 @@ fn unknown(workflow: &WorkflowVersion) -> Error {
     Error::NoSuchWorkflow(shorten(&workflow.to_string(), 2 * ECHO).into_owned())
 }
 
-/// Reads a definition, and checks what depends on the settings and on this version of taskd.
-fn checked(settings: &Settings, text: &str, now_unix_ms: i64) -> Result<Program, Vec<Mistake>> {
+/// Runs what may need much stack or time.
+async fn checking_thread<T: Send + 'static>(
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Error> {
+    let failed = |why: String| Error::JustFailed(format!("cannot check a definition: {why}"));
+    let ran = tokio::task::spawn_blocking(move || with_stack(run)).await;
+    let ran = ran.map_err(|error| failed(error.to_string()))?;
+    ran.map_err(|error| failed(error.to_string()))
+}
+
+/// Reads a definition, and checks what depends on the settings.
+fn checked(
+    settings: &Settings,
+    text: &str,
+    now_unix_ms: i64,
+) -> Result<ReadDefinition, Vec<Mistake>> {
     let read = Definition::read(text)?;
     let mut mistakes = Vec::new();
     let definition = &read.definition;
@@ -281,7 +331,7 @@ fn checked(settings: &Settings, text: &str, now_unix_ms: i64) -> Result<Program,
         check_task(settings, definition, task, now_unix_ms, &mut mistakes);
     }
     match mistakes.is_empty() {
-        true => Program::compile(&read, &Documents::new()),
+        true => Ok(read),
         false => Err(mistakes),
     }
 }
@@ -294,25 +344,17 @@ fn check_task(
     mistakes: &mut Vec<Mistake>,
 ) {
     let says = match &task.kind {
-        TaskKind::CallHttp(_) | TaskKind::CallOpenApi(_) => Some(
-            "this version of taskd sends no requests; call a function whose worker sends it"
-                .to_owned(),
-        ),
+        TaskKind::CallHttp(CallHttp { step, .. })
+        | TaskKind::CallOpenApi(CallOpenApi { step, .. }) => {
+            wrong_step(settings, HTTP_QUEUE, step, now_unix_ms)
+        }
         TaskKind::CallFunction(call) if !definition.use_.functions.contains_key(&call.function) => {
             let queue = call.step.queue.as_ref();
             let queue = queue.map_or(call.function.as_str(), QueueName::as_str);
-            let step = NewTask {
-                id: Some(TaskId::at(now_unix_ms, 0)),
-                queue: queue.to_owned(),
-                replicas: call.step.replicas,
-                priority: call.step.priority,
-                finish_within: call.step.finish_within,
-                lease_duration: call.step.lease,
-                max_attempts: call.step.max_attempts,
-                backoff: call.step.backoff.clone(),
-                ..NewTask::default()
-            };
-            validate::check(&step, &settings.task_rules(queue), now_unix_ms).err()
+            match queue {
+                HTTP_QUEUE => Some(validate::queue_is_own()),
+                queue => wrong_step(settings, queue, &call.step, now_unix_ms),
+            }
         }
         _ => None,
     };
@@ -327,6 +369,28 @@ fn check_task(
     for inner in task.inner() {
         check_task(settings, definition, inner, now_unix_ms, mistakes);
     }
+}
+
+/// What is wrong about the settings of a step.
+fn wrong_step(
+    settings: &Settings,
+    queue: &str,
+    step: &StepOptions,
+    now_unix_ms: i64,
+) -> Option<String> {
+    let task = NewTask {
+        id: Some(TaskId::at(now_unix_ms, 0)),
+        queue: queue.to_owned(),
+        replicas: step.replicas,
+        priority: step.priority,
+        finish_within: step.finish_within,
+        lease_duration: step.lease,
+        max_attempts: step.max_attempts,
+        backoff: step.backoff.clone(),
+        ..NewTask::default()
+    };
+    let rules = settings.task_rules(queue).for_step();
+    validate::check(&task, &rules, now_unix_ms).err()
 }
 
 fn version_of_cursor(cursor: &str) -> Result<WorkflowVersion, Error> {

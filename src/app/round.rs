@@ -33,6 +33,7 @@ use crate::{
     dedup::Filter,
     ingress::{self, Budget, Tls, http::Ports},
     model::{Presence, in_short},
+    outbound::Outbound,
     pipelines::{
         admission::{Gates, LimitSync, Occupancy, QueueSync},
         changing::Changing,
@@ -266,6 +267,7 @@ async fn open(backends: &Backends, wait: &Wait<'_>) -> anyhow::Result<Option<Ope
         store: Arc::clone(store),
         clock: clock.clone(),
         executions: ExecutionWakes::default(),
+        outbound: Outbound::new(&settings.calls),
         bus,
         queue,
         coordination,
@@ -507,6 +509,9 @@ fn start(
     let topologies = cx.occupancy.topologies().clone();
     let tasks = runs(Pipeline::Tasks)
         .then(|| tasks::start(queue, store, bus, topologies, &cx.settings, supervisor));
+    if let Some(tasks) = &tasks {
+        workflows::start_calls(cx, tasks.clone(), supervisor);
+    }
     (discovery, tasks)
 }
 
@@ -555,6 +560,7 @@ fn state(
         tree_watches: TreeWatches::default(),
         executions: cx.executions.clone(),
         open_executions: OpenExecutions::default(),
+        outbound: cx.outbound.clone(),
         workflow_queues: WorkflowQueues::default(),
     };
     reader.inform_watchers(supervisor);

@@ -3,6 +3,7 @@
 //! [`load`] collects them from flags, environment and file, `check` checks them, and [`to_toml`]
 //! prints them.
 
+mod calls;
 mod check;
 mod check_queue;
 mod enrich;
@@ -26,6 +27,7 @@ mod wording;
 mod written;
 
 pub use self::{
+    calls::{CallHosts, CallOverrides, CallSecrets, Calls},
     check::MOST_PARTITIONS,
     enrich::{Enrich, EnrichUrl, SecretHeader},
     error::Error,

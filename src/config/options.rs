@@ -9,6 +9,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    calls::{CallHosts, CallOverrides, CallSecrets},
     enrich::{EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
@@ -259,6 +260,15 @@ options! {
     "Fanout" {
         /// Most records that fanout reads and enqueues at once, 1 to 1000 [default: 1000]
         fanout_batch_max: usize, "N" => fanout.batch_max;
+    }
+    "Calls of workflows" {
+        /// Hosts that calls may reach at private addresses: names, .NAME for all below it, IP
+        /// addresses; * for any [default: empty]
+        workflow_call_allow: CallHosts, "LIST" => calls.allow;
+        /// Servers that stand in for others: https://HOST -> http://HOST:PORT,… [default: empty]
+        workflow_call_override: CallOverrides, "LIST" => calls.overrides;
+        /// Secrets by name: NAME=env:VARIABLE,NAME=file:PATH [default: empty]
+        workflow_secrets: CallSecrets, "LIST" => calls.secrets;
     }
     "Watchdog" {
         /// Longest time between two looks at leases and delays [default: 250ms]

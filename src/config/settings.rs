@@ -5,6 +5,7 @@ use std::{
 };
 
 use super::{
+    calls::Calls,
     enrich::{Enrich, EnrichUrl, SecretHeader},
     properties::Properties,
     schema::NamedSchema,
@@ -214,6 +215,7 @@ settings! {
         pub limits: Limits = Limits::default(),
         pub discovery: Discovery = Discovery::default(),
         pub fanout: Fanout = Fanout::default(),
+        pub calls: Calls = Calls::default(),
         pub watchdog: Watchdog = Watchdog::default(),
         pub workflows: Workflows = Workflows::default(),
         pub queues: Queues = Queues::default(),
@@ -523,6 +525,7 @@ impl Settings {
             idempotency_window: queue.idempotency_window,
             limit_by: queue.limit_by.clone(),
             is_accepted: false,
+            is_step: false,
         }
     }
 }

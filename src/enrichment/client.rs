@@ -1,21 +1,13 @@
-//! The HTTP client: keep-alive, TLS, no redirects, no proxies.
-
-use std::time::Duration;
+//! Calls of an endpoint.
 
 use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use http_body_util::Full;
 use hyper::{Method, Request, StatusCode, header};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client as Pool, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
+
+use crate::{
+    config::Enrich,
+    outbound::{self, Failure, Reach},
 };
-use rustls::{ClientConfig, RootCertStore};
-
-use crate::{config::Enrich, model::in_short};
-
-/// How long an idle connection is kept for the next request.
-const IDLE: Duration = Duration::from_secs(30);
 
 /// Why a call got no answer.
 #[derive(Debug)]
@@ -38,31 +30,15 @@ fn refuses_these_tasks(status: StatusCode) -> bool {
 
 /// Connections to one endpoint.
 pub(super) struct Client {
-    pool: Pool<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: outbound::Client,
     settings: Enrich,
 }
 
 impl Client {
     pub(super) fn new(settings: &Enrich) -> Self {
-        let mut roots = RootCertStore::empty();
-        if settings.url.scheme() == "https" {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-        }
-        let tls = ClientConfig::builder()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(tls)
-            .https_or_http()
-            .enable_http1()
-            .build();
-        let pool = Pool::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
-            .pool_max_idle_per_host(settings.concurrency)
-            .build(connector);
+        let with_tls = settings.url.scheme() == "https";
         Self {
-            pool,
+            http: outbound::Client::new(Reach::Anything, settings.concurrency, with_tls),
             settings: settings.clone(),
         }
     }
@@ -74,10 +50,7 @@ impl Client {
             .uri(self.settings.url.as_str())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json")
-            .header(
-                header::USER_AGENT,
-                concat!("taskd/", env!("CARGO_PKG_VERSION")),
-            )
+            .header(header::USER_AGENT, outbound::USER_AGENT)
             .header("traceparent", traceparent);
         if let Some((name, value)) = &self.settings.header {
             request = request.header(name, value);
@@ -85,11 +58,8 @@ impl Client {
         let request = request
             .body(Full::from(body))
             .map_err(|error| NoAnswer::Failed(error.to_string()))?;
-        let response = self
-            .pool
-            .request(request)
-            .await
-            .map_err(|error| NoAnswer::Failed(in_short(&error)))?;
+        let failed = |failure: Failure| NoAnswer::Failed(failure.to_string());
+        let response = self.http.send(request).await.map_err(failed)?;
         let status = response.status();
         if refuses_these_tasks(status) {
             return Err(NoAnswer::OfTheseTasks(format!("it answered {status}")));
@@ -98,12 +68,12 @@ impl Client {
             return Err(NoAnswer::Failed(format!("it answered {status}")));
         }
         let most = self.settings.answer_bytes;
-        match Limited::new(response.into_body(), most).collect().await {
-            Ok(body) => Ok(body.to_bytes()),
-            Err(error) if error.is::<LengthLimitError>() => Err(NoAnswer::OfTheseTasks(format!(
+        match outbound::body(response, most).await {
+            Ok(body) => Ok(body),
+            Err(Failure::TooLarge) => Err(NoAnswer::OfTheseTasks(format!(
                 "the answer has more than {most} bytes (enrich_answer_bytes)"
             ))),
-            Err(error) => Err(NoAnswer::Failed(in_short(&*error))),
+            Err(failure) => Err(failed(failure)),
         }
     }
 }

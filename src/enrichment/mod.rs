@@ -12,7 +12,6 @@
 //! taskd may ask about a task twice: it may die between the answer and the commit, and two callers
 //! may insert one key at the same time. So an endpoint must be idempotent.
 
-mod breaker;
 mod client;
 #[cfg(test)]
 mod fuzz;
@@ -35,13 +34,13 @@ use tokio::{
 
 pub use self::json::{Change, Verdict};
 use self::{
-    breaker::{Breaker, Turned, WINDOW},
     client::{Client, NoAnswer},
     json::ReadVerdict,
 };
 use crate::{
     config::{Enrich, Queues, Settings},
     model::{PayloadCheck, PayloadSchema, QueueName, TaskRow},
+    outbound::{Breaker, Turned, WINDOW},
     runtime::{LastSaid, LogPace, compute},
     telemetry::metrics::{self, Skipped},
 };

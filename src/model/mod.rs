@@ -93,7 +93,8 @@ pub use limits::{
 };
 pub use matching::{MOST_MATCH_TERMS, Matching};
 pub use names::{
-    InvalidName, QueueName, ShardId, SubscriptionName, TopicName, TopologyName, WorkerName,
+    HTTP_QUEUE, InvalidName, QueueName, ShardId, SubscriptionName, TopicName, TopologyName,
+    WorkerName,
 };
 pub use presence::{HeardWorker, Presence, SeenProcess, SeenWorker, SeenWorkers, WorkerCounts};
 pub use records::{

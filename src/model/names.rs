@@ -9,6 +9,9 @@ use super::{is_hidden, printable};
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueueName(Arc<str>);
 
+/// The queue of the HTTP calls of workflows. Only taskd inserts its tasks, and works on them.
+pub const HTTP_QUEUE: &str = "wf.http";
+
 /// A topic's name, of the same form.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TopicName(Arc<str>);

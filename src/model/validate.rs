@@ -6,8 +6,8 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Backoff, Encoding, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Part, Priority,
-    QueueName, Sequence, TaskId, TaskRow, idempotency, is_traceparent,
+    Backoff, Encoding, HTTP_QUEUE, Idempotency, KeyHash, LimitBy, MAX_RECORD_BYTES, NewTask, Part,
+    Priority, QueueName, Sequence, TaskId, TaskRow, idempotency, is_traceparent,
     json::{self, Fault},
     limit_hash, limit_partition,
     times::Times,
@@ -45,6 +45,8 @@ pub struct TaskRules {
     pub limit_by: LimitBy,
     /// Somebody was already told that the task is valid, so its deadline may have passed since.
     pub is_accepted: bool,
+    /// The task is a step of an execution, so its queue may be one of taskd's own.
+    pub is_step: bool,
 }
 
 impl TaskRules {
@@ -54,6 +56,15 @@ impl TaskRules {
         Self {
             is_accepted: true,
             ..self
+        }
+    }
+
+    /// The rules for a step of an execution.
+    #[must_use]
+    pub fn for_step(self) -> Self {
+        Self {
+            is_step: true,
+            ..self.for_accepted()
         }
     }
 }
@@ -179,6 +190,13 @@ impl Checked {
     }
 }
 
+/// Says that nobody else may use the queue of HTTP calls.
+pub fn queue_is_own() -> String {
+    format!(
+        "queue {HTTP_QUEUE} is for the HTTP calls of workflows, which taskd sends itself; use another queue"
+    )
+}
+
 /// Validates a task without consuming it.
 pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Checked, String> {
     // The outputs of a stage have become tasks of queues before.
@@ -186,6 +204,9 @@ pub fn check(task: &NewTask, rules: &TaskRules, now_unix_ms: i64) -> Result<Chec
         return Err("port is for what a task of a stage discovers; name a queue".into());
     }
     let queue = QueueName::new(&task.queue).map_err(|e| e.to_string())?;
+    if queue.as_str() == HTTP_QUEUE && !rules.is_step {
+        return Err(queue_is_own());
+    }
     if task.key.len() > MAX_KEY_BYTES {
         return Err(format!(
             "key has {} bytes; at most {MAX_KEY_BYTES}",
@@ -383,6 +404,7 @@ mod tests {
             idempotency_window: Duration::from_secs(60),
             limit_by: LimitBy::Nothing,
             is_accepted: false,
+            is_step: false,
         }
     }
 

@@ -204,15 +204,7 @@ async fn commands_deploy_start_show_and_cancel() {
     write("small.yaml", SMALL);
     write("older.yaml", &SMALL.replace("1.2.0", "1.1.9"));
     write("other.yaml", &SMALL.replace("majority", "all"));
-    write(
-        "http.yaml",
-        &SMALL
-            .replace(
-                "call: small\n",
-                "call: http\n      with: { method: get, endpoint: 'http://a/' }\n",
-            )
-            .replace("replicas: 3, agree: majority", "lease: 30s"),
-    );
+    write("own.yaml", &SMALL.replace("call: small", "call: wf.http"));
     let said = "workflow a/small/1.2.0 has no mistakes\n";
     let checked = run(&["workflow", "deploy", "--dry-run", "small.yaml"]);
     assert_eq!(checked, (0, said.to_owned(), String::new()));
@@ -225,9 +217,9 @@ async fn commands_deploy_start_show_and_cancel() {
     assert_eq!(run(&["workflow", "deploy", "older.yaml"]).0, 0);
     let (code, _, error) = run(&["workflow", "deploy", "other.yaml"]);
     assert!(code == 2 && error.contains("another text"), "{error}");
-    let (code, _, error) = run(&["workflow", "deploy", "http.yaml"]);
-    assert!(code == 1 && error.starts_with("http.yaml:"), "{error}");
-    assert!(error.contains("sends no requests"), "{error}");
+    let (code, _, error) = run(&["workflow", "deploy", "own.yaml"]);
+    assert!(code == 1 && error.starts_with("own.yaml:"), "{error}");
+    assert!(error.contains("which taskd sends itself"), "{error}");
 
     let (code, started, error) = run(&["execution", "start", "a/small", "--id", "one"]);
     assert_eq!((code, error.as_str()), (0, ""));

@@ -32,6 +32,7 @@ const LAYERS: &[&[&str]] = &[
         "embedded",
         "enrichment",
         "feeds",
+        "outbound",
         "queue",
         "redis_pool",
         "store",
@@ -59,6 +60,7 @@ const BESIDE: &[(&str, &str)] = &[
     ("bus", "redis_pool"),
     ("coordination", "redis_pool"),
     ("dedup", "redis_pool"),
+    ("enrichment", "outbound"),
     ("feeds", "redis_pool"),
     ("queue", "redis_pool"),
 ];

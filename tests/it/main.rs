@@ -96,5 +96,6 @@ mod weights;
 mod work;
 mod work_streams;
 mod workers_come_and_go;
+mod workflow_calls;
 mod workflow_check;
 mod workflows;

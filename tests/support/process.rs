@@ -8,6 +8,7 @@ use taskd::{
     coordination::Coordination,
     dedup::Filter,
     model::{ShardId, WorkerName},
+    outbound::Outbound,
     pipelines::{
         admission::{Gates, Occupancy, QueueSync},
         context::Context,
@@ -158,6 +159,7 @@ impl Process {
             occupancy: self.occupancy.clone(),
             clock: self.clock.clone(),
             executions: Default::default(),
+            outbound: Outbound::new(&settings.calls),
             limit_partitions: 0,
         }
     }

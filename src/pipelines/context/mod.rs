@@ -18,6 +18,7 @@ use crate::{
     coordination::Coordination,
     dedup::Filter,
     model::validate::Partitions,
+    outbound::Outbound,
     queue::Queue,
     runtime::Clock,
     store::Store,
@@ -39,6 +40,7 @@ pub struct Context {
     pub shortcut: Option<Shortcut>,
     pub occupancy: Occupancy,
     pub executions: ExecutionWakes,
+    pub outbound: Outbound,
     pub clock: Clock,
     /// The partitions among which tasks with limit keys are spread; 0: no queue has limits.
     pub limit_partitions: u32,

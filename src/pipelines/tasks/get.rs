@@ -18,7 +18,7 @@ use super::{
     weights::Weights,
 };
 use crate::{
-    model::{GetTasks, LeasedTask, Priority, QueueName, WorkerName, validate},
+    model::{GetTasks, HTTP_QUEUE, LeasedTask, Priority, QueueName, WorkerName, validate},
     queue::{self, Claim, Delivery, Granted, Leased, Shard},
     telemetry::{metrics, traces},
     wire,
@@ -134,6 +134,13 @@ impl Handle {
         let weights = Weights::new(&request.weights, &queues)?;
         let (claim, wait) = self.claim(&request)?;
         self.wait_for(&queues, &weights, || claim.clone(), wait)
+            .await
+    }
+
+    /// Leases tasks of a queue that workers cannot ask for.
+    pub async fn get_own(&self, queue: QueueName, request: GetTasks) -> Result<Leases, Error> {
+        let (claim, wait) = self.claim(&request)?;
+        self.wait_for(&[queue], &Weights::default(), || claim.clone(), wait)
             .await
     }
 
@@ -439,6 +446,9 @@ pub(super) fn queues(names: &[String]) -> Result<Vec<QueueName>, Error> {
             "{} queues; at most {MAX_QUEUES}",
             names.len()
         )));
+    }
+    if names.iter().any(|name| name == HTTP_QUEUE) {
+        return Err(Error::Invalid(validate::queue_is_own()));
     }
     let mut seen = HashSet::with_capacity(names.len());
     let names = names.iter().filter(|name| seen.insert(name.as_str()));

@@ -14,6 +14,7 @@
 //! An execution that a bug of the machine ends faults, and one whose log cannot be read waits for a
 //! version that can. Others go on.
 
+mod calls;
 mod error;
 mod hot;
 mod inputs;
@@ -27,6 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub use self::calls::start_calls;
 use self::{error::Failure, rounds::Rounds};
 use crate::{
     pipelines::context::{Context, Patience, ToMark},
@@ -47,7 +49,7 @@ const LOOK: Duration = Duration::from_secs(1);
 const COUNT: Duration = Duration::from_secs(5);
 const COUNT_SHARE: u32 = 99;
 
-/// Starts the loop.
+/// Starts the loop that steps executions.
 pub fn start(context: &Context, supervisor: &Supervisor) {
     let to_mark = context.start_marking_published("workflow/mark-published", supervisor);
     let stepper = Stepper {

@@ -5,12 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use super::error::Failure;
 use crate::{
     model::WorkflowVersion,
-    store::{Store, StoredDefinition},
-    workflow::{
-        definition::{Definition, Mistake},
-        expression::{self, with_stack},
-        program::{Documents, Program},
-    },
+    store::Store,
+    workflow::{expression::with_stack, program::Program},
 };
 
 /// How many programs are kept at most.
@@ -34,9 +30,13 @@ impl Programs {
         let Some(stored) = store.definition(workflow).await? else {
             return Ok(Err(format!("there is no definition of {workflow}")));
         };
+        let compiling = tokio::task::spawn_blocking(move || {
+            with_stack(|| Program::of_stored(&stored.text, &stored.documents))
+        });
         let no_thread = |why: String| Failure::Stack(why);
-        let compiling = tokio::task::spawn_blocking(move || compile(&stored)).await;
-        let compiled = compiling.map_err(|error| no_thread(error.to_string()))?;
+        let compiled = compiling
+            .await
+            .map_err(|error| no_thread(error.to_string()))?;
         let program = match compiled.map_err(|error| no_thread(error.to_string()))? {
             Ok(program) if program.hash == hash => Arc::new(program),
             Ok(_) => {
@@ -50,22 +50,4 @@ impl Programs {
         self.0.insert(hash.to_owned(), Arc::clone(&program));
         Ok(Ok(program))
     }
-}
-
-/// Compiles a definition. The outer error is that there is no thread for it.
-fn compile(stored: &StoredDefinition) -> Result<Result<Program, String>, expression::Error> {
-    let first = |mistakes: Vec<Mistake>| {
-        mistakes
-            .first()
-            .map(ToString::to_string)
-            .unwrap_or_default()
-    };
-    with_stack(|| {
-        let documents: Documents = match stored.documents.as_str() {
-            "" => Documents::new(),
-            documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
-        };
-        let read = Definition::read(&stored.text).map_err(first)?;
-        Program::compile(&read, &documents).map_err(first)
-    })
 }

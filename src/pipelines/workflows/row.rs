@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use crate::{
-    model::{Encoding, ExecutionId, NewTask, TaskId, validate},
+    model::{Encoding, ExecutionId, HTTP_QUEUE, LimitBy, NewTask, TaskId, validate},
     pipelines::{context::Context, publishing},
     store::NewRow,
     workflow::machine::{Step, StepKey},
@@ -14,6 +14,10 @@ use crate::{
 /// The headers of the task of a step.
 const OF_EXECUTION: &str = "taskd-execution";
 const OF_PATH: &str = "taskd-path";
+/// Names the work: a task that is delivered again has the same key, a retry of the workflow another.
+pub(super) const OF_KEY: &str = "taskd-key";
+/// The most bytes of these headers.
+const HEADERS_BYTES: usize = 64 << 10;
 
 /// The id of the task of a step that was issued at this time.
 pub(super) fn task_id(execution: ExecutionId, key: &StepKey, at_unix_ms: i64) -> TaskId {
@@ -49,22 +53,27 @@ pub(super) fn row(
     } = step;
     let settings = &context.settings;
     let payload = Bytes::from(payload.to_string());
-    if let Some(schema) = settings.payload_schema(queue.as_str())
+    // What queues of users have does not fit requests.
+    let is_call = queue.as_str() == HTTP_QUEUE;
+    if !is_call
+        && let Some(schema) = settings.payload_schema(queue.as_str())
         && let Some(misfit) = schema.misfit(&payload, Encoding::Json)
     {
         return Err(misfit.says);
     }
+    let step = format!("{execution}/{key}");
     let headers = HashMap::from([
         (OF_EXECUTION.to_owned(), execution.to_string()),
-        (OF_PATH.to_owned(), key.path.clone()),
+        (OF_PATH.to_owned(), key.path),
+        (OF_KEY.to_owned(), step.clone()),
     ]);
     let task = NewTask {
         id: Some(id),
         queue: queue.as_str().to_owned(),
-        key: format!("{execution}/{key}").into(),
+        key: step.into(),
         payload,
         payload_encoding: Encoding::Json,
-        replicas: options.replicas,
+        replicas: if is_call { Some(1) } else { options.replicas },
         priority: options.priority,
         finish_within: options.finish_within,
         lease_duration: options.lease,
@@ -74,7 +83,12 @@ pub(super) fn row(
         traceparent: traceparent.to_owned(),
         ..NewTask::default()
     };
-    let rules = settings.task_rules(queue.as_str()).for_accepted();
+    let mut rules = settings.task_rules(queue.as_str()).for_step();
+    // The path of a task that is deep in others is long, and stands in two of them.
+    rules.max_headers_bytes = rules.max_headers_bytes.max(HEADERS_BYTES);
+    if is_call {
+        rules.limit_by = LimitBy::Nothing;
+    }
     let row = validate::task_row(task, id, &rules, context.partitions(), now_unix_ms)?;
     // A step is never refused for the number of queues, but its queue counts.
     let most = settings.discovery.max_queues;

@@ -432,6 +432,7 @@ fn check(settings: &NewTask) -> Result<(), String> {
         idempotency_window: Duration::ZERO,
         limit_by: LimitBy::Nothing,
         is_accepted: false,
+        is_step: false,
     };
     validate::check(&task, &rules, 0).map(|_| ())
 }

@@ -371,6 +371,23 @@ pub enum Agree {
     All,
 }
 
+impl Definition {
+    /// The documents that its calls refer to, with the places of the calls.
+    pub fn documents(&self) -> Vec<(&Place, &Endpoint)> {
+        fn add<'a>(task: &'a Task, found: &mut Vec<(&'a Place, &'a Endpoint)>) {
+            if let TaskKind::CallOpenApi(call) = &task.kind {
+                found.push((&task.place, &call.document));
+            }
+            task.inner().for_each(|inner| add(inner, found));
+        }
+        let mut found = Vec::new();
+        let functions = self.use_.functions.values();
+        let tasks = self.do_.iter().chain(functions);
+        tasks.for_each(|task| add(task, &mut found));
+        found
+    }
+}
+
 impl Task {
     /// The tasks directly in it.
     pub fn inner(&self) -> impl Iterator<Item = &Self> {

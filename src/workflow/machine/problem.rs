@@ -137,7 +137,9 @@ impl Problem {
         if !reason.trim_start().starts_with('{') {
             return None;
         }
-        let value: Value = serde_json::from_str(reason).ok()?;
+        // The queue may add to a reason why it gives up.
+        let mut values = serde_json::Deserializer::from_str(reason).into_iter::<Value>();
+        let value = values.next()?.ok()?;
         let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
         Some(Self {
             type_: text("type")?,

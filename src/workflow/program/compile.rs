@@ -29,8 +29,8 @@ use crate::{
 const MOST_CALLS: usize = 64;
 
 impl Program {
-    /// Compiles a definition. `documents` has the OpenAPI documents that
-    /// [`Self::documents_of`] names. Returns all mistakes that compiling finds.
+    /// Compiles a definition. `documents` has those that [`Definition::documents`] names. Returns all
+    /// mistakes that compiling finds.
     pub fn compile(read: &ReadDefinition, documents: &Documents) -> Result<Self, Vec<Mistake>> {
         let definition = &read.definition;
         let hash = match documents.is_empty() {
@@ -76,37 +76,6 @@ impl Program {
             tasks: compiler.tasks,
             branches: compiler.branches,
         })
-    }
-
-    /// The URIs of the documents that must be there to compile a definition.
-    pub fn documents_of(definition: &Definition) -> BTreeSet<String> {
-        let mut uris = BTreeSet::new();
-        for task in definition
-            .do_
-            .iter()
-            .chain(definition.use_.functions.values())
-        {
-            documents_of_task(task, &mut uris);
-        }
-        uris
-    }
-}
-
-fn documents_of_task(task: &definition::Task, uris: &mut BTreeSet<String>) {
-    use definition::TaskKind as Written;
-    let lists: [&[definition::Task]; 2] = match &task.kind {
-        Written::CallOpenApi(call) => {
-            uris.insert(call.document.uri.clone());
-            return;
-        }
-        Written::Do(list) => [list, &[]],
-        Written::For(for_) => [&for_.do_, &[]],
-        Written::Fork(fork) => [&fork.branches, &[]],
-        Written::Try(try_) => [&try_.try_, try_.catch.do_.as_deref().unwrap_or_default()],
-        _ => return,
-    };
-    for task in lists.into_iter().flatten() {
-        documents_of_task(task, uris);
     }
 }
 

@@ -23,10 +23,11 @@ pub(crate) use self::{
     task::*,
     uri::{as_text, push_query},
 };
-use crate::model::QueueName;
-
-/// The queue of HTTP calls, which taskd works through itself.
-pub const HTTP_QUEUE: &str = "wf.http";
+pub use crate::model::HTTP_QUEUE;
+use crate::{
+    model::QueueName,
+    workflow::definition::{Definition, Mistake},
+};
 
 /// The texts of the documents that a definition refers to, by their URIs.
 pub type Documents = BTreeMap<String, Value>;
@@ -54,6 +55,21 @@ pub struct Program {
 }
 
 impl Program {
+    /// Compiles a definition as it is stored: its text, and its documents as JSON or empty. The error
+    /// is one line.
+    pub fn of_stored(text: &str, documents: &str) -> Result<Self, String> {
+        let first = |mistakes: Vec<Mistake>| {
+            let first = mistakes.first().map(ToString::to_string);
+            first.unwrap_or_default()
+        };
+        let documents = match documents {
+            "" => Documents::new(),
+            documents => serde_json::from_str(documents).map_err(|error| error.to_string())?,
+        };
+        let read = Definition::read(text).map_err(first)?;
+        Self::compile(&read, &documents).map_err(first)
+    }
+
     /// The task of a path. It was compiled, so a path of the log exists.
     pub(crate) fn task(&self, path: &str) -> Option<&Task> {
         self.tasks.get(path)

@@ -135,6 +135,13 @@ fn calls_of_operations_are_checked() {
     let read = Definition::read(&format!(
         "document: {{ dsl: '1.0.3', namespace: a, name: a, version: '1.0.0' }}\n{text}"
     ));
-    let uris = Program::documents_of(&read.unwrap().definition);
-    assert_eq!(uris, ["https://example.com/a".to_owned()].into());
+    let definition = read.unwrap().definition;
+    let documents = definition.documents();
+    let documents = documents
+        .iter()
+        .map(|(place, endpoint)| (&*place.pointer, &*endpoint.uri));
+    assert_eq!(
+        documents.collect::<Vec<_>>(),
+        [("/do/0/a", "https://example.com/a")]
+    );
 }

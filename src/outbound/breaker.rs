@@ -1,4 +1,4 @@
-//! The circuit breaker: while an endpoint fails, nobody waits for it.
+//! The circuit breaker: while a server fails, nobody waits for it.
 
 use std::{
     collections::VecDeque,
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 /// The number of calls in the window, as a multiple of the failures in a row that open the breaker.
 /// It also opens when half of the window has failed.
-pub(super) const WINDOW: u32 = 4;
+pub const WINDOW: u32 = 4;
 
 /// Counts failures in a row, and those among the last calls. Callers share it.
-pub(super) struct Breaker {
+pub struct Breaker {
     most: u32,
     pause: Duration,
     state: Mutex<State>,
@@ -53,14 +53,14 @@ impl Calls {
 
 /// A call that the breaker lets through. Dropped without an outcome, a probe leaves the breaker
 /// open.
-pub(super) struct Permit<'a> {
+pub struct Permit<'a> {
     breaker: &'a Breaker,
     is_probe: bool,
 }
 
 /// How an outcome changed the breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turned {
+pub enum Turned {
     Opened,
     Closed,
 }
@@ -68,7 +68,7 @@ pub(super) enum Turned {
 impl Breaker {
     /// The breaker opens for `pause` after `most` failures in a row, or when `2 * most` of the last
     /// `4 * most` calls have failed.
-    pub(super) fn new(most: u32, pause: Duration) -> Self {
+    pub fn new(most: u32, pause: Duration) -> Self {
         Self {
             most,
             pause,
@@ -77,7 +77,7 @@ impl Breaker {
     }
 
     /// Returns `None` while the breaker is open. After the pause, one call at a time may probe.
-    pub(super) fn permit(&self, now: Instant) -> Option<Permit<'_>> {
+    pub fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let is_probe = match *state {
             State::Closed(_) => false,
@@ -101,7 +101,7 @@ impl Breaker {
 }
 
 impl Permit<'_> {
-    pub(super) fn succeeded(mut self) -> Option<Turned> {
+    pub fn succeeded(mut self) -> Option<Turned> {
         let mut state = self.breaker.state.lock();
         match &mut *state {
             State::Probing if self.is_probe => {
@@ -118,7 +118,7 @@ impl Permit<'_> {
         }
     }
 
-    pub(super) fn failed(mut self, now: Instant) -> Option<Turned> {
+    pub fn failed(mut self, now: Instant) -> Option<Turned> {
         let mut state = self.breaker.state.lock();
         match &mut *state {
             State::Probing if self.is_probe => {
