@@ -1,6 +1,7 @@
 //! The specification's conformance kit, unchanged, on a running taskd with its embedded servers, and
-//! with a stand-in for the hosts that it calls. So are those of its examples that taskd does not
-//! refuse.
+//! with a stand-in for the hosts that it calls: once undisturbed, and once more with taskd killed after
+//! each append that is seen. The histories are equal, and the stand-in sees one request under each key.
+//! So are those of its examples that taskd does not refuse.
 //!
 //! Its files are in `../shared/swf-spec`. Where they are missing, the test passes and says so.
 
@@ -11,12 +12,16 @@
 #[path = "support/mod.rs"]
 mod support;
 
-use std::{fmt, fs, net::SocketAddr, path::Path, process::ExitCode, sync::OnceLock};
+use std::{
+    collections::BTreeMap, fmt, fs, net::SocketAddr, path::Path, process::ExitCode, sync::OnceLock,
+};
 
 use axum::{
     Json, Router,
-    extract::{Path as Parts, Query},
+    body::{Body, to_bytes},
+    extract::{Path as Parts, Query, Request},
     http::{HeaderMap, StatusCode},
+    middleware::{self, Next},
     response::{IntoResponse as _, Response},
     routing::get,
 };
@@ -24,7 +29,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use cucumber::{StatsWriter as _, World as _, gherkin::Step, given, then, when};
 use serde_json::{Value, json};
 use taskd::workflow::definition::Definition;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Mutex};
 
 use self::support::{daemon::Daemon, until};
 
@@ -42,6 +47,12 @@ const HOSTS: [&str; 6] = [
 
 /// Where taskd listens.
 static TASKD: OnceLock<String> = OnceLock::new();
+/// taskd, while it is to be killed.
+static KILLED: Mutex<Option<Daemon>> = Mutex::const_new(None);
+/// The histories of the undisturbed executions, by definition and input.
+static CALM: Mutex<BTreeMap<String, Vec<Value>>> = Mutex::const_new(BTreeMap::new());
+/// The requests that the stand-in has seen, by idempotency key.
+static REQUESTS: Mutex<BTreeMap<String, String>> = Mutex::const_new(BTreeMap::new());
 
 #[derive(Default, cucumber::World)]
 struct World {
@@ -166,17 +177,42 @@ async fn start(definition: &str, input: &Value) -> String {
     url(&format!("executions/{}", started["id"].as_str().unwrap()))
 }
 
-/// Waits until an execution has ended, and returns what taskd shows of it.
+/// Waits until an execution has ended, and returns what taskd shows of it. Kills taskd, if it is to be
+/// killed, whenever the execution has more events.
 async fn ended(execution: &str) -> Value {
     let client = support::http_client();
     let mut shown = Value::Null;
+    let mut daemon = KILLED.lock().await;
+    let mut seen = 0;
     until("the execution ends", async || {
         let answer = client.get(execution).send().await.unwrap();
         shown = answer.json().await.unwrap();
+        let events = shown["events"].as_u64().unwrap();
+        if let Some(daemon) = &mut *daemon
+            && events > seen
+        {
+            seen = events;
+            daemon.kill9_and_restart();
+            daemon.ready().await;
+        }
         shown["ended_at"].is_string()
     })
     .await;
     shown
+}
+
+/// An event without its time, and without what differs between executions.
+fn comparable(event: &Value, execution: &str) -> Value {
+    let mut event = event.clone();
+    let fields = event.as_object_mut().unwrap();
+    fields.remove("at");
+    fields.remove("due");
+    if let Some(emitted) = fields.get_mut("event").and_then(Value::as_object_mut) {
+        emitted.remove("id");
+        emitted.remove("time");
+    }
+    let text = event.to_string().replace(execution, "EXECUTION");
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Starts all examples that can be deployed. Returns their names and executions.
@@ -209,6 +245,13 @@ async fn executed(world: &mut World) {
     let lines = history.send().await.unwrap().text().await.unwrap();
     let lines = lines.lines().map(serde_json::from_str);
     world.history = lines.collect::<Result<_, _>>().unwrap();
+    let id = world.execution["id"].as_str().unwrap();
+    let history = world.history.iter().map(|event| comparable(event, id));
+    let history: Vec<Value> = history.collect();
+    let key = format!("{}\n{}", world.definition, world.input);
+    let mut calm = CALM.lock().await;
+    let before = calm.entry(key).or_insert_with(|| history.clone());
+    assert_eq!(*before, history);
 }
 
 #[then("the workflow should complete")]
@@ -290,11 +333,27 @@ async fn stand_in() -> SocketAddr {
         .route("/v2/pet/{id}", get(one).put(one))
         .route("/basic-auth/{user}/{password}", get(authenticated))
         // What examples call.
-        .fallback(async || Json(json!({ "homeworld": "https://swapi.dev/api/planets/1" })));
+        .fallback(async || Json(json!({ "homeworld": "https://swapi.dev/api/planets/1" })))
+        .layer(middleware::from_fn(noted));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
     address
+}
+
+/// Notes a request, and that it is the same as those under its key before.
+async fn noted(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    // OpenAPI documents are fetched without one.
+    if let Some(key) = parts.headers.get("idempotency-key") {
+        let key = key.to_str().unwrap().to_owned();
+        let request = format!("{} {} {body:?}", parts.method, parts.uri);
+        let mut requests = REQUESTS.lock().await;
+        let before = requests.entry(key).or_insert_with(|| request.clone());
+        assert_eq!(*before, request);
+    }
+    next.run(Request::from_parts(parts, Body::from(body))).await
 }
 
 async fn authenticated(
@@ -343,15 +402,9 @@ async fn main() -> ExitCode {
     let overrides = format!("workflow_call_override = \"{}\"", overrides.join(", "));
     let daemon = Daemon::start(&overrides, &[]).await;
     TASKD.set(daemon.http()).unwrap();
+    let features = specification.join("ctk/features");
     let examples = start_examples(&specification.join("examples")).await;
-    let ran = World::cucumber()
-        .max_concurrent_scenarios(1)
-        .fail_on_skipped()
-        .with_default_cli()
-        .run(specification.join("ctk/features"))
-        .await;
-    let passed = ran.scenarios_stats().passed;
-    println!("{passed} of {SCENARIOS} scenarios passed");
+    let mut are_all = kit(&features, "").await;
     for (name, execution) in &examples {
         let shown = ended(execution).await;
         let expected = match name.starts_with("raise") {
@@ -362,8 +415,27 @@ async fn main() -> ExitCode {
     }
     assert_eq!(examples.len(), EXAMPLES);
     println!("{EXAMPLES} examples ran");
-    match passed == SCENARIOS && !ran.execution_has_failed() {
+    *KILLED.lock().await = Some(daemon);
+    are_all &= kit(&features, ", with taskd killed after each append").await;
+    println!(
+        "{} requests had keys of their own",
+        REQUESTS.lock().await.len()
+    );
+    match are_all {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
+}
+
+/// Runs all scenarios. Returns whether all passed.
+async fn kit(features: &Path, how: &str) -> bool {
+    let ran = World::cucumber()
+        .max_concurrent_scenarios(1)
+        .fail_on_skipped()
+        .with_default_cli()
+        .run(features)
+        .await;
+    let passed = ran.scenarios_stats().passed;
+    println!("{passed} of {SCENARIOS} scenarios passed{how}");
+    passed == SCENARIOS && !ran.execution_has_failed()
 }

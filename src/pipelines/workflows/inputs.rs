@@ -8,7 +8,7 @@ use super::error::Failure;
 use crate::{
     config::Settings,
     model::{ExecutionId, StoredStatus, TaskId},
-    store::{Happening, Store, TaskState},
+    store::{Happening, Store, TaskState, Timer},
     workflow::machine::StepEnd,
 };
 
@@ -30,8 +30,8 @@ const BYTES_OF_ENDS: usize = 32 << 20;
 pub(super) struct Incoming {
     /// Earliest first.
     pub(super) happenings: Vec<Happening>,
-    /// Numbers of timers that are due.
-    pub(super) timers: Vec<u64>,
+    /// Those that are due.
+    pub(super) timers: Vec<Timer>,
 }
 
 /// What came to some executions.
@@ -86,7 +86,7 @@ impl Arrivals {
                 if timer.due_unix_ms > now_unix_ms {
                     arrivals.next_due_unix_ms.get_or_insert(timer.due_unix_ms);
                 } else if let Some(incoming) = arrivals.of(timer.execution, held) {
-                    incoming.timers.push(timer.number);
+                    incoming.timers.push(timer);
                 }
             }
             // Those that are due come first. All executions of a page may be held.

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -23,7 +23,7 @@ use crate::{
             Command, Entry, Event, Input, Limits, Problem, ProblemKind, State, Status, StepEnd,
             StepKey, TimerPurpose, Wait, WaitOn, step,
         },
-        program::Program,
+        program::{Kind, Program},
     },
 };
 
@@ -110,6 +110,18 @@ pub(super) struct Stepped {
     pub(super) fallback: Fallback,
     /// About the bytes of the append.
     pub(super) bytes: usize,
+    pub(super) seen: Seen,
+}
+
+/// What metrics count once the append is stored.
+#[derive(Default)]
+pub(super) struct Seen {
+    /// The kind of each step that ended, and how it ended.
+    pub(super) steps: Vec<(&'static str, &'static str)>,
+    /// How late timers fired.
+    pub(super) late: Vec<Duration>,
+    /// How many evaluations went beyond each bound.
+    pub(super) refused: BTreeMap<&'static str, u64>,
 }
 
 /// What is known of an execution without running the machine.
@@ -182,12 +194,13 @@ impl Job {
         // A bug of the machine ends this execution, not those that are stepped with it.
         let stepped = catch_unwind(AssertUnwindSafe(|| self.step(context, limits, until)));
         let reason = match stepped {
-            Ok(Ok((append, live, bytes))) => {
+            Ok(Ok((append, live, bytes, seen))) => {
                 return Stepped {
                     append,
                     live,
                     fallback,
                     bytes,
+                    seen,
                 };
             }
             Ok(Err(reason)) => reason,
@@ -199,6 +212,7 @@ impl Job {
             live: None,
             fallback,
             bytes: 0,
+            seen: Seen::default(),
         }
     }
 
@@ -207,7 +221,7 @@ impl Job {
         context: &Context,
         limits: &Limits,
         until: Instant,
-    ) -> Result<(Append, Option<Live>, usize), String> {
+    ) -> Result<(Append, Option<Live>, usize, Seen), String> {
         let mut run = Run {
             context,
             limits,
@@ -225,11 +239,13 @@ impl Job {
             more: false,
             until,
             looks_on: self.looks_on,
+            seen: Seen::default(),
         };
         run.take_all(self.incoming, self.ends, self.input)?;
         let bytes = run.bytes;
+        let seen = std::mem::take(&mut run.seen);
         let (append, live) = run.end(self.seq);
-        Ok((append, live, bytes))
+        Ok((append, live, bytes, seen))
     }
 }
 
@@ -252,6 +268,7 @@ struct Run<'a> {
     /// When it ends at the latest, with what it has.
     until: Instant,
     looks_on: bool,
+    seen: Seen,
 }
 
 impl Run<'_> {
@@ -314,6 +331,10 @@ impl Run<'_> {
                 return Ok(());
             }
             // It fires once, also if the execution waits for it no more.
+            let late = self.context.clock.now_unix_ms() - timer.due_unix_ms;
+            let late = Duration::from_millis(late.max(0).unsigned_abs());
+            self.seen.late.push(late);
+            let timer = timer.number;
             self.disarmed.insert(timer);
             self.feed(Input::TimerFired { timer })?;
         }
@@ -335,6 +356,16 @@ impl Run<'_> {
             && let Some(key) = self.live.keys.get(&task).cloned()
         {
             self.live.remove_step(&key);
+            let kind = match self.live.program.task(&key.path).map(|task| &task.kind) {
+                Some(Kind::Http(_) | Kind::OpenApi(_)) => "http",
+                _ => "worker",
+            };
+            let outcome = match &end {
+                StepEnd::Completed { .. } => "completed",
+                StepEnd::Dead { .. } => "dead",
+                StepEnd::Cancelled => "cancelled",
+            };
+            self.seen.steps.push((kind, outcome));
             self.feed(Input::StepEnded { key, end })?;
         }
         Ok(())
@@ -378,6 +409,9 @@ impl Run<'_> {
             self.carry_out(command, now);
         }
         self.more = outcome.more;
+        for (bound, evaluations) in outcome.refused {
+            *self.seen.refused.entry(bound).or_default() += evaluations;
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::{
     error::Failure,
     hot::Hot,
     inputs::{Arrivals, Ends, Incoming},
-    job::{Job, Live, Stepped},
+    job::{Job, Live, Seen, Stepped},
     programs::Programs,
 };
 use crate::{
@@ -65,6 +65,8 @@ pub(super) struct Rounds {
 
 /// Whether the database has taken an append.
 type Answer = Result<Appended, store::Error>;
+/// The state after an append, unless the execution has ended, and what metrics count then.
+type After = (Option<Live>, Seen);
 
 impl Rounds {
     pub(super) fn new(context: Context, to_mark: ToMark, patience: Patience) -> Self {
@@ -264,11 +266,12 @@ impl Rounds {
             append,
             live,
             fallback,
+            seen,
             ..
         } in stepped
         {
             appends.push(append);
-            others.push((live, fallback));
+            others.push(((live, seen), fallback));
         }
         let before = self.context.moment();
         let started = Instant::now();
@@ -283,17 +286,17 @@ impl Rounds {
                     "could not store {} appends together: {error}",
                     appends.len()
                 );
-                for (append, (live, fallback)) in appends.into_iter().zip(others) {
+                for (append, (after, fallback)) in appends.into_iter().zip(others) {
                     let id = append.execution;
                     let now = self.context.clock.now_unix_ms();
-                    let Err(mut error) = self.store_one(append, live, before).await? else {
+                    let Err(mut error) = self.store_one(append, after, before).await? else {
                         continue;
                     };
                     if error.is_refusal() {
                         let reason = format!("the database refuses what it does: {error}");
                         tracing::warn!("execution {id} faults: {reason}");
                         let fault = fallback.fault(&reason, now);
-                        match self.store_one(fault, None, before).await? {
+                        match self.store_one(fault, After::default(), before).await? {
                             Ok(_) => continue,
                             Err(of_fault) => error = of_fault,
                         }
@@ -305,15 +308,15 @@ impl Rounds {
                 return Ok(());
             }
         };
-        let lives: Vec<_> = others.into_iter().map(|(live, _)| live).collect();
-        self.follow(&appends, lives, stored, before).await
+        let after: Vec<_> = others.into_iter().map(|(after, _)| after).collect();
+        self.follow(&appends, after, stored, before).await
     }
 
     /// Stores one append alone. The inner error is the append's own.
     async fn store_one(
         &mut self,
         append: Append,
-        live: Option<Live>,
+        after: After,
         before: Option<Moment>,
     ) -> Result<Answer, Failure> {
         let appends = [append];
@@ -323,7 +326,7 @@ impl Rounds {
             Err(error) => return Ok(Err(error)),
         };
         let answer = stored.answers.first().cloned().unwrap_or(Appended::Lost);
-        self.follow(&appends, vec![live], stored, before).await?;
+        self.follow(&appends, vec![after], stored, before).await?;
         Ok(Ok(answer))
     }
 
@@ -331,16 +334,17 @@ impl Rounds {
     async fn follow(
         &mut self,
         appends: &[Append],
-        lives: Vec<Option<Live>>,
+        after: Vec<After>,
         stored: Stored<Appended>,
         before: Option<Moment>,
     ) -> Result<(), Failure> {
         let mut new: Vec<(&TaskRow, Option<Turn>)> = Vec::new();
-        for ((append, live), answer) in appends.iter().zip(lives).zip(&stored.answers) {
+        for ((append, (live, seen)), answer) in appends.iter().zip(after).zip(&stored.answers) {
             let Appended::Yes { steps } = answer else {
                 metrics::workflow_conflict();
                 continue;
             };
+            count(seen);
             for (row, inserted) in append.steps.iter().zip(steps) {
                 if *inserted == Inserted::New {
                     new.push((&row.task, stored.turn_of(row)));
@@ -365,6 +369,16 @@ impl Rounds {
             .publish(&self.context, &publish, &released, before, &self.to_mark)
             .await?;
         Ok(())
+    }
+}
+
+fn count(seen: Seen) {
+    for (kind, outcome) in seen.steps {
+        metrics::workflow_step(kind, outcome);
+    }
+    seen.late.into_iter().for_each(metrics::workflow_timer);
+    for (bound, evaluations) in seen.refused {
+        metrics::workflow_refused(bound, evaluations);
     }
 }
 

@@ -98,6 +98,9 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
             builder.set_buckets_for_metric(Matcher::Full(TREES_SECONDS.into()), &latency::BUCKETS)
         })
         .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full(WORKFLOW_LATENESS.into()), &SECONDS)
+        })
+        .and_then(|builder| {
             builder.set_buckets_for_metric(Matcher::Suffix("_size_tasks".into()), &SIZES)
         })
         .and_then(|builder| {

@@ -39,6 +39,17 @@ pub enum Error {
 }
 
 impl Error {
+    /// The bound that the evaluation went beyond.
+    pub fn bound(&self) -> Option<&'static str> {
+        match self {
+            Error::Fuel => Some("fuel"),
+            Error::Memory => Some("memory"),
+            Error::TooDeep => Some("depth"),
+            Error::Output => Some("output"),
+            _ => None,
+        }
+    }
+
     /// Moves the place of an error in an expression that is a part of a longer text.
     pub(super) fn shifted(mut self, by: usize) -> Error {
         if let Error::Syntax { at, .. } | Error::Unknown { at, .. } = &mut self {

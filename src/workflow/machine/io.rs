@@ -1,5 +1,7 @@
 //! What goes into the machine and what comes out of it.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::{
@@ -128,4 +130,6 @@ pub struct Outcome {
     pub commands: Vec<Command>,
     /// Whether to call again with [`Input::Resume`], after the events were stored.
     pub more: bool,
+    /// How many evaluations went beyond each bound.
+    pub refused: BTreeMap<&'static str, u64>,
 }

@@ -1,7 +1,7 @@
 //! One call of the machine: from an input until everything waits.
 
 use std::{
-    cell::Cell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, VecDeque},
     sync::Arc,
 };
@@ -58,6 +58,7 @@ pub fn step(
         entries: Vec::new(),
         bytes: 0,
         work: Cell::new(limits.expressions.work),
+        refused: RefCell::default(),
         state_bytes: 0,
         issued: BTreeMap::new(),
         ready: VecDeque::new(),
@@ -111,6 +112,7 @@ pub fn step(
         entries: run.entries,
         commands,
         more,
+        refused: run.refused.into_inner(),
     })
 }
 
@@ -124,6 +126,7 @@ struct Run<'a> {
     bytes: usize,
     /// The work that expressions of this task may do.
     work: Cell<u64>,
+    refused: RefCell<BTreeMap<&'static str, u64>>,
     /// The bytes of the state when they were counted last, and of the events since. The state has no
     /// more.
     state_bytes: usize,
@@ -262,6 +265,7 @@ impl<'a> Run<'a> {
             state: self.state,
             bounds: self.limits.expressions,
             work: &self.work,
+            refused: &self.refused,
             now: self.now,
         }
     }

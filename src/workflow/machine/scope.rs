@@ -1,6 +1,10 @@
 //! The values of variables in expressions.
 
-use std::{cell::Cell, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    sync::Arc,
+};
 
 use serde_json::{Map, Value, json};
 
@@ -25,6 +29,8 @@ pub(super) struct View<'a> {
     pub(super) bounds: Bounds,
     /// [`Bounds::work`] that is left.
     pub(super) work: &'a Cell<u64>,
+    /// [`Outcome::refused`](super::Outcome::refused).
+    pub(super) refused: &'a RefCell<BTreeMap<&'static str, u64>>,
     pub(super) now: i64,
 }
 
@@ -68,6 +74,9 @@ impl View<'_> {
         let value = code.evaluate(input, look_up, &mut bounds);
         self.work.set(bounds.work);
         value.map_err(|error| {
+            if let Some(bound) = error.bound() {
+                *self.refused.borrow_mut().entry(bound).or_default() += 1;
+            }
             let detail = format!("{what}: {error}");
             Problem::new(ProblemKind::Expression, scope.path, detail)
         })
