@@ -16,7 +16,6 @@ mod request;
 
 use std::{pin::pin, time::Duration};
 
-use bytes::Bytes;
 use futures::{
     FutureExt as _, StreamExt as _,
     future::{BoxFuture, OptionFuture},

@@ -1,6 +1,6 @@
 //! The request of a task.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 use bytes::Bytes;
 use hyper::{
