@@ -13,18 +13,21 @@ use crate::{
 /// Of how many definitions the queues are known at most.
 const KNOWN: usize = 1_000;
 
+/// The queues of a definition. `None`: this version cannot read it.
+type Queues = Option<Arc<[QueueName]>>;
+
 /// The queues of definitions, by their hashes: a definition never changes, and reading it takes a
-/// while. `None`: this version cannot read it. Clones share them.
+/// while. Clones share them.
 #[derive(Clone, Default)]
-pub struct WorkflowQueues(Arc<Mutex<HashMap<String, Option<Arc<[QueueName]>>>>>);
+pub struct WorkflowQueues(Arc<Mutex<HashMap<String, Queues>>>);
 
 impl WorkflowQueues {
     /// The queues of the definition with this hash, if somebody has asked for them.
-    pub(super) fn known(&self, hash: &str) -> Option<Option<Arc<[QueueName]>>> {
+    pub(super) fn known(&self, hash: &str) -> Option<Queues> {
         self.0.lock().get(hash).cloned()
     }
 
-    pub(super) async fn of(&self, stored: &StoredDefinition) -> Option<Arc<[QueueName]>> {
+    pub(super) async fn of(&self, stored: &StoredDefinition) -> Queues {
         if let Some(known) = self.known(&stored.hash) {
             return known;
         }
@@ -41,7 +44,7 @@ impl WorkflowQueues {
         let queues = program
             .ok()
             .map(|program| program.queues.into_iter().collect());
-        let queues: Option<Arc<[QueueName]>> = queues;
+        let queues: Queues = queues;
         let mut known = self.0.lock();
         if known.len() >= KNOWN {
             known.clear();

@@ -386,7 +386,7 @@ fn wrong_step(
         finish_within: step.finish_within,
         lease_duration: step.lease,
         max_attempts: step.max_attempts,
-        backoff: step.backoff.clone(),
+        backoff: step.backoff,
         ..NewTask::default()
     };
     let rules = settings.task_rules(queue).for_step();
