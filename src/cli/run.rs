@@ -9,7 +9,7 @@
 //! not drained in time; `dead`, `tasks`, `cancel`, `change` or `requeue` could not change
 //! something; the bulk change of `tasks` or `bulk` failed or was stopped; or `bench` or `load`
 //! counted a task too few or too many times. 2: the command line or the settings are wrong, or the
-//! command cannot reach its server. 3: the execution of `execution start --wait` faulted or was
+//! command cannot reach its server. 3: the execution of `workflow run` or `execution start --wait` faulted or was
 //! cancelled, or a tree of `topology run` failed. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, pin::Pin, process::ExitCode, time::Duration};
@@ -150,7 +150,7 @@ fn run_client(client: Client) -> ExitCode {
         Client::Subscription(args) => exit_as(block_on(subscription::run(args))),
         Client::Topic(args) => exit_as(block_on(topic::run(args))),
         Client::Topology(args) => exit_with(block_on(topology::run(args))),
-        Client::Workflow(args) => exit_as(block_on(workflow::run(args))),
+        Client::Workflow(args) => exit_with(block_on(workflow::run(args))),
         Client::Execution(args) => exit_with(block_on(execution::run(args))),
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),

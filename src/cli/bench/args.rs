@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::{address, trust::Trust},
+    cli::{address, own::setting, trust::Trust},
     config::{ByteSize, Time},
 };
 
@@ -400,13 +400,6 @@ impl Work {
         let samples = f64::from(self.rate) * self.duration.0.as_secs_f64();
         samples.min(f64::from(u32::MAX)) as u32
     }
-}
-
-fn setting(text: &str) -> Result<(String, String), &'static str> {
-    let (key, value) = text
-        .split_once('=')
-        .ok_or("write KEY=VALUE, as in history=false")?;
-    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn bytes<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {

@@ -76,6 +76,7 @@ impl Server {
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
         let own = if args.server.is_none() {
             let wanted = Start {
+                pipelines: "all",
                 config: settings(args, part),
                 settings: &args.settings,
                 with_token: args.with_token,
