@@ -1,10 +1,14 @@
 //! Executions of workflows: starting, listing, showing and cancelling them.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
+use tokio::time::{Instant, timeout_at};
 use tracing::Instrument as _;
 
 use super::{
@@ -13,6 +17,8 @@ use super::{
     handle::{Api, span},
     query::{LISTED, bounded},
     reader::Reader,
+    waiting::may_read,
+    waits::Wait,
     workflows::LATEST,
 };
 use crate::{
@@ -52,64 +58,52 @@ impl HistoryPages {
     }
 }
 
+/// A call that waits for the end of an execution.
+struct Waiting {
+    until: Instant,
+    _counted: Wait,
+}
+
 impl Api {
     /// Starts an execution, and returns whether it is new. A start with the same given id again is the
-    /// same execution.
+    /// same execution. With `wait`, calls `stored` and returns when it has ended, or after this time.
     pub async fn start_execution(
         &self,
         caller: &Caller,
         workflow: &WorkflowVersion,
-        input: &Value,
-        given: Option<String>,
+        (input, given): (Value, Option<String>),
+        wait: Option<Duration>,
+        stored: impl FnOnce(),
     ) -> Result<(ExecutionView, bool), Error> {
         let query = self.query()?;
         let start = async {
-            if let Some(given) = &given {
-                check_given(given)?;
-                if let Some(before) = query.started_before(caller, workflow, given).await? {
-                    return Ok((before, false));
-                }
-            }
-            let (definition, queues) = query.reached_definition(caller, workflow).await?;
-            let input = Bytes::from(input.to_string());
-            let most = query.settings.workflows.max_state;
-            if input.len() > most {
-                return Err(Error::Invalid(format!(
-                    "input has {} bytes; at most {most} (workflow_max_state)",
-                    input.len()
-                )));
-            }
-            if let Some(full) = query.full(&queues).await? {
-                return Err(Error::Full(full));
-            }
-            let now = query.now_unix_ms();
-            let id = new_id(now);
-            let execution = NewExecution {
-                id,
-                given,
-                workflow: definition.workflow,
-                hash: definition.hash,
-                input,
-                traceparent: TraceContext::of_id(id.as_bytes()).to_string(),
-                created_unix_ms: now,
-            };
-            let (id, is_new) = match query.store().start_execution(&execution).await? {
-                StartedExecution::New => {
-                    query.open_executions.add();
-                    (id, true)
-                }
-                StartedExecution::Before(id) => (id, false),
-                StartedExecution::OtherWorkflow(_) => {
-                    return Err(is_taken(&execution.given.unwrap_or_default()));
-                }
-                StartedExecution::NoDefinition => {
-                    return Err(Error::NoSuchWorkflow(execution.workflow.to_string()));
+            let waiting = match wait {
+                None => None,
+                // Before anything is stored: the answer has the output, which only readers may see.
+                Some(wait) => {
+                    may_read(caller)?;
+                    Some(self.waiting(caller, wait)?)
                 }
             };
-            query.executions.wake();
-            let stored = query.store().execution(id).await?;
-            let stored = stored.ok_or_else(|| Error::NoSuchExecution(id.to_string()))?;
-            Ok((query.view(stored).await?, is_new))
+            let before = match &given {
+                Some(given) => {
+                    check_given(given)?;
+                    query.started_before(caller, workflow, given).await?
+                }
+                None => None,
+            };
+            let (mut found, is_new) = match before {
+                Some(before) => {
+                    drop(input);
+                    (before, false)
+                }
+                None => query.start(caller, workflow, input, given).await?,
+            };
+            if let Some(waiting) = waiting {
+                stored();
+                found = self.execution_when_ended(caller, found, waiting).await?;
+            }
+            Ok((query.view(found).await?, is_new))
         };
         start.instrument(span("start_execution", caller)).await
     }
@@ -141,14 +135,60 @@ impl Api {
         list.instrument(span("executions", caller)).await
     }
 
-    /// One execution, by its id or by the id that was given at its start.
-    pub async fn execution(&self, caller: &Caller, id: &str) -> Result<ExecutionView, Error> {
+    /// One execution, by its id or by the id that was given at its start. With `wait`: when it has
+    /// ended, or after this time.
+    pub async fn execution(
+        &self,
+        caller: &Caller,
+        id: &str,
+        wait: Option<Duration>,
+    ) -> Result<ExecutionView, Error> {
         let query = self.query()?;
         let get = async {
-            let stored = query.reached_execution(caller, id).await?;
-            query.view(stored).await
+            let mut found = query.reached_execution(caller, id).await?;
+            if let Some(wait) = wait {
+                let waiting = self.waiting(caller, wait)?;
+                found = self.execution_when_ended(caller, found, waiting).await?;
+            }
+            query.view(found).await
         };
         get.instrument(span("execution", caller)).await
+    }
+
+    /// Counts a call that waits for the end of an execution.
+    fn waiting(&self, caller: &Caller, wait: Duration) -> Result<Waiting, Error> {
+        let most = self.query()?.settings.limits.max_wait;
+        Ok(Waiting {
+            until: Instant::now() + wait.min(most),
+            _counted: self.waits.call(&caller.access)?,
+        })
+    }
+
+    /// Waits until an execution has ended. Returns it as it is if the time is over, or this process
+    /// stops.
+    async fn execution_when_ended(
+        &self,
+        caller: &Caller,
+        found: StoredExecution,
+        waiting: Waiting,
+    ) -> Result<StoredExecution, Error> {
+        let status = found.listed.status;
+        if status.is_final() {
+            return Ok(found);
+        }
+        let query = self.query()?;
+        let id = found.listed.id;
+        let mut receiver = query.execution_watches.watch(id, status);
+        // An error says that the time is over, or that the execution is removed.
+        let ended = timeout_at(waiting.until, receiver.wait_for(|status| status.is_final()));
+        tokio::select! {
+            biased;
+            () = self.stop.cancelled() => return Ok(found),
+            ended = ended => drop(ended),
+            denied = self.authentication.revoked(&caller.access) => return Err(denied.into()),
+        }
+        let found = query.store().execution(id).await?;
+        found.ok_or_else(|| Error::NoSuchExecution(id.to_string()))
     }
 
     /// The history of an execution after the event of this number.
@@ -201,6 +241,56 @@ impl Api {
 }
 
 impl Reader {
+    /// Starts an execution, unless another start with the given id did so just now.
+    async fn start(
+        &self,
+        caller: &Caller,
+        workflow: &WorkflowVersion,
+        input: Value,
+        given: Option<String>,
+    ) -> Result<(StoredExecution, bool), Error> {
+        let (definition, queues) = self.reached_definition(caller, workflow).await?;
+        let input = Bytes::from(input.to_string());
+        let most = self.settings.workflows.max_state;
+        if input.len() > most {
+            return Err(Error::Invalid(format!(
+                "input has {} bytes; at most {most} (workflow_max_state)",
+                input.len()
+            )));
+        }
+        if let Some(full) = self.full(&queues).await? {
+            return Err(Error::Full(full));
+        }
+        let now = self.now_unix_ms();
+        let id = new_id(now);
+        let execution = NewExecution {
+            id,
+            given,
+            workflow: definition.workflow,
+            hash: definition.hash,
+            input,
+            traceparent: TraceContext::of_id(id.as_bytes()).to_string(),
+            created_unix_ms: now,
+        };
+        let (id, is_new) = match self.store().start_execution(&execution).await? {
+            StartedExecution::New => {
+                self.open_executions.add();
+                (id, true)
+            }
+            StartedExecution::Before(id) => (id, false),
+            StartedExecution::OtherWorkflow(_) => {
+                return Err(is_taken(&execution.given.unwrap_or_default()));
+            }
+            StartedExecution::NoDefinition => {
+                return Err(Error::NoSuchWorkflow(execution.workflow.to_string()));
+            }
+        };
+        self.executions.wake();
+        let found = self.store().execution(id).await?;
+        let found = found.ok_or_else(|| Error::NoSuchExecution(id.to_string()))?;
+        Ok((found, is_new))
+    }
+
     /// Why no execution can start now whose steps go to these queues.
     async fn full(&self, queues: &[QueueName]) -> Result<Option<String>, Error> {
         for queue in queues {
@@ -224,7 +314,7 @@ impl Reader {
         caller: &Caller,
         workflow: &WorkflowVersion,
         given: &str,
-    ) -> Result<Option<ExecutionView>, Error> {
+    ) -> Result<Option<StoredExecution>, Error> {
         let Some(id) = self.store().execution_given(given).await? else {
             return Ok(None);
         };
@@ -239,7 +329,7 @@ impl Reader {
         if !is_same || !self.reaches_workflow(caller, of, hash).await? {
             return Err(is_taken(given));
         }
-        self.view(stored).await.map(Some)
+        Ok(Some(stored))
     }
 
     /// An execution with its input, which the first event has once there is one.

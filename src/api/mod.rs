@@ -40,11 +40,12 @@ mod topic_stages;
 mod topics;
 mod topologies;
 mod topology_feeds;
-mod tree_watches;
 mod trees;
 mod waiting;
 mod waits;
 mod watch;
+mod watched;
+mod watches;
 mod watching;
 mod workers;
 mod workflow_documents;
@@ -69,10 +70,10 @@ pub use self::{
     subscriptions::declare_subscription,
     topic_stages::publish_stages,
     topics::{Reading, declare_topic},
-    tree_watches::TreeWatches,
     trees::{NextOfTree, WatchingTree},
     waits::{Wait, Waits},
     watch::Watching,
+    watches::{ExecutionWatches, TreeWatches},
     workers::WorkersLook,
     workflow_queues::WorkflowQueues,
 };

@@ -6,9 +6,15 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::{
-    error::Error, known_depths::KnownDepths, known_keys::KnownKeys, known_topics::KnownTopics,
-    ledger::Ledger, open_executions::OpenExecutions, settled::SettledReports,
-    tree_watches::TreeWatches, workflow_queues::WorkflowQueues,
+    error::Error,
+    known_depths::KnownDepths,
+    known_keys::KnownKeys,
+    known_topics::KnownTopics,
+    ledger::Ledger,
+    open_executions::OpenExecutions,
+    settled::SettledReports,
+    watches::{ExecutionWatches, TreeWatches},
+    workflow_queues::WorkflowQueues,
 };
 use crate::{
     bus::Bus,
@@ -42,6 +48,7 @@ pub struct Reader {
     pub topics: KnownTopics,
     pub depths: KnownDepths,
     pub tree_watches: TreeWatches,
+    pub execution_watches: ExecutionWatches,
     pub executions: ExecutionWakes,
     pub open_executions: OpenExecutions,
     pub outbound: Outbound,

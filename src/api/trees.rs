@@ -28,7 +28,6 @@ use crate::{
         StoredStatus, TaskCursor, TaskFilter, TaskId, TaskStatus, TaskTree, TreeFile, TreeList,
         TreeOnDead, TreePages, TreeQueue, TreeState, TreeView, TreeWait, WatchEnd, shorten,
     },
-    runtime::{Loop, Supervisor},
     store::TreeCount,
 };
 
@@ -36,10 +35,6 @@ use crate::{
 const SHOWN: u32 = 10;
 /// How many of them are asked about at the same time.
 const EXPLAINED_AT_ONCE: usize = 4;
-/// How often watched trees are read.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How many trees are read at a time.
-const AT_ONCE: usize = 256;
 
 /// A watch of a tree: as it is at first, then each change, to its end.
 pub struct WatchingTree {
@@ -175,7 +170,7 @@ impl Api {
         let begin = async {
             let known = self.reached_tree(caller, id).await?;
             let wait = self.waits.call(&caller.access)?;
-            let receiver = self.query()?.tree_watches.watch(&known);
+            let receiver = self.query()?.tree_watches.watch(id, known);
             // Read after the watch has begun, so that nothing is missed in between.
             let tree = self.reached_tree(caller, id).await?;
             Ok::<_, Error>(WatchingTree {
@@ -266,7 +261,7 @@ impl Api {
         let until = Instant::now() + wait.min(query.settings.limits.max_wait);
         let id = tree.id;
         let epoch = tree.epoch;
-        let mut receiver = query.tree_watches.watch(&tree);
+        let mut receiver = query.tree_watches.watch(id, tree.clone());
         // The tree, or `None` if the time is over.
         let ended = async {
             // Others may have been told of the end of an earlier epoch.
@@ -409,40 +404,6 @@ impl AskedTree {
 }
 
 impl Reader {
-    /// Reads watched trees for the callers of this process, until the stop.
-    pub fn inform_tree_watchers(&self, supervisor: &Supervisor) {
-        supervisor.spawn_loop("tree-watchers", self.clone(), |reader, cx| async move {
-            reader.read_watched_trees(&cx).await
-        });
-    }
-
-    async fn read_watched_trees(&self, cx: &Loop) {
-        let watches = &self.tree_watches;
-        loop {
-            let watched = watches.watched();
-            if watched.is_empty() {
-                tokio::select! {
-                    () = cx.idle(watches.begun()) => {}
-                    () = cx.stop.cancelled() => return,
-                }
-                continue;
-            }
-            for ids in watched.chunks(AT_ONCE) {
-                match self.store().trees_by_id(ids).await {
-                    Ok(read) => watches.tell(ids, read),
-                    // They are read again the next time.
-                    Err(error) => {
-                        tracing::debug!("cannot read {} trees that are watched: {error}", ids.len())
-                    }
-                }
-                cx.beat();
-            }
-            if !cx.pause(LOOK_EVERY).await {
-                return;
-            }
-        }
-    }
-
     /// A tree with its tasks. Leaves out queues that the caller does not reach.
     async fn tree_file(&self, caller: &Caller, tree: TreeView) -> Result<TreeFile, Error> {
         let (counts, at_least) = self.store().tree_counts(tree.id).await?;

@@ -177,7 +177,7 @@ fn has_ended(tree: &TreeView, first: &TreeView) -> bool {
 }
 
 /// The answer contains results, which only readers may see.
-fn may_read(caller: &Caller) -> Result<(), Denied> {
+pub(super) fn may_read(caller: &Caller) -> Result<(), Denied> {
     let token = caller
         .access
         .token()
@@ -228,7 +228,7 @@ impl Reader {
             }
             trees.states.insert(tree.id, tree.state);
             if tree.state == TreeState::Open {
-                let receiver = self.tree_watches.watch(&tree);
+                let receiver = self.tree_watches.watch(tree.id, tree.clone());
                 trees.open.push((tree, receiver));
             }
         }

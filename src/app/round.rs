@@ -23,9 +23,9 @@ use super::{
 };
 use crate::{
     api::{
-        self, Api, Authentication, HeardWorkers, KnownDepths, KnownKeys, KnownTopics, Ledger,
-        OpenExecutions, Reader, SettledReports, TokenSync, TreeWatches, Waits, WorkflowQueues,
-        publish_stages,
+        self, Api, Authentication, ExecutionWatches, HeardWorkers, KnownDepths, KnownKeys,
+        KnownTopics, Ledger, OpenExecutions, Reader, SettledReports, TokenSync, TreeWatches, Waits,
+        WorkflowQueues, publish_stages,
     },
     bus::{self, Bus, Topic},
     config::{Auth, EventQueues, Pipeline, Settings},
@@ -558,13 +558,14 @@ fn state(
         topics: KnownTopics::default(),
         depths: KnownDepths::default(),
         tree_watches: TreeWatches::default(),
+        execution_watches: ExecutionWatches::default(),
         executions: cx.executions.clone(),
         open_executions: OpenExecutions::default(),
         outbound: cx.outbound.clone(),
         workflow_queues: WorkflowQueues::default(),
     };
     reader.inform_watchers(supervisor);
-    reader.inform_tree_watchers(supervisor);
+    reader.read_for_watchers(supervisor);
     reader.depths.keep_while_used(supervisor);
     let api = Arc::new(Api {
         discovery,

@@ -1,23 +1,20 @@
 //! `taskd execution`: starts, lists, shows and cancels executions of workflows.
 
-use std::{fs, io::Read as _};
+use std::time::Instant;
 
-use anyhow::Context as _;
-use axum::body::Bytes;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use url::form_urlencoded;
 
 use super::{
     address::Server,
     ask::{ask, ask_with, get, printable, read},
     print::{self, print, print_one, say_more},
-    workflow,
+    start::{begin, execution_path, outcome, read_input, when_ended, workflow_path},
 };
-
-const JSON: &str = "application/json";
+use crate::config::Time;
 
 /// Start, list, show and cancel executions of workflows
 #[derive(Args)]
@@ -27,12 +24,14 @@ const JSON: &str = "application/json";
 Examples:
   taskd execution start shop/order --input order.json    start the latest version
   taskd execution start shop/order --id order-17         again with this id: the same execution
+  taskd execution start shop/order --wait 30s            print it when it has ended
   taskd execution list --workflow shop/order --status waiting
   taskd execution show order-17                          what it waits for, its output or its error
   taskd execution history order-17                       all that happened in it
   taskd execution cancel order-17
 
-Exit code: 0, or 1 if there is no such workflow or execution, 2 if the server cannot be reached or refuses the \
+Exit code: 0; of start with --wait: 0 if the execution completed, 3 if it faulted or was cancelled, 1 if it has not \
+ended in this time. 1 if there is no such workflow or execution, 2 if the server cannot be reached or refuses the \
 request."
 )]
 pub struct Execution {
@@ -60,6 +59,9 @@ struct Start {
     /// Your own id: a start with it again is the same execution
     #[arg(long)]
     id: Option<String>,
+    /// Print it when it has ended, at the latest after this time
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Time>,
     #[command(flatten)]
     server: Server,
 }
@@ -110,14 +112,23 @@ struct History {
     server: Server,
 }
 
-/// Does it. False if there is no such workflow or execution.
-pub(super) async fn run(args: Execution) -> anyhow::Result<bool> {
+/// Does it. Returns the exit code.
+pub(super) async fn run(args: Execution) -> anyhow::Result<u8> {
     match args.command {
         Command::Start(start) => self::start(start).await,
+        other => Ok(u8::from(!run_one(other).await?)),
+    }
+}
+
+/// Does what is no start. False if there is no such execution.
+async fn run_one(command: Command) -> anyhow::Result<bool> {
+    match command {
+        Command::Start(_) => Ok(false),
         Command::List(list) => self::list(&list).await,
         Command::Show(One { id, server }) => {
             let server = server.port()?;
-            let Some((_, execution)) = ask::<Value>(&server, &path(&id, "")).await? else {
+            let Some((_, execution)) = ask::<Value>(&server, &execution_path(&id, "")).await?
+            else {
                 return Ok(false);
             };
             print(format_args!("{execution:#}"))?;
@@ -126,7 +137,7 @@ pub(super) async fn run(args: Execution) -> anyhow::Result<bool> {
         Command::History(history) => self::history(&history).await,
         Command::Cancel(One { id, server }) => {
             let server = server.port()?;
-            let path = path(&id, ":cancel");
+            let path = execution_path(&id, ":cancel");
             let Some(body) = ask_with(&server, Method::POST, &path, None).await? else {
                 return Ok(false);
             };
@@ -136,35 +147,25 @@ pub(super) async fn run(args: Execution) -> anyhow::Result<bool> {
     }
 }
 
-fn path(id: &str, verb: &str) -> String {
-    let encoded: String = form_urlencoded::byte_serialize(id.as_bytes()).collect();
-    format!("/v1/executions/{}{verb}", encoded.replace('+', "%20"))
-}
-
-async fn start(start: Start) -> anyhow::Result<bool> {
-    let mut body = Map::new();
-    if let Some(file) = &start.input {
-        let mut text = String::new();
-        if file == "-" {
-            let read = std::io::stdin().read_to_string(&mut text);
-            read.context("cannot read stdin")?;
-        } else {
-            text = fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
-        }
-        let input = serde_json::from_str(&text);
-        body.insert("input".to_owned(), input.context("the input is not JSON")?);
-    }
-    if let Some(id) = start.id {
-        body.insert("id".to_owned(), id.into());
-    }
+async fn start(start: Start) -> anyhow::Result<u8> {
+    let until = start.wait.map(|Time(wait)| Instant::now() + wait);
+    let input = start.input.as_deref().map(read_input).transpose()?;
     let server = start.server.port()?;
-    let path = workflow::path(&start.workflow, ":start")?;
-    let body = Some((JSON, Bytes::from(serde_json::to_vec(&Value::from(body))?)));
-    let Some(body) = ask_with(&server, Method::POST, &path, body).await? else {
-        return Ok(false);
+    let path = workflow_path(&start.workflow, ":start")?;
+    let begun = begin(&server, &path, input, start.id).await?;
+    let Some((mut body, mut execution)) = begun else {
+        return Ok(1);
     };
+    // The start itself does not wait: if its connection broke, nobody would know the id.
+    if until.is_some() {
+        let id = execution["id"].as_str().unwrap_or_default();
+        let Some(ended) = when_ended(&server, id, until).await? else {
+            return Ok(1);
+        };
+        (body, execution) = ended;
+    }
     print(String::from_utf8_lossy(&body))?;
-    Ok(true)
+    Ok(until.map_or(0, |_| outcome(&execution)))
 }
 
 #[derive(Deserialize)]
@@ -198,7 +199,7 @@ async fn list(list: &List) -> anyhow::Result<bool> {
         say_more(list.limit, "--limit");
     }
     if list.json {
-        executions.iter().try_for_each(|one| print_one(one))?;
+        executions.iter().try_for_each(print_one)?;
         return Ok(true);
     }
     let mut table = print::table(["id", "given id", "workflow", "status", "started", "ended"]);
@@ -221,11 +222,12 @@ async fn list(list: &List) -> anyhow::Result<bool> {
 async fn history(history: &History) -> anyhow::Result<bool> {
     let server = history.server.port()?;
     // An execution that is not there ends the command with 1.
-    let Some((_, execution)) = ask::<Value>(&server, &path(&history.id, "")).await? else {
+    let Some((_, execution)) = ask::<Value>(&server, &execution_path(&history.id, "")).await?
+    else {
         return Ok(false);
     };
     drop(execution);
-    let path = path(&history.id, "/history");
+    let path = execution_path(&history.id, "/history");
     let body = get(&server, &format!("{path}?after={}", history.after)).await?;
     for line in body.split(|byte| *byte == b'\n') {
         if !line.is_empty() {

@@ -153,12 +153,16 @@ impl HttpPort {
         path: &str,
         body: Option<TypedBody>,
     ) -> anyhow::Result<(StatusCode, HeaderMap, Bytes)> {
+        self.connect().await?.answer(method, path, body).await
+    }
+
+    pub(super) async fn connect(&self) -> anyhow::Result<Connection<'_>> {
         let not_http = || NotHttp(self.url.clone());
         let socket = TcpStream::connect(&self.host).await;
         let socket =
             socket.map_err(|error| anyhow::Error::new(Unreachable::at(&self.url, error)))?;
         let mut driver = JoinSet::new();
-        let mut sender = if self.is_tls {
+        let sender = if self.is_tls {
             let name = ServerName::try_from(self.name.clone())
                 .with_context(|| format!("{} has no name of a server", self.url))?;
             let connector = TlsConnector::from(self.trust.over_http()?);
@@ -181,11 +185,42 @@ impl HttpPort {
             driver.spawn(connection);
             sender
         };
+        Ok(Connection {
+            port: self,
+            sender,
+            driver,
+            is_used: false,
+        })
+    }
+}
+
+/// A connection with an HTTP port, for one request after the other.
+pub(super) struct Connection<'p> {
+    port: &'p HttpPort,
+    sender: http1::SendRequest<Body>,
+    driver: JoinSet<hyper::Result<()>>,
+    is_used: bool,
+}
+
+impl Connection<'_> {
+    pub(super) async fn answer(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<TypedBody>,
+    ) -> anyhow::Result<(StatusCode, HeaderMap, Bytes)> {
+        let Self {
+            port,
+            sender,
+            driver,
+            is_used,
+        } = self;
+        let not_http = || NotHttp(port.url.clone());
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, &self.host);
-        if let Some(bearer) = self.trust.token().header() {
+            .header(header::HOST, &port.host);
+        if let Some(bearer) = port.trust.token().header() {
             request = request.header(header::AUTHORIZATION, bearer);
         }
         let request = match body {
@@ -194,6 +229,10 @@ impl HttpPort {
                 .body(Body::from(body))?,
             None => request.body(Body::empty())?,
         };
+        if std::mem::replace(is_used, true) {
+            let broke_off = || format!("the connection with {} broke off", port.url);
+            sender.ready().await.with_context(broke_off)?;
+        }
         // A server that speaks first, as one of HTTP/2 does, may end the connection in the moment in
         // which the request is handed to it. Then hyper answers nothing at all.
         let mut answer = pin!(sender.send_request(request));
@@ -206,7 +245,7 @@ impl HttpPort {
         let (head, body) = answer.into_parts();
         let body = to_bytes(Body::new(body), MOST_BYTES)
             .await
-            .with_context(|| format!("the connection with {} broke off", self.url))?;
+            .with_context(|| format!("the connection with {} broke off", port.url))?;
         Ok((head.status, head.headers, body))
     }
 }

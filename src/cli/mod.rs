@@ -27,6 +27,7 @@ mod print;
 mod probe;
 mod queues;
 mod run;
+mod start;
 mod stats;
 mod subscription;
 pub mod task;

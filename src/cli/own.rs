@@ -9,14 +9,20 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use futures::FutureExt as _;
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
 use uuid::Uuid;
 
-use super::{print::say, trust::Token};
+use super::{
+    http::HttpPort,
+    print::say,
+    trust::{Token, Trust},
+};
 
 /// The timeout of a start, which has to find redis-server and create a database.
 const START: Duration = Duration::from_secs(60);
@@ -25,14 +31,30 @@ const STOP: Duration = Duration::from_secs(40);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How often to look whether it has ended by itself.
 const LOOK_OFTEN_ENOUGH: Duration = Duration::from_millis(500);
+/// For how long signals count as the first one.
+const SAME_SIGNAL: Duration = Duration::from_millis(500);
+
 /// What is special about a taskd to start.
 pub(super) struct Start<'a> {
+    pub(super) pipelines: &'a str,
     /// Its configuration file.
     pub(super) config: String,
     /// Settings by their keys in the configuration file, which come before those of the file.
     pub(super) settings: &'a [(String, String)],
     /// It requires a token, and has one.
     pub(super) with_token: bool,
+}
+
+impl Default for Start<'_> {
+    /// All pipelines on the embedded defaults, without a token.
+    fn default() -> Self {
+        Self {
+            pipelines: "all",
+            config: String::new(),
+            settings: &[],
+            with_token: false,
+        }
+    }
 }
 
 /// A running taskd. Dropping it stops it and removes its folder.
@@ -67,7 +89,7 @@ impl Own {
         };
         let log = File::create(folder.log()).context("cannot write the log of a taskd")?;
         let mut command = taskd()?;
-        command.args(["--pipelines", "all", "--log-format", "json"]);
+        command.args(["--pipelines", wanted.pipelines, "--log-format", "json"]);
         command
             .args([
                 "--http-listen",
@@ -128,6 +150,28 @@ impl Own {
             tokio::time::sleep(LOOK_OFTEN_ENOUGH).await;
         }
         Ok(self.log().lines().last().unwrap_or_default().to_owned())
+    }
+
+    /// Its HTTP port, if it requires no token.
+    pub(super) fn server(&self) -> anyhow::Result<HttpPort> {
+        HttpPort::new(&self.url(), Trust::default())
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("http://{}", self.addresses.http)
+    }
+
+    /// Waits for `work`. `None`: a signal came first. Fails if this taskd ends by itself.
+    pub(super) async fn unless_stopped<T>(
+        &mut self,
+        signals: &mut Signals,
+        work: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<Option<T>> {
+        tokio::select! {
+            done = work => done.map(Some),
+            () = signals.next() => Ok(None),
+            last = self.ended() => last.and_then(|last| bail!("taskd ended: {last}")),
+        }
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -194,6 +238,36 @@ impl Drop for Own {
     }
 }
 
+/// The signals that end a run: the first one in order, the second one at once.
+pub(super) struct Signals([tokio::signal::unix::Signal; 3]);
+
+impl Signals {
+    pub(super) fn listen() -> anyhow::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+        ]))
+    }
+
+    /// Waits for another one after the first. What comes within a moment is still the first one:
+    /// programs such as timeout signal both a command and its group.
+    pub(super) async fn another(&mut self) {
+        tokio::time::sleep(SAME_SIGNAL).await;
+        while self.next().now_or_never().is_some() {}
+        self.next().await;
+    }
+
+    pub(super) async fn next(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    }
+}
+
 impl Folder {
     pub(super) fn make() -> anyhow::Result<Self> {
         // The name must be short: the path of a socket is limited to 107 bytes.
@@ -245,6 +319,14 @@ pub(super) fn remove_settings(command: &mut Command) {
     for (name, _) in std::env::vars_os().filter(|(name, _)| is_setting(&name.to_string_lossy())) {
         command.env_remove(name);
     }
+}
+
+/// Reads KEY=VALUE.
+pub(super) fn setting(text: &str) -> Result<(String, String), &'static str> {
+    let (key, value) = text
+        .split_once('=')
+        .ok_or("write KEY=VALUE, as in history=false")?;
+    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn make_token(folder: &Folder) -> anyhow::Result<Token> {

@@ -1,14 +1,16 @@
 //! The whole binary: arguments, configuration, run; exit codes.
 //!
 //! 0: done. 1: taskd failed; what it names (task, tree, letter, bulk change, token, queue, topic, workflow,
-//! execution, subscription or shard) does not exist; `tree` saw its tree fail, or not end in time; `insert`
+//! execution, subscription or shard) does not exist; `tree` saw its tree fail, or not end in time;
+//! `execution start --wait` saw no end in time; `insert`
 //! had lines rejected, `topic` had records rejected, or `insert --wait` saw tasks that were not
 //! completed; `books` found a queue unbalanced; `fsck` left a difference unrepaired or unchecked;
 //! `workflow` found mistakes; `watch` saw its task end without completion; the queue of `wait` was
 //! not drained in time; `dead`, `tasks`, `cancel`, `change` or `requeue` could not change
 //! something; the bulk change of `tasks` or `bulk` failed or was stopped; or `bench` or `load`
 //! counted a task too few or too many times. 2: the command line or the settings are wrong, or the
-//! command cannot reach its server. 130, 143: a signal ended `insert`.
+//! command cannot reach its server. 3: the execution of `workflow run` or `execution start --wait` faulted or was
+//! cancelled, or a tree of `topology run` failed. 130, 143: a signal ended `insert`.
 
 use std::{future::Future, io::Read, pin::Pin, process::ExitCode, time::Duration};
 
@@ -147,12 +149,9 @@ fn run_client(client: Client) -> ExitCode {
         Client::Task(args) => exit_as(block_on(task::run(args))),
         Client::Subscription(args) => exit_as(block_on(subscription::run(args))),
         Client::Topic(args) => exit_as(block_on(topic::run(args))),
-        Client::Topology(args) => match block_on(topology::run(args)) {
-            Ok(Ok(code)) => ExitCode::from(code),
-            other => exit_as(other.map(|result| result.map(|_| true))),
-        },
-        Client::Workflow(args) => exit_as(block_on(workflow::run(args))),
-        Client::Execution(args) => exit_as(block_on(execution::run(args))),
+        Client::Topology(args) => exit_with(block_on(topology::run(args))),
+        Client::Workflow(args) => exit_with(block_on(workflow::run(args))),
+        Client::Execution(args) => exit_with(block_on(execution::run(args))),
         Client::Tree(args) => exit_as(block_on(tree::run(args))),
         Client::Watch(args) => exit_as(block_on(watch::run(args))),
         Client::Workers(args) => exit(block_on(workers::workers(args)).flatten(), USAGE),
@@ -181,6 +180,14 @@ fn exit_as(result: anyhow::Result<anyhow::Result<bool>>) -> ExitCode {
         Ok(Ok(false)) => ExitCode::from(1),
         Ok(result) => exit(result.map(drop), USAGE),
         Err(error) => exit(Err(error), 1),
+    }
+}
+
+/// Returns the exit code of a command that returns its own.
+fn exit_with(result: anyhow::Result<anyhow::Result<u8>>) -> ExitCode {
+    match result {
+        Ok(Ok(code)) if code != 0 => ExitCode::from(code),
+        other => exit_as(other.map(|result| result.map(|_| true))),
     }
 }
 

@@ -394,10 +394,13 @@ pub fn all() -> Vec<Operation> {
             .or_problem(409, "Executions of it run"),
         of_workflows("startExecution", Insert, "Start an execution of a workflow")
             .post("/v1/workflows/{namespace}/{name}/{version}:start", workflows::start_execution)
-            .says("The version may be `latest`. A start with the same `id` again is the same execution.")
+            .says(
+                "The version may be `latest`. A start with the same `id` again is the same execution. With `wait`, \
+                 taskd answers 200 when it has ended, or 202 when the time is over.",
+            )
             .takes::<json::workflows::Start>()
             .answers::<ExecutionView>()
-            .or::<ExecutionView>(202, "It is new, and runs from now on")
+            .or::<ExecutionView>(202, "It is new, and runs from now on; with `wait`: it has not ended")
             .or_problem(409, "The id belongs to an execution of another workflow"),
         Operation::new("workflows", "listExecutions", Some(Read), "List executions, the newest first")
             .get("/v1/executions", workflows::list_executions)
@@ -411,6 +414,7 @@ pub fn all() -> Vec<Operation> {
         of_executions("getExecution", Read, "Get an execution: what it waits for, its output or its error")
             .get("/v1/executions/{execution}", workflows::get_execution)
             .says("By its id, or by the id that was given at its start.")
+            .query::<String>("wait", "How long to wait for its end: `30s`; at most `max_wait`")
             .answers::<ExecutionView>(),
         of_executions("getExecutionHistory", Read, "Get all that happened in an execution, a line for each event")
             .get("/v1/executions/{execution}/history", workflows::get_history)

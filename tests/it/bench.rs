@@ -469,6 +469,52 @@ fn it_compares_records_with_inserted_tasks() {
 }
 
 #[test]
+fn it_compares_steps_of_workflows_with_tasks() {
+    let tmp = folder();
+    let sizes = ["--tasks", "200", "--batch", "20", "--workers", "6"];
+    let more = ["--executions", "20", "--steps", "3", "--rounds", "12"];
+    let args = [
+        &["bench", "workflow", "--runs", "1", "--json"][..],
+        &sizes,
+        &more,
+        &["--parked", "50"],
+    ]
+    .concat();
+    let (code, stdout, stderr) = run(tmp.path(), &args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let [inserted, completed] = ["inserted", "completed"]
+        .map(|what| format!("tasks {what}, without the pipeline workflow"));
+    let expected = [
+        [inserted.as_str(), ""],
+        ["tasks inserted, with it, none deployed", &inserted],
+        [completed.as_str(), ""],
+        ["tasks completed, with it, none deployed", &completed],
+        ["plain tasks", ""],
+        ["steps, 20 executions of 3 each", "plain tasks"],
+        ["CPU of a plain task", ""],
+        ["CPU of a step", "CPU of a plain task"],
+        ["a round of a loop, after 3", ""],
+        ["a round of a loop, after 9", "a round of a loop, after 3"],
+        ["memory of an execution that waits, 50 do", ""],
+    ];
+    let shown = figures.iter().map(|figure| {
+        ["measure", "reference"].map(|name| figure[name].as_str().unwrap_or_default())
+    });
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+    for figure in figures {
+        assert!(figure["value"]["median"].is_number(), "{figure}");
+    }
+    let totals = &report["totals"];
+    assert_eq!(
+        [&totals["lost"], &totals["doubled"], &report["wrong"]],
+        [&json!(0), &json!(0), &json!([])]
+    );
+    assert!(is_empty(tmp.path()), "its folder is gone");
+}
+
+#[test]
 fn the_table_has_the_conditions_beside_the_figures() {
     let tmp = folder();
     let (code, stdout, stderr) = run(tmp.path(), &[SMALL, &["process", "--runs", "1"]].concat());

@@ -98,4 +98,5 @@ mod work_streams;
 mod workers_come_and_go;
 mod workflow_calls;
 mod workflow_check;
+mod workflow_ends;
 mod workflows;

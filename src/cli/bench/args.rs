@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
-    cli::{address, trust::Trust},
+    cli::{address, own::setting, trust::Trust},
     config::{ByteSize, Time},
 };
 
@@ -47,6 +47,9 @@ Only when named, and only with a taskd of its own:
                CPU of 500 subscriptions that nobody uses
   trees        tasks that a topology sends on, in one tree and in many, beside tasks discovered in
                none; forks of 100 with a join beside those without; CPU of 50 idle topologies
+  workflow     steps of executions beside plain tasks through the same workers, and their CPU; late
+               rounds of a loop beside early ones; memory of an execution that waits; other queues
+               of a taskd that could run workflows, but has none, beside one that could not
   limits       limits per key: tasks a second with a limit key each and with ten, each beside none;
                in front of many tasks whose limit key is busy; how late the starts of many keys are
                at one a second; memory of a busy key, and of a task behind it
@@ -66,8 +69,8 @@ completed each of them, and that SQL agrees.
 Exit code: 0 if the counts are right, 1 if a task was lost or completed too often, 2 for a wrong \
 command line or a taskd that cannot be reached or started.")]
 pub struct Bench {
-    /// The measurements: insert, duplicates, process, latency, flat, start, limits, topics,
-    /// trees; without one, the first four
+    /// The measurements: insert, duplicates, process, latency, flat, start, limits, topics, trees,
+    /// workflow; without one, the first four
     #[arg(value_name = "PHASE", value_enum, hide_possible_values = true)]
     phases: Vec<Phase>,
 
@@ -99,6 +102,9 @@ pub struct Bench {
 
     #[command(flatten)]
     pub(super) limits: Limits,
+
+    #[command(flatten)]
+    pub(super) workflow: Workflow,
 
     /// Runs; the table shows the median, the lowest and the highest of them
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -218,6 +224,31 @@ pub(super) struct Limits {
     pub(super) paced_keys: u32,
 }
 
+/// The sizes of the phase workflow.
+#[derive(Args, Clone, Serialize)]
+#[command(next_help_heading = "Sizes of the phase workflow")]
+pub(super) struct Workflow {
+    /// Executions whose steps are compared with plain tasks
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub(super) executions: u32,
+
+    /// Steps of each of them, one after the other
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) steps: u32,
+
+    /// Rounds of a loop, the last of which are compared with those after the hundredth
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(4..=15_000))]
+    pub(super) rounds: u32,
+
+    /// Executions that wait while memory is looked at
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=900_000))]
+    pub(super) parked: u32,
+}
+
 /// Phases that share a taskd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
@@ -228,6 +259,7 @@ pub(super) enum Part {
     Limits,
     Topics,
     Trees,
+    Workflow,
 }
 
 /// A part of a run, in the order in which they run.
@@ -243,6 +275,7 @@ pub(super) enum Phase {
     Limits,
     Topics,
     Trees,
+    Workflow,
 }
 
 impl Phase {
@@ -257,6 +290,7 @@ impl Phase {
             Self::Limits => "limits",
             Self::Topics => "topics",
             Self::Trees => "trees",
+            Self::Workflow => "workflow",
         }
     }
 }
@@ -290,7 +324,7 @@ impl Bench {
         }
         if self.server.is_some() && self.parts().any(|part| part != Part::Calls) {
             return Err(
-                "flat, start, limits, topics and trees measure a taskd of their own: leave out --server"
+                "flat, start, limits, topics, trees and workflow measure a taskd of their own: leave out --server"
                     .to_owned(),
             );
         }
@@ -328,7 +362,12 @@ impl Bench {
     pub(super) fn wants(&self, phase: Phase) -> bool {
         let is_special = matches!(
             phase,
-            Phase::Flat | Phase::Start | Phase::Limits | Phase::Topics | Phase::Trees
+            Phase::Flat
+                | Phase::Start
+                | Phase::Limits
+                | Phase::Topics
+                | Phase::Trees
+                | Phase::Workflow
         );
         (self.phases.is_empty() && !is_special) || self.phases.contains(&phase)
     }
@@ -341,8 +380,9 @@ impl Bench {
             Phase::Limits,
             Phase::Topics,
             Phase::Trees,
+            Phase::Workflow,
         ];
-        let [flat, start, limits, topics, trees] = special.map(|phase| self.wants(phase));
+        let [flat, start, limits, topics, trees, workflow] = special.map(|phase| self.wants(phase));
         let calls = [
             Phase::Insert,
             Phase::Duplicates,
@@ -357,6 +397,7 @@ impl Bench {
             (limits, Part::Limits),
             (topics, Part::Topics),
             (trees, Part::Trees),
+            (workflow, Part::Workflow),
         ];
         parts
             .into_iter()
@@ -366,7 +407,11 @@ impl Bench {
     /// The most tasks and the most queues that exist at the same time in a part.
     pub(super) fn room(&self, part: Part) -> (u64, u64) {
         let Self {
-            work, flat, limits, ..
+            work,
+            flat,
+            limits,
+            workflow,
+            ..
         } = self;
         match part {
             Part::Calls | Part::Start => {
@@ -384,6 +429,10 @@ impl Bench {
             // Beside queues of work those of the idle subscriptions, which have no tasks.
             Part::Topics => (work.tasks.max(work.samples()).into(), 600),
             Part::Trees => (u64::from(work.tasks) * 2, 200),
+            Part::Workflow => {
+                let steps = u64::from(workflow.executions) * u64::from(workflow.steps);
+                (steps.max(work.tasks.into()), 20)
+            }
             Part::Limits => {
                 let rounds = work.duration.0.as_secs() + 2;
                 let paced = u64::from(limits.paced_keys) * rounds;
@@ -400,13 +449,6 @@ impl Work {
         let samples = f64::from(self.rate) * self.duration.0.as_secs_f64();
         samples.min(f64::from(u32::MAX)) as u32
     }
-}
-
-fn setting(text: &str) -> Result<(String, String), &'static str> {
-    let (key, value) = text
-        .split_once('=')
-        .ok_or("write KEY=VALUE, as in history=false")?;
-    Ok((key.to_owned(), value.to_owned()))
 }
 
 fn bytes<S: serde::Serializer>(size: &ByteSize, serializer: S) -> Result<S::Ok, S::Error> {

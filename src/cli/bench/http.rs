@@ -22,6 +22,10 @@ impl Http {
         HttpPort::new(url, trust).map(Self)
     }
 
+    pub(super) fn port(&self) -> &HttpPort {
+        &self.0
+    }
+
     /// The sum of the counts of the queues in `names`.
     pub(super) async fn counts(&self, names: &[String]) -> anyhow::Result<Counts> {
         let answer = self.get("/v1/queues").await?;

@@ -20,6 +20,7 @@ mod throughput;
 mod topics;
 mod trees;
 mod work;
+mod workflow;
 
 use anyhow::bail;
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,6 +82,7 @@ async fn measure(args: &Bench) -> anyhow::Result<bool> {
                 Part::Limits => limits::measure(&mut run).await?,
                 Part::Topics => topics::measure(&mut run).await?,
                 Part::Trees => trees::measure(&mut run).await?,
+                Part::Workflow => Box::pin(workflow::measure(&mut run)).await?,
             }
             run.server.close().await?;
         }

@@ -32,8 +32,8 @@ struct Cpu {
     bench: Runs,
 }
 
-/// A figure of the phases flat, start, limits and topics, and its ratio to another figure of the
-/// same run.
+/// A figure of the phases that compare, such as flat, and its ratio to another figure of the same
+/// run.
 #[derive(Serialize)]
 struct Figure {
     phase: Phase,
@@ -198,7 +198,8 @@ impl Report {
 
     pub(super) fn json(&self, conditions: &Conditions, args: &Bench) -> serde_json::Value {
         serde_json::json!({
-            "conditions": conditions, "work": args.work, "flat": args.flat, "limits": args.limits, "runs": args.runs,
+            "conditions": conditions, "work": args.work, "flat": args.flat, "limits": args.limits,
+            "workflow": args.workflow, "runs": args.runs,
             "rates": self.rates, "figures": self.figures, "latency_ms": self.latencies, "totals": self.totals,
             "wrong": self.wrong, "notes": self.notes,
         })

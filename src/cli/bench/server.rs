@@ -22,7 +22,7 @@ use super::{
 };
 use crate::cli::{
     client::{self, Taskd},
-    http::ANSWER_TIMEOUT,
+    http::{ANSWER_TIMEOUT, HttpPort},
     own::{Own, Start},
     queues::Counts,
     trust::Trust,
@@ -72,10 +72,20 @@ pub(super) struct Usage {
 }
 
 impl Server {
-    /// Connects to the taskd in `args`, or starts one.
+    /// Connects to the taskd in `args`, or starts one with all pipelines.
     pub(super) async fn open(args: &Bench, part: Part) -> anyhow::Result<Self> {
+        Self::open_with(args, part, "all").await
+    }
+
+    /// Like [`Self::open`], with these pipelines.
+    pub(super) async fn open_with(
+        args: &Bench,
+        part: Part,
+        pipelines: &str,
+    ) -> anyhow::Result<Self> {
         let own = if args.server.is_none() {
             let wanted = Start {
+                pipelines,
                 config: settings(args, part),
                 settings: &args.settings,
                 with_token: args.with_token,
@@ -129,6 +139,11 @@ impl Server {
     /// The connection that this caller uses.
     pub(super) fn channel(&self, caller: usize) -> Taskd {
         self.channels[caller % self.channels.len()].clone()
+    }
+
+    /// Its HTTP port.
+    pub(super) fn http(&self) -> &HttpPort {
+        self.http.port()
     }
 
     pub(super) async fn conditions(&self, args: &Bench) -> anyhow::Result<Conditions> {
@@ -417,7 +432,7 @@ fn settings(args: &Bench, part: Part) -> String {
     let auth = if args.with_token { "tokens" } else { "none" };
     let limited = match part {
         Part::Limits => LIMITED_QUEUES,
-        Part::Calls | Part::Flat | Part::Start | Part::Topics | Part::Trees => "",
+        Part::Calls | Part::Flat | Part::Start | Part::Topics | Part::Trees | Part::Workflow => "",
     };
     format!(
         "auth = \"{auth}\"\nmax_queues = {queues}\nmax_replicas = {replicas}\n\

@@ -45,7 +45,7 @@ const WAIT: prost_types::Duration = prost_types::Duration {
 
 /// What a worker reports for a task.
 #[derive(Clone)]
-enum Report {
+pub(super) enum Report {
     /// This many tasks of this queue.
     Tasks(String, u32),
     /// This many outputs on the port of the stage.
@@ -253,7 +253,7 @@ async fn insert(
 }
 
 /// Lets workers complete `tasks` tasks of a queue, each with this report.
-async fn work_off(
+pub(super) async fn work_off(
     run: &Run<'_>,
     work: &Work,
     what: &str,

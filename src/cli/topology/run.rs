@@ -9,13 +9,12 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use nix::{
-    sys::signal::{Signal as Kill, kill},
+    sys::signal::{Signal, kill},
     unistd::Pid,
 };
 use serde::Deserialize;
 use tokio::{
     process::{Child, ChildStdin, Command},
-    signal::unix::{Signal, SignalKind, signal},
     time::{sleep, timeout},
 };
 
@@ -24,9 +23,8 @@ use crate::{
     cli::{
         ask::{ask, printable},
         http::HttpPort,
-        own::{Own, Start, remove_settings, taskd},
+        own::{Own, Signals, Start, remove_settings, taskd},
         print::{print, say},
-        trust::Trust,
     },
     model::{Stage, Topology},
 };
@@ -87,14 +85,9 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
     };
     let start = check(&args, &plan)?;
     let mut signals = Signals::listen()?;
-    let mut own = Own::start(Start {
-        config: String::new(),
-        settings: &[],
-        with_token: false,
-    })
-    .await?;
-    let url = format!("http://{}", own.addresses.http);
-    let server = HttpPort::new(&url, Trust::default())?;
+    let mut own = Own::start(Start::default()).await?;
+    let url = own.url();
+    let server = own.server()?;
     let mut world = World {
         plan: &plan,
         url: &url,
@@ -102,12 +95,12 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
         workers: Vec::new(),
         started: Vec::new(),
     };
-    let worked = tokio::select! {
-        worked = world.work(&args, start, &text) => worked,
-        () = signals.next() => stopped(&args),
-        last = own.ended() => last.and_then(|last| bail!("taskd ended: {last}")),
+    let work = world.work(&args, start, &text);
+    let worked = match own.unless_stopped(&mut signals, work).await {
+        Ok(None) => stopped(&args),
+        worked => worked.map(Option::unwrap_or_default),
     };
-    let ended = world.end(signals.next()).await;
+    let ended = world.end(signals.another()).await;
     drop(world);
     // After what the workers print at their ends.
     let failed = match worked {
@@ -119,29 +112,6 @@ pub(super) async fn run(args: Run) -> anyhow::Result<u8> {
     ended?;
     stopped?;
     Ok(if failed? { FAILED } else { code })
-}
-
-/// The signals that end a run: the first one when the tasks are done that run, the second one at
-/// once.
-struct Signals([Signal; 3]);
-
-impl Signals {
-    fn listen() -> anyhow::Result<Self> {
-        Ok(Self([
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::hangup())?,
-        ]))
-    }
-
-    async fn next(&mut self) {
-        let [interrupt, terminate, hangup] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
-    }
 }
 
 /// Checks what only a run needs. Returns the queue of lines that name none.
@@ -343,7 +313,7 @@ impl<'a> World<'a> {
         for worker in &self.workers {
             // The end of its stdin was the first signal to stop.
             if let Some(pid) = worker.child.id().and_then(|pid| i32::try_from(pid).ok()) {
-                kill(Pid::from_raw(pid), Kill::SIGTERM).ok();
+                kill(Pid::from_raw(pid), Signal::SIGTERM).ok();
             }
         }
         self.workers_end(STOP).await;

@@ -21,7 +21,7 @@ pub(in crate::ingress) async fn list_trees(call: Call) -> Answer {
 }
 
 pub(in crate::ingress) async fn get_tree(Id(id): Id, call: Call) -> Answer {
-    let wait = json::trees::wait_of_query(call.query()).map_err(Problem::bad_request)?;
+    let wait = json::query::wait(call.query()).map_err(Problem::bad_request)?;
     let tree = call.state.api.tree(&call.caller, &id, wait).await?;
     within(&call, &tree)
 }

@@ -1,6 +1,6 @@
 //! Workflows and their executions over HTTP.
 
-use std::{collections::HashMap, io, mem};
+use std::{collections::HashMap, io, mem, time::Duration};
 
 use axum::{
     Json,
@@ -93,14 +93,21 @@ pub(in crate::ingress) async fn start_execution(path: ThreeIds, mut call: Call) 
         return Err(Problem::new(StatusCode::NOT_FOUND, why));
     };
     workflow.version = version.to_owned();
-    let start = call.json(json::workflows::start).await?;
-    let given = Some(start.id).filter(|id| !id.is_empty());
+    let json::workflows::Start { input, id, wait } = call.json(json::workflows::start).await?;
+    let given = Some(id).filter(|id| !id.is_empty());
+    let wait = wait.map(Duration::from);
+    // The input is not in memory any more while the call waits.
+    let stored = || call.share.become_answer(0);
     let api = &call.state.api;
     let (execution, is_new) = api
-        .start_execution(&call.caller, &workflow, &start.input, given)
+        .start_execution(&call.caller, &workflow, (input, given), wait, stored)
         .await?;
     let mut answer = within(&call, &execution)?;
-    if is_new {
+    let is_accepted = match wait {
+        Some(_) => !execution.status.is_final(),
+        None => is_new,
+    };
+    if is_accepted {
         *answer.status_mut() = StatusCode::ACCEPTED;
     }
     Ok(answer)
@@ -113,7 +120,9 @@ pub(in crate::ingress) async fn list_executions(call: Call) -> Answer {
 }
 
 pub(in crate::ingress) async fn get_execution(Id(id): Id, call: Call) -> Answer {
-    let execution = call.state.api.execution(&call.caller, &id).await?;
+    let wait = json::query::wait(call.query()).map_err(Problem::bad_request)?;
+    let api = &call.state.api;
+    let execution = api.execution(&call.caller, &id, wait).await?;
     within(&call, &execution)
 }
 

@@ -73,6 +73,17 @@ pub(in crate::ingress) fn wait_drained(query: &str) -> Result<Option<Duration>, 
     }
 }
 
+/// How long a question waits for an end; `None`: it does not.
+pub(in crate::ingress) fn wait(query: &str) -> Result<Option<Duration>, String> {
+    for (name, value) in parameters(query)? {
+        if name == "wait" && !value.is_empty() {
+            let wait: Time = value.parse().map_err(|why| format!("wait: {why}"))?;
+            return Ok(Some(wait.0));
+        }
+    }
+    Ok(None)
+}
+
 pub(super) fn not_a_number(name: &str, value: &str) -> String {
     format!("{name} {:?} is not a whole number", shorten(value, ECHO))
 }
@@ -159,6 +170,13 @@ mod tests {
         ] {
             assert_eq!(wait_drained(query), wait.map_err(str::to_owned), "{query}");
         }
+    }
+
+    #[test]
+    fn a_question_waits_for_an_end_as_long_as_it_says() {
+        assert_eq!(wait(""), Ok(None));
+        assert_eq!(wait("wait=2s"), Ok(Some(Duration::from_secs(2))));
+        assert!(wait("wait=2").unwrap_err().starts_with("wait: "));
     }
 
     #[test]

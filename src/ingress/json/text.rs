@@ -7,7 +7,13 @@ use serde::{Deserialize, Deserializer, de};
 use crate::{model, wire::time::from_rfc_3339};
 
 /// `"30s"`
-pub(super) struct Time(pub(super) Duration);
+pub(in crate::ingress) struct Time(pub(super) Duration);
+
+impl From<Time> for Duration {
+    fn from(time: Time) -> Self {
+        time.0
+    }
+}
 
 /// `"2030-01-02T03:04:05Z"`, as milliseconds since 1970.
 pub(in crate::ingress) struct Instant(pub(super) i64);

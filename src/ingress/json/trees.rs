@@ -1,12 +1,10 @@
 //! Trees: reads them from the JSON of an insert, and the queries about them.
 
-use std::time::Duration;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, de};
 
 use super::{
-    query::{self, not_a_number, parameters},
+    query::{not_a_number, parameters},
     text::{Instant, Time},
 };
 use crate::model::{self, NewTree, QueueName, TaskTree, TreeOnDead, TreePages, TreeState};
@@ -122,19 +120,10 @@ pub(in crate::ingress) fn pages_of_query(text: &str) -> Result<TreePages, String
     Ok(pages)
 }
 
-/// How long a question about a tree waits for its end; `None`: it does not.
-pub(in crate::ingress) fn wait_of_query(text: &str) -> Result<Option<Duration>, String> {
-    for (name, value) in query::parameters(text)? {
-        if name == "wait" && !value.is_empty() {
-            let wait: Time = value.parse().map_err(|why| format!("wait: {why}"))?;
-            return Ok(Some(wait.0));
-        }
-    }
-    Ok(None)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::model::TaskId;
 
@@ -197,8 +186,5 @@ mod tests {
             })
         );
         assert!(pages_of_query("state=gone").unwrap_err().contains("OPEN"));
-        assert_eq!(wait_of_query(""), Ok(None));
-        assert_eq!(wait_of_query("wait=2s"), Ok(Some(Duration::from_secs(2))));
-        assert!(wait_of_query("wait=2").unwrap_err().starts_with("wait: "));
     }
 }

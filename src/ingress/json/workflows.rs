@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     Unread, object,
     query::{not_a_number, parameters},
-    text::Instant,
+    text::{Instant, Time},
 };
 use crate::{
     api::{ECHO, shorten},
@@ -49,7 +49,7 @@ impl From<definition::Mistake> for Mistake {
 #[serde(
     default,
     deny_unknown_fields,
-    expecting = "an object with input and id"
+    expecting = "an object with input, id and wait"
 )]
 #[schemars(rename = "StartExecution")]
 pub(in crate::ingress) struct Start {
@@ -57,6 +57,9 @@ pub(in crate::ingress) struct Start {
     pub(in crate::ingress) input: Value,
     /// Your own id, at most 128 bytes: a start with it again is the same execution. Empty: none.
     pub(in crate::ingress) id: String,
+    /// The answer comes when the execution has ended, at the latest after this time, which is at most
+    /// `max_wait`. Needs the role `read`, too.
+    pub(in crate::ingress) wait: Option<Time>,
 }
 
 pub(in crate::ingress) fn start(body: &Bytes) -> Result<Start, Unread> {

@@ -1,26 +1,27 @@
-//! `taskd workflow`: checks, deploys, lists, shows and deletes definitions of workflows.
+//! `taskd workflow`: checks, deploys, lists, shows, deletes and runs definitions of workflows.
 
-use std::{collections::BTreeSet, fs, path::PathBuf};
+mod file;
+mod run;
 
-use anyhow::{Context as _, bail};
-use axum::body::Bytes;
+use std::{collections::BTreeSet, path::PathBuf};
+
 use clap::{Args, Subcommand};
 use hyper::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use url::form_urlencoded;
 
+use self::file::{deploy_text, name_of, read_text, say_mistakes};
 use super::{
     address::Server,
-    ask::{self, ask, ask_with, printable},
-    print::{self, print, print_one, say},
+    ask::{ask, ask_with, printable},
+    print::{self, print, print_one},
+    start::workflow_path,
 };
-use crate::workflow::definition::{
-    Definition, MAX_DEFINITION_BYTES, Mistake, ReadDefinition, Task, TaskKind,
-};
+use crate::workflow::definition::{Definition, Mistake, ReadDefinition, Task, TaskKind};
 
-/// Check, deploy, list, show and delete workflows: the Open Workflow Specification, DSL 1.0, in YAML
-/// or JSON
+/// Check, deploy, list, show, delete and run workflows: the Open Workflow Specification, DSL 1.0, in
+/// YAML or JSON
 #[derive(Args)]
 #[command(
     arg_required_else_help = false,
@@ -32,9 +33,10 @@ Examples:
   taskd workflow list                          all versions of all workflows
   taskd workflow show shop/order/1.0.0         the definition, as JSON
   taskd execution start shop/order             start the latest version
+  taskd workflow run order.yaml                run it once, without a server
 
 Exit code: 0, or 1 if a file has mistakes or there is no such workflow, 2 if a file cannot be read, or the server \
-cannot be reached or refuses the request."
+cannot be reached or refuses the request. Those of run are in its help."
 )]
 pub struct Workflow {
     #[command(subcommand)]
@@ -48,6 +50,7 @@ enum Command {
     List(List),
     Show(Show),
     Delete(Delete),
+    Run(run::Run),
 }
 
 /// Name all mistakes of definitions
@@ -108,15 +111,24 @@ struct Delete {
     server: Server,
 }
 
-/// Does it. False if a file has mistakes, or there is no such workflow.
-pub(super) async fn run(args: Workflow) -> anyhow::Result<bool> {
+/// Does it. Returns the exit code.
+pub(super) async fn run(args: Workflow) -> anyhow::Result<u8> {
     match args.command {
+        Command::Run(run) => Box::pin(run::run(run)).await,
+        other => Ok(u8::from(!run_one(other).await?)),
+    }
+}
+
+/// Does what is no run. False if a file has mistakes, or there is no such workflow.
+async fn run_one(command: Command) -> anyhow::Result<bool> {
+    match command {
+        Command::Run(_) => Ok(false),
         Command::Check(check) => self::check(&check),
         Command::Deploy(deploy) => self::deploy(&deploy).await,
         Command::List(list) => self::list(&list).await,
         Command::Show(show) => {
             let server = show.server.port()?;
-            let path = path(&show.workflow, "")?;
+            let path = workflow_path(&show.workflow, "")?;
             let Some((_, workflow)) = ask::<Value>(&server, &path).await? else {
                 return Ok(false);
             };
@@ -128,79 +140,30 @@ pub(super) async fn run(args: Workflow) -> anyhow::Result<bool> {
         }
         Command::Delete(delete) => {
             let server = delete.server.port()?;
-            let path = path(&delete.workflow, "")?;
+            let path = workflow_path(&delete.workflow, "")?;
             let answer = ask_with(&server, Method::DELETE, &path, None).await?;
             Ok(answer.is_some())
         }
     }
 }
 
-/// The path of a version of a workflow, or of a verb of it. Without a version, the latest is meant.
-pub(super) fn path(workflow: &str, verb: &str) -> anyhow::Result<String> {
-    let parts: Vec<&str> = workflow.split('/').collect();
-    let (namespace, name, version) = match parts[..] {
-        [namespace, name] => (namespace, name, "latest"),
-        [namespace, name, version] => (namespace, name, version),
-        _ => bail!("{workflow:?} is no workflow; write NAMESPACE/NAME or NAMESPACE/NAME/VERSION"),
-    };
-    let encode =
-        |text: &str| -> String { form_urlencoded::byte_serialize(text.as_bytes()).collect() };
-    let [namespace, name, version] =
-        [namespace, name, version].map(|text| encode(text).replace('+', "%20"));
-    Ok(format!("/v1/workflows/{namespace}/{name}/{version}{verb}"))
-}
-
-#[derive(Deserialize)]
-struct Wrong {
-    mistakes: Vec<WrongPlace>,
-}
-
-#[derive(Deserialize)]
-struct WrongPlace {
-    line: usize,
-    column: usize,
-    message: String,
-}
-
 async fn deploy(deploy: &Deploy) -> anyhow::Result<bool> {
     let server = deploy.server.port()?;
-    let path = match deploy.dry_run {
-        true => "/v1/workflows?dry_run=true",
-        false => "/v1/workflows",
-    };
     let mut is_right = true;
     for file in &deploy.files {
         let text = read_text(file)?;
-        let body = Some(("application/yaml", Bytes::from(text)));
-        let (status, body) = server.send(Method::PUT, path, body).await?;
-        if status == StatusCode::UNPROCESSABLE_ENTITY {
+        let deployed = deploy_text(&server, file, text, deploy.dry_run).await?;
+        let Some((status, workflow)) = deployed else {
             is_right = false;
-            let wrong: Wrong = ask::read(&server, &body)?;
-            for WrongPlace {
-                line,
-                column,
-                message,
-            } in wrong.mistakes
-            {
-                let shown = file.display();
-                say(printable(&format!("{shown}:{line}:{column}: {message}")));
-            }
             continue;
-        }
-        if !status.is_success() {
-            return Err(ask::refusal(&server, status, &body));
-        }
-        let workflow: Value = ask::read(&server, &body)?;
-        let text = |name: &str| printable(workflow[name].as_str().unwrap_or_default());
+        };
         let became = match status {
             _ if deploy.dry_run => "has no mistakes",
             StatusCode::CREATED => "is deployed",
             _ => "was deployed already",
         };
-        let (namespace, name, version) = (text("namespace"), text("name"), text("version"));
-        print(format_args!(
-            "workflow {namespace}/{name}/{version} {became}"
-        ))?;
+        let name = printable(&name_of(&workflow));
+        print(format_args!("workflow {name} {became}"))?;
     }
     Ok(is_right)
 }
@@ -256,48 +219,33 @@ async fn list(list: &List) -> anyhow::Result<bool> {
 fn check(check: &Check) -> anyhow::Result<bool> {
     let mut is_right = true;
     for file in &check.files {
-        let shown = file.display();
-        match read(file)? {
+        match Definition::read(&read_text(file)?) {
             Ok(ReadDefinition { definition, .. }) if !check.json => {
                 print(summary(&definition))?;
             }
             Ok(_) => {}
-            Err(mistakes) => {
+            Err(mistakes) if check.json => {
                 is_right = false;
                 for mistake in mistakes {
-                    if check.json {
-                        let Mistake {
-                            line,
-                            column,
-                            pointer,
-                            says,
-                        } = mistake;
-                        print(json!({
-                            "file": file.to_string_lossy(), "line": line, "column": column, "pointer": pointer,
-                            "message": says,
-                        }))?;
-                    } else {
-                        say(printable(&format!("{shown}:{mistake}")));
-                    }
+                    let Mistake {
+                        line,
+                        column,
+                        pointer,
+                        says,
+                    } = mistake;
+                    print(json!({
+                        "file": file.to_string_lossy(), "line": line, "column": column, "pointer": pointer,
+                        "message": says,
+                    }))?;
                 }
+            }
+            Err(mistakes) => {
+                is_right = false;
+                say_mistakes(file, mistakes);
             }
         }
     }
     Ok(is_right)
-}
-
-/// Reads a file. Fails if it cannot be read; what is wrong in it is no failure.
-fn read(file: &PathBuf) -> anyhow::Result<Result<ReadDefinition, Vec<Mistake>>> {
-    Ok(Definition::read(&read_text(file)?))
-}
-
-fn read_text(file: &PathBuf) -> anyhow::Result<String> {
-    let shown = file.display();
-    let bytes = fs::metadata(file).with_context(|| format!("cannot read {shown}"))?;
-    if bytes.len() > MAX_DEFINITION_BYTES as u64 {
-        bail!("{shown} is larger than a definition may be: {MAX_DEFINITION_BYTES} bytes");
-    }
-    fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))
 }
 
 /// What a definition without mistakes has: a function that is misspelled shows as a queue.
