@@ -425,6 +425,8 @@ async fn main() -> ExitCode {
         "{} requests had keys of their own",
         REQUESTS.lock().await.len()
     );
+    // Stops it.
+    drop(KILLED.lock().await.take());
     match are_all {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

@@ -361,7 +361,10 @@ pub(crate) async fn an_append_is_stored_as_a_whole_or_not_at_all<D: Database>(db
         "INSERT INTO execution_events (execution, seq, entry) SELECT id, 3, x'' FROM executions",
     )
     .await;
-    store.append(&[refused.clone()]).await.unwrap_err();
+    store
+        .append(std::slice::from_ref(&refused))
+        .await
+        .unwrap_err();
     assert_eq!(ids_of_steps(&*store).await, [pay.task.id]);
     db.execute("DELETE FROM execution_events WHERE seq = 3")
         .await;
