@@ -103,7 +103,12 @@ impl Api {
                 stored();
                 found = self.execution_when_ended(caller, found, waiting).await?;
             }
-            Ok((query.view(found).await?, is_new))
+            let mut view = query.view(found).await?;
+            // A repeat would show what others have started.
+            if may_read(caller).is_err() {
+                (view.input, view.output, view.error) = (None, None, None);
+            }
+            Ok((view, is_new))
         };
         start.instrument(span("start_execution", caller)).await
     }
