@@ -136,7 +136,7 @@ async fn workers_are_listed_with_what_they_have_and_did() {
         "{answer}"
     );
     assert_eq!(process["process"], w["process"]);
-    assert_eq!(process["pipelines"].as_array().unwrap().len(), 4);
+    assert_eq!(process["pipelines"].as_array().unwrap().len(), 5);
     let printed = lines(&daemon, &["processes"]);
     assert!(
         printed.len() == 2 && printed[1].contains(&daemon.pid().to_string()),
