@@ -348,7 +348,7 @@ async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
         Daemon::start("grace_period = \"16s\"\n[queues.q]\nlease = \"10m\"", &[]).await;
     let payload = "x".repeat(900 << 10);
     let task = |n: usize| json!({"queue": "q", "key": n.to_string(), "payload": payload});
-    // More than the kernel keeps of what nobody reads.
+    // As much as an answer may have, so that the kernel does not keep it all.
     daemon.insert(&(0..12).map(task).collect::<Vec<_>>()).await;
     until("all wait", async || {
         daemon.queue("q").await["waiting"] == 12
@@ -365,8 +365,8 @@ async fn a_client_that_does_not_read_does_not_make_a_stop_a_failure() {
     deaf.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes())
         .await
         .unwrap();
-    until("it has them", async || {
-        daemon.queue("q").await["assigned"] == 12
+    until("it has some", async || {
+        daemon.queue("q").await["assigned"] != 0
     })
     .await;
     assert!(daemon.stop().await.success());
