@@ -12,6 +12,9 @@ import { promisify } from "node:util";
 
 import { Client, type Logger, type TaskView } from "@taskd/client";
 
+// Files of tests run side by side, and each one's workers have a name of their own by default.
+process.env["TASKD_WORKER"] = `typescript-test-${String(process.pid)}`;
+
 const BIN = process.env["TASKD_BIN"] ?? "taskd";
 const PATIENCE = 60_000;
 /** taskd refuses variables that it does not know. */
