@@ -42,6 +42,8 @@ const PASSES: u32 = 3;
 /// The round after which early rounds of a loop are timed, and how many are.
 const EARLY: u32 = 100;
 const TIMED: u32 = 200;
+/// In how many blocks they are timed, late and early ones in turn.
+const BLOCKS: u32 = 4;
 /// The most executions that wait before memory is looked at for the first time: as many as taskd
 /// keeps in memory.
 const WARM: u32 = 1000;
@@ -276,23 +278,72 @@ async fn rounds(run: &mut Run<'_>) -> anyhow::Result<()> {
     for _ in 0..early {
         second.round(run).await?;
     }
-    let mut times_late = Vec::new();
-    let mut times_early = Vec::new();
-    for _ in 0..timed {
-        times_late.push(first.round(run).await?);
-        times_early.push(second.round(run).await?);
+    let [mut late_cost, mut early_cost] = [RoundCost::default(), RoundCost::default()];
+    for blocks_left in (1..=BLOCKS).rev() {
+        let rounds = (timed - late_cost.rounds()).div_ceil(blocks_left);
+        late_cost.add_block(run, &mut first, rounds).await?;
+        early_cost.add_block(run, &mut second, rounds).await?;
     }
-    let [late_ms, early_ms] = [times_late, times_early].map(|mut times: Vec<f64>| {
+    let [late, early] = [late, early].map(|after| HumanCount(after.into()));
+    let (late_cpu, early_cpu) = (late_cost.cpu_us(), early_cost.cpu_us());
+    for (what, unit, late_value, early_value) in [
+        (
+            "",
+            "ms",
+            Some(late_cost.median_ms()),
+            Some(early_cost.median_ms()),
+        ),
+        ("CPU of ", "µs", late_cpu, early_cpu),
+    ] {
+        let reference = format!("{what}a round of a loop, after {early}");
+        note(run, &reference, unit, early_value, None);
+        let measure = format!("{what}a round of a loop, after {late}");
+        let reference = early_value.map(|early| (reference.as_str(), early));
+        note(run, &measure, unit, late_value, reference);
+    }
+    Ok(())
+}
+
+/// What rounds of a loop cost. The time of a round is mostly the tick on which taskd forwards reports,
+/// so a round that needs more CPU is not seen in it.
+#[derive(Default)]
+struct RoundCost {
+    times_ms: Vec<f64>,
+    /// Of taskd and of Redis, in seconds; `None` if it is not known.
+    cpu: Option<f64>,
+}
+
+impl RoundCost {
+    fn rounds(&self) -> u32 {
+        self.times_ms.len() as u32
+    }
+
+    async fn add_block(
+        &mut self,
+        run: &Run<'_>,
+        flow: &mut Loop,
+        rounds: u32,
+    ) -> anyhow::Result<()> {
+        let before = run.server.usage().await;
+        for _ in 0..rounds {
+            self.times_ms.push(flow.round(run).await?);
+        }
+        let used = run.server.usage().await.since(before);
+        let used = used.taskd.zip(used.redis);
+        self.cpu = used.map(|(taskd, redis)| taskd + redis + self.cpu.unwrap_or_default());
+        Ok(())
+    }
+
+    fn median_ms(&self) -> f64 {
+        let mut times = self.times_ms.clone();
         times.sort_unstable_by(f64::total_cmp);
         times[times.len() / 2]
-    });
-    let [late, early] = [late, early].map(|after| HumanCount(after.into()));
-    let reference = format!("a round of a loop, after {early}");
-    note(run, &reference, "ms", Some(early_ms), None);
-    let measure = format!("a round of a loop, after {late}");
-    let reference = Some((reference.as_str(), early_ms));
-    note(run, &measure, "ms", Some(late_ms), reference);
-    Ok(())
+    }
+
+    /// CPU of a round, in µs.
+    fn cpu_us(&self) -> Option<f64> {
+        Some(self.cpu? * 1e6 / f64::from(self.rounds()))
+    }
 }
 
 /// An execution of a loop, each round of which has one step, and its only worker.
