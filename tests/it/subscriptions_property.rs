@@ -363,7 +363,11 @@ impl History {
         let number = |field: &str| slow[field].as_u64().unwrap();
         assert_eq!(number("read") + number("skipped"), self.published, "{slow}");
         let done = self.done_once("slow");
-        assert_eq!(done.len() as u64, number("tasks"), "{slow}");
+        // A kill between an insert and the move of the position, and then a loss of the records: they
+        // are skipped, and have tasks.
+        let least = number("tasks");
+        let most = least + number("skipped");
+        assert!((least..=most).contains(&(done.len() as u64)), "{slow}");
         self.adds_up(&slow);
 
         let mut last: BTreeMap<(u64, String), u64> = BTreeMap::new();
