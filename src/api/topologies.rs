@@ -18,7 +18,7 @@ use crate::{
         Act, Caller, ECHO, FeedView, MOST_TOPOLOGIES, QueueName, StageView, Topology, TopologyView,
         in_short, shorten, validate::lease_duration,
     },
-    store::{KeptTopology, StoredTopology},
+    store::{KeptTopology, Leaving, StoredTopology},
 };
 
 /// How often a change is tried again that others have outrun.
@@ -88,14 +88,20 @@ impl Api {
             for _ in 0..TRIES {
                 let known = query.stored_topology(name).await?;
                 let version = known.as_ref().map_or(0, |known| known.version);
-                let mut removed = known.as_ref().map(queues_of).unwrap_or_default();
+                let mut queues = known.as_ref().map(queues_of).unwrap_or_default();
                 if known.is_some() {
-                    reaches_unread(caller, name, &removed)?;
+                    reaches_unread(caller, name, &queues)?;
                 }
-                for queue in &removed {
+                for queue in &queues {
                     reaches(caller, queue.as_str())?;
                 }
-                removed.retain(|queue| !topology.stages.iter().any(|one| one.queue == *queue));
+                queues.retain(|queue| !topology.stages.iter().any(|one| one.queue == *queue));
+                let leaving = Leaving {
+                    queues,
+                    subscriptions: self
+                        .leaving_feeds(caller, known.as_ref(), Some(&topology))
+                        .await?,
+                };
                 let mut wanted = StoredTopology {
                     name: topology.name.clone(),
                     version,
@@ -103,12 +109,10 @@ impl Api {
                     applied_by: who(caller).to_owned(),
                     applied_unix_ms: now,
                 };
-                let kept = query.store().keep_topology(&wanted, &removed, &act).await?;
+                let kept = query.store().keep_topology(&wanted, &leaving, &act).await?;
                 if is_kept(kept, "leave")? {
                     query.follow_topologies().await;
-                    let before = known.and_then(|known| Topology::read(&known.text).ok());
-                    self.put_topic_feeds(caller, before.as_ref(), Some(&topology))
-                        .await?;
+                    self.put_topic_feeds(caller, &topology).await?;
                     wanted.version += 1;
                     let mut view = view(&query.settings, wanted);
                     query.fill_in(std::slice::from_mut(&mut view)).await?;
@@ -134,14 +138,16 @@ impl Api {
                 for queue in &queues {
                     reaches(caller, queue.as_str())?;
                 }
+                let leaving = Leaving {
+                    queues,
+                    subscriptions: self.leaving_feeds(caller, Some(&known), None).await?,
+                };
                 let store = query.store();
                 let kept = store
-                    .delete_topology(&known.name, known.version, &queues, &act)
+                    .delete_topology(&known.name, known.version, &leaving, &act)
                     .await?;
                 if is_kept(kept, "would leave")? {
                     query.follow_topologies().await;
-                    let before = Topology::read(&known.text).ok();
-                    self.put_topic_feeds(caller, before.as_ref(), None).await?;
                     return Ok(());
                 }
             }

@@ -1,4 +1,5 @@
-//! Feeds of topologies: those of topics are subscriptions, which apply makes and deletes.
+//! Feeds of topologies: those of topics are subscriptions, which apply makes. They are deleted with
+//! their feed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +16,7 @@ use crate::{
         Caller, FeedCounts, FeedSettings, FeedSource, PutSubscription, ReadCounts,
         SubscriptionName, Topology, TopologyView,
     },
-    store::StoredFeed,
+    store::{StoredFeed, StoredTopology},
     wire::topics::read_place,
 };
 
@@ -77,25 +78,43 @@ impl Api {
         Ok(())
     }
 
-    /// Makes the subscriptions of feeds, and deletes those of feeds that are gone. The topology is in
-    /// force; applying it again repeats this.
+    /// The subscriptions of feeds that are in a topology and not in its next version. They go in the
+    /// transaction that changes the topology.
+    pub(super) async fn leaving_feeds(
+        &self,
+        caller: &Caller,
+        before: Option<&StoredTopology>,
+        next: Option<&Topology>,
+    ) -> Result<Vec<SubscriptionName>, Error> {
+        let Some(before) = before.and_then(|before| Topology::read(&before.text).ok()) else {
+            return Ok(Vec::new());
+        };
+        let stay: HashSet<_> = next
+            .into_iter()
+            .flat_map(of_topics)
+            .map(|(feed, _)| &feed.name)
+            .collect();
+        let mut leaving: Vec<_> = of_topics(&before).map(|(feed, _)| &feed.name).collect();
+        leaving.retain(|name| !stay.contains(name));
+        if leaving.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut subscriptions = self.query()?.store().subscriptions().await?;
+        subscriptions.retain(|known| leaving.contains(&&known.name));
+        for known in &subscriptions {
+            may_change(caller, known)?;
+        }
+        Ok(subscriptions.into_iter().map(|known| known.name).collect())
+    }
+
+    /// Makes the subscriptions of the feeds of a topology that is in force. Applying it again repeats
+    /// this.
     pub(super) async fn put_topic_feeds(
         &self,
         caller: &Caller,
-        before: Option<&Topology>,
-        now: Option<&Topology>,
+        topology: &Topology,
     ) -> Result<(), Error> {
-        let wanted: Vec<_> = now.into_iter().flat_map(of_topics).collect();
-        let names: HashSet<&SubscriptionName> = wanted.iter().map(|(feed, _)| &feed.name).collect();
-        let is_gone = |feed: &&FeedSettings| !names.contains(&feed.name);
-        let before = before.into_iter().flat_map(of_topics).map(|(feed, _)| feed);
-        for feed in before.filter(is_gone) {
-            match self.delete_subscription(caller, feed.name.as_str()).await {
-                // Somebody else has.
-                Ok(()) | Err(Error::NoSuchSubscription { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let wanted: Vec<_> = of_topics(topology).collect();
         if !wanted.is_empty() {
             // Until the feeder knows the topology, records would open no trees.
             tokio::time::sleep(KNOWN_FOR).await;

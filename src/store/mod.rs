@@ -51,7 +51,7 @@ pub use self::{
         CompletedPage, DueDeadlines, ListedTask, Overdue, RemovedPage, TaskPage, TaskSearch, Tasks,
     },
     topics::{KeptTopic, Topics},
-    topologies::{KeptTopology, StoredTopology, Topologies},
+    topologies::{KeptTopology, Leaving, StoredTopology, Topologies},
     trees::{ComparedTrees, TREE_LOOKED_AT, TreeCount, Trees, WrongTree},
     types::{
         Inserted, NewRow, OutboxRow, Place, PublishedTask, QueueCount, Retried, Settled,

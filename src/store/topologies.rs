@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 
 use super::Result;
-use crate::model::{Act, QueueName, TopologyName};
+use crate::model::{Act, QueueName, SubscriptionName, TopologyName};
 
 /// A topology, as SQL has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,15 @@ pub enum KeptTopology {
     NoRoom,
 }
 
+/// What is no longer in the file of a topology, or goes with the topology.
+#[derive(Clone, Debug, Default)]
+pub struct Leaving {
+    /// The queues of stages.
+    pub queues: Vec<QueueName>,
+    /// The subscriptions of feeds.
+    pub subscriptions: Vec<SubscriptionName>,
+}
+
 /// Stores the files of topologies.
 ///
 /// Every method is one transaction and may be repeated: see [`super::Store`].
@@ -40,22 +49,22 @@ pub trait Topologies: Send + Sync {
     async fn topologies(&self) -> Result<Vec<StoredTopology>>;
 
     /// Applies a file, whose `version` is that of the topology as it was read; 0: there was none.
-    /// `removed` are the queues of stages that leave; if one has unfinished tasks, nothing changes.
-    /// Records the act.
+    /// If a queue that leaves has unfinished tasks, nothing changes. Deletes the subscriptions that
+    /// leave, so that none outlives its feed. Records the act.
     async fn keep_topology(
         &self,
         topology: &StoredTopology,
-        removed: &[QueueName],
+        leaving: &Leaving,
         act: &Act,
     ) -> Result<KeptTopology>;
 
-    /// Deletes a topology that was read with this version, unless one of its queues has unfinished
-    /// tasks. Records the act.
+    /// Deletes a topology that was read with this version, and its subscriptions, unless one of its
+    /// queues has unfinished tasks. Records the act.
     async fn delete_topology(
         &self,
         name: &TopologyName,
         version: u64,
-        queues: &[QueueName],
+        leaving: &Leaving,
         act: &Act,
     ) -> Result<KeptTopology>;
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use taskd::{
     model::{Act, TopologyName},
     pipelines::admission::KnownTopologies,
-    store::StoredTopology,
+    store::{Leaving, StoredTopology},
     wire::pb::{self, discovery_client::DiscoveryClient},
 };
 use tonic::Code;
@@ -648,7 +648,9 @@ async fn another_process_learns_a_file_from_the_database() {
         applied_unix_ms: 0,
     };
     let act = Act::new("ops", "apply topology", "crawl");
-    mine.keep_topology(&topology, &[], &act).await.unwrap();
+    mine.keep_topology(&topology, &Leaving::default(), &act)
+        .await
+        .unwrap();
     known.follow(&*other).await.unwrap();
     let stages = known.stages();
     let (topology, place) = stages.of("crawl.parse").unwrap();

@@ -309,13 +309,36 @@ async fn delete<S: Session>(session: &mut S, name: &SubscriptionName, act: &Act)
     if tokens::is_recorded(session, act).await? {
         return Ok(true);
     }
+    if !remove(session, name).await? {
+        return Ok(false);
+    }
+    tokens::keep(session, act).await?;
+    Ok(true)
+}
+
+/// Deletes those of these subscriptions that there are, as part of another change.
+pub(super) async fn delete_all<S: Session>(
+    session: &mut S,
+    names: &[SubscriptionName],
+) -> Result<()> {
+    if names.is_empty() {
+        return Ok(());
+    }
+    meta::raise(session, VERSION).await?;
+    for name in names {
+        remove(session, name).await?;
+    }
+    Ok(())
+}
+
+/// Removes a subscription and its positions. Returns false if there is none.
+async fn remove<S: Session>(session: &mut S, name: &SubscriptionName) -> Result<bool> {
     let remove = Statement::new("DELETE FROM subscriptions WHERE name = ?").bind(name.as_str());
     if session.execute(remove).await? == 0 {
         return Ok(false);
     }
     let remove = Statement::new("DELETE FROM positions WHERE subscription = ?");
     session.execute(remove.bind(name.as_str())).await?;
-    tokens::keep(session, act).await?;
     Ok(true)
 }
 

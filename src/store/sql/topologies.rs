@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use crate::{
     model::{Act, MOST_TOPOLOGIES, QueueName, TopologyName},
     store::{
-        KeptTopology, Result, StoredTopology, Topologies,
+        KeptTopology, Leaving, Result, StoredTopology, Topologies,
         sql::{
             SqlStore,
             access::tokens,
@@ -17,6 +17,7 @@ use crate::{
             rows::{corrupt, number, queue_name},
             session::Session,
             statement::Statement,
+            subscriptions,
         },
     },
 };
@@ -54,15 +55,15 @@ impl<DB: Backend> Topologies for SqlStore<DB> {
     async fn keep_topology(
         &self,
         topology: &StoredTopology,
-        removed: &[QueueName],
+        leaving: &Leaving,
         act: &Act,
     ) -> Result<KeptTopology> {
-        let kept = (topology.clone(), removed.to_vec(), act.clone());
+        let kept = (topology.clone(), leaving.clone(), act.clone());
         self.sql
             .run(
                 "keep_topology",
                 kept,
-                |session, (topology, removed, act)| Box::pin(keep(session, topology, removed, act)),
+                |session, (topology, leaving, act)| Box::pin(keep(session, topology, leaving, act)),
             )
             .await
     }
@@ -71,16 +72,16 @@ impl<DB: Backend> Topologies for SqlStore<DB> {
         &self,
         name: &TopologyName,
         version: u64,
-        queues: &[QueueName],
+        leaving: &Leaving,
         act: &Act,
     ) -> Result<KeptTopology> {
-        let deleted = (name.clone(), version, queues.to_vec(), act.clone());
+        let deleted = (name.clone(), version, leaving.clone(), act.clone());
         self.sql
             .run(
                 "delete_topology",
                 deleted,
-                |session, (name, version, queues, act)| {
-                    Box::pin(delete(session, name, *version, queues, act))
+                |session, (name, version, leaving, act)| {
+                    Box::pin(delete(session, name, *version, leaving, act))
                 },
             )
             .await
@@ -90,7 +91,7 @@ impl<DB: Backend> Topologies for SqlStore<DB> {
 async fn keep<S: Session>(
     session: &mut S,
     topology: &StoredTopology,
-    removed: &[QueueName],
+    leaving: &Leaving,
     act: &Act,
 ) -> Result<KeptTopology> {
     meta::raise(session, VERSION).await?;
@@ -99,7 +100,7 @@ async fn keep<S: Session>(
         return Ok(KeptTopology::Yes);
     }
     let name = topology.name.as_str();
-    if let Some(refused) = refused(session, name, topology.version, removed).await? {
+    if let Some(refused) = refused(session, name, topology.version, &leaving.queues).await? {
         return Ok(refused);
     }
     if topology.version == 0 {
@@ -129,6 +130,7 @@ async fn keep<S: Session>(
         .bind(name);
         session.execute(change).await?;
     }
+    subscriptions::delete_all(session, &leaving.subscriptions).await?;
     tokens::keep(session, act).await?;
     Ok(KeptTopology::Yes)
 }
@@ -137,18 +139,19 @@ async fn delete<S: Session>(
     session: &mut S,
     name: &TopologyName,
     version: u64,
-    queues: &[QueueName],
+    leaving: &Leaving,
     act: &Act,
 ) -> Result<KeptTopology> {
     meta::raise(session, VERSION).await?;
     if tokens::is_recorded(session, act).await? {
         return Ok(KeptTopology::Yes);
     }
-    if let Some(refused) = refused(session, name.as_str(), version, queues).await? {
+    if let Some(refused) = refused(session, name.as_str(), version, &leaving.queues).await? {
         return Ok(refused);
     }
     let remove = Statement::new("DELETE FROM topologies WHERE name = ?").bind(name.as_str());
     session.execute(remove).await?;
+    subscriptions::delete_all(session, &leaving.subscriptions).await?;
     tokens::keep(session, act).await?;
     Ok(KeptTopology::Yes)
 }

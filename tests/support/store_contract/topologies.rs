@@ -1,11 +1,14 @@
 //! Tests of topologies.
 
 use taskd::{
-    model::{Act, QueueName, TopologyName},
-    store::{KeptTopology, StoredTopology},
+    model::{Act, Position, PositionKey, QueueName, SubscriptionName, TopicName, TopologyName},
+    store::{KeptSubscription, KeptTopology, Leaving, Store, StoredTopology},
 };
 
-use super::*;
+use super::{subscriptions::subscription, *};
+
+/// The subscription of a feed.
+const NEWS: &str = "crawl.news";
 
 fn topology(name: &str, version: u64, text: &str) -> StoredTopology {
     StoredTopology {
@@ -17,17 +20,30 @@ fn topology(name: &str, version: u64, text: &str) -> StoredTopology {
     }
 }
 
+async fn subscribe(store: &dyn Store) {
+    let begin = Position::at_beginning(PositionKey {
+        subscription: SubscriptionName::new(NEWS).unwrap(),
+        topic: TopicName::new("news").unwrap(),
+        partition: 0,
+    });
+    let act = Act::new("ops", "put subscription", NEWS);
+    let (news, begins) = (subscription(NEWS, "news"), [begin]);
+    let kept = store.keep_subscription(&news, Some(&begins), &act).await;
+    assert_eq!(kept.unwrap(), KeptSubscription::Yes);
+}
+
 pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(db: &D) {
     let store = db.open().await;
     let other = db.open().await;
     let act = |what: &str| Act::new("ops", what, "crawl");
+    let none = Leaving::default();
     let before = other.topologies_version().await.unwrap();
     let apply = act("apply topology");
     let [first, second, third] =
         [(0, "a"), (0, "b"), (1, "b")].map(|(version, text)| topology("crawl", version, text));
     for _ in 0..2 {
         // The second time as if the COMMIT of the first was not answered.
-        let kept = store.keep_topology(&first, &[], &apply);
+        let kept = store.keep_topology(&first, &none, &apply);
         assert_eq!(kept.await.unwrap(), KeptTopology::Yes);
     }
     assert!(other.topologies_version().await.unwrap() > before);
@@ -37,42 +53,60 @@ pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(
     );
     // Two processes at once: both have read that there was none.
     let outrun = act("apply topology");
-    let kept = store.keep_topology(&second, &[], &outrun);
+    let kept = store.keep_topology(&second, &none, &outrun);
     assert_eq!(kept.await.unwrap(), KeptTopology::Changed);
 
     // A stage that leaves with unfinished tasks.
     insert_new(&*store, &[row("crawl.parse", "k")]).await;
     let removed = ["crawl.none", "crawl.parse"].map(|name| QueueName::new(name).unwrap());
+    let leaving = |queues: &[QueueName]| Leaving {
+        queues: queues.to_vec(),
+        subscriptions: vec![SubscriptionName::new(NEWS).unwrap()],
+    };
+    subscribe(&*store).await;
+    let (all, finished) = (leaving(&removed), leaving(&removed[..1]));
     let leave = act("apply topology");
-    let kept = store.keep_topology(&third, &removed, &leave);
+    let kept = store.keep_topology(&third, &all, &leave);
     let unfinished = KeptTopology::Unfinished(vec![removed[1].clone()]);
     assert_eq!(kept.await.unwrap(), unfinished);
     let name = TopologyName::new("crawl").unwrap();
     let delete = act("delete topology");
-    let deleted = store.delete_topology(&name, 1, &removed, &delete);
+    let deleted = store.delete_topology(&name, 1, &all, &delete);
     assert_eq!(deleted.await.unwrap(), unfinished);
     assert_eq!(
         store.topologies().await.unwrap(),
         [topology("crawl", 1, "a")]
     );
+    assert_eq!(store.subscriptions().await.unwrap().len(), 1);
 
-    let kept = store.keep_topology(&third, &removed[..1], &leave);
+    let kept = store.keep_topology(&third, &finished, &leave);
     assert_eq!(kept.await.unwrap(), KeptTopology::Yes);
     assert_eq!(
         store.topologies().await.unwrap(),
         [topology("crawl", 2, "b")]
     );
-    let outrun = store.delete_topology(&name, 1, &[], &delete);
+    assert_eq!(store.subscriptions().await.unwrap(), []);
+    assert_eq!(store.positions(None).await.unwrap(), []);
+    subscribe(&*store).await;
+    let outrun = store.delete_topology(&name, 1, &none, &delete);
     assert_eq!(outrun.await.unwrap(), KeptTopology::Changed);
     for _ in 0..2 {
-        let deleted = store.delete_topology(&name, 2, &removed[..1], &delete);
+        let deleted = store.delete_topology(&name, 2, &finished, &delete);
         assert_eq!(deleted.await.unwrap(), KeptTopology::Yes);
     }
     assert_eq!(store.topologies().await.unwrap(), []);
+    assert_eq!(store.subscriptions().await.unwrap(), []);
+    assert_eq!(store.positions(None).await.unwrap(), []);
     let acts = store.acts(None, 10).await.unwrap();
     let done: Vec<_> = acts.iter().map(|act| act.what.as_str()).collect();
     assert_eq!(
         done,
-        ["delete topology", "apply topology", "apply topology"]
+        [
+            "delete topology",
+            "put subscription",
+            "apply topology",
+            "put subscription",
+            "apply topology"
+        ]
     );
 }
