@@ -19,7 +19,7 @@ use crate::{
     crowd::{DOOMED, QUEUES},
     executions,
     ledger::{Book, Key, Seen},
-    records,
+    records, topologies,
     world::{Bus, PARTITIONS, World},
 };
 
@@ -38,7 +38,7 @@ async fn number(connection: &mut MySqlConnection, sql: &str) -> Result<i64, Stri
         .map_err(|error| error.to_string())
 }
 
-/// Fails while a task is unfinished or waits to be published, or an execution is open.
+/// Fails while a task is unfinished or waits to be published, or an execution, a tree or a join is open.
 pub(crate) async fn is_done(database: &str) -> Result<(), String> {
     let mut connection = MySqlConnection::connect(database)
         .await
@@ -59,11 +59,16 @@ pub(crate) async fn is_done(database: &str) -> Result<(), String> {
         "SELECT COUNT(*) FROM executions WHERE ended_ms = 0",
     )
     .await?;
-    match (unfinished, outbox, batches, executions) {
-        (0, 0, 0, 0) => Ok(()),
+    let trees = number(
+        &mut connection,
+        "SELECT (SELECT COUNT(*) FROM trees WHERE state = 0) + (SELECT COUNT(*) FROM subtrees)",
+    )
+    .await?;
+    match (unfinished, outbox, batches, executions, trees) {
+        (0, 0, 0, 0, 0) => Ok(()),
         _ => Err(format!(
             "{unfinished} tasks are unfinished, {outbox} rows in the outbox, {batches} batches wait, {executions} \
-             executions are open"
+             executions, {trees} trees and joins are open"
         )),
     }
 }
@@ -383,6 +388,15 @@ pub(crate) async fn everything(world: &World<'_>) {
         .into_iter()
         .map(|(id, status)| (String::from_utf8(id).unwrap(), status));
     let ended: BTreeMap<String, i64> = ended.collect();
+    let states: Vec<(Vec<u8>, i64)> = sqlx::query_as("SELECT id, CAST(state AS SIGNED) FROM trees")
+        .fetch_all(&mut connection)
+        .await
+        .unwrap();
+    let states = states.into_iter().map(|(id, state)| {
+        let id = uuid::Uuid::from_slice(&id).unwrap();
+        (id.to_string(), state)
+    });
+    let states: BTreeMap<String, i64> = states.collect();
     let subscriptions = subscriptions(&world.daemons[0].http()).await.unwrap();
     let book = world.ledger.book();
     let mut wrong = book.violations.clone();
@@ -402,6 +416,7 @@ pub(crate) async fn everything(world: &World<'_>) {
     let mut counted: BTreeMap<(String, i64), i64> = BTreeMap::new();
     let mut of_records: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut steps: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let mut of_stages: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let none = Seen::default();
     for task in &tasks {
         let id = uuid::Uuid::from_slice(&task.id).unwrap().to_string();
@@ -415,6 +430,10 @@ pub(crate) async fn everything(world: &World<'_>) {
         let outcomes = results.remove(&task.id).unwrap_or_default();
         if executions::QUEUES.contains(&&*task.queue) {
             steps.entry(task.queue.clone()).or_default().insert(id);
+            continue;
+        }
+        if topologies::QUEUES.contains(&&*task.queue) {
+            of_stages.entry(task.queue.clone()).or_default().insert(id);
             continue;
         }
         if records::QUEUES.contains(&&*task.queue) {
@@ -451,6 +470,7 @@ pub(crate) async fn everything(world: &World<'_>) {
             .check(&of_records, &subscriptions, bus, book.losses),
     );
     wrong.extend(book.executions.check(&steps, &ended));
+    wrong.extend(book.topologies.check(&of_stages, &states));
     wrong.extend(of_inserts(&book, &by_key));
     wrong.extend(of_children(&book, &by_key));
     for (n, daemon) in world.daemons.iter().enumerate() {

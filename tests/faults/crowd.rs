@@ -1,6 +1,6 @@
 //! One inserter and twenty workers, some of which lie, crash, stall, reject or repeat themselves.
-//! Half of them hold streams, the other half poll. A publisher and a starter of executions, and their
-//! workers (`records`, `executions`), are beside them.
+//! Half of them hold streams, the other half poll. A publisher, a starter of executions and a
+//! beginner of trees, and their workers (`records`, `executions`, `topologies`), are beside them.
 
 use std::{
     collections::VecDeque,
@@ -24,6 +24,7 @@ use crate::{
     pushed::{self, Pushed},
     records,
     support::session::{opening, seconds},
+    topologies,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,6 +90,7 @@ pub(crate) struct Running {
     inserter: JoinHandle<()>,
     publisher: JoinHandle<()>,
     starter: JoinHandle<()>,
+    surfer: JoinHandle<()>,
 }
 
 impl Running {
@@ -120,13 +122,18 @@ impl Running {
             workers.spawn(executions::work(Arc::clone(&crowd), n));
         }
         let publisher = tokio::spawn(records::publish(Arc::clone(&crowd)));
+        for n in 0..topologies::WORKERS {
+            workers.spawn(topologies::work(Arc::clone(&crowd), n));
+        }
         let starter = tokio::spawn(executions::start(Arc::clone(&crowd)));
+        let surfer = tokio::spawn(topologies::begin(Arc::clone(&crowd)));
         Self {
             crowd,
             workers,
             inserter,
             publisher,
             starter,
+            surfer,
         }
     }
 
@@ -137,6 +144,7 @@ impl Running {
         (&mut self.inserter).await.unwrap();
         (&mut self.publisher).await.unwrap();
         (&mut self.starter).await.unwrap();
+        (&mut self.surfer).await.unwrap();
     }
 
     /// Stops the workers. Call [`Self::calm_down`] first.

@@ -11,6 +11,7 @@ use crate::{
     crowd::limit_key,
     executions::Executions,
     records::Records,
+    topologies::Topologies,
     world::{LEASE_MS, LIMIT_AT_A_TIME, LIMIT_GAP_MS},
 };
 
@@ -91,6 +92,7 @@ pub(crate) struct Book {
     pub(crate) lies: usize,
     pub(crate) records: Records,
     pub(crate) executions: Executions,
+    pub(crate) topologies: Topologies,
     pub(crate) violations: Vec<String>,
 }
 

@@ -3,7 +3,8 @@
 //! themselves. At the end, every accepted task was completed by exactly NUM workers, or is dead
 //! with a reason. Every answer holds in SQL, and nothing is left over. Every record that was stored
 //! has one task in each subscription, those of a key in order. Every execution of a workflow that was
-//! started completes, with one task for each of its steps.
+//! started completes, with one task for each of its steps. Every tree of a topology ends once, with one
+//! task of each stage for each page, and each join has what its stages sent.
 //!
 //! This does not use cargo's test harness: the scenarios share servers that they kill, so they run
 //! sequentially, and print how long taskd took to recover. `cargo test --test faults redis` runs
@@ -30,6 +31,7 @@ mod records;
 mod servers;
 mod soak;
 mod tenant;
+mod topologies;
 mod world;
 
 use std::{

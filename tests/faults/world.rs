@@ -495,9 +495,10 @@ pub(crate) fn summary(ledger: &Ledger) -> String {
     let answers: BTreeMap<_, _> = book.refused.iter().collect();
     let (inserted, completed, pushed) = (book.inserts.len(), book.completed, book.pushed);
     format!(
-        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies; {}; {}",
+        "{inserted} inserted, {pushed} leases on streams, {completed} completed, answers {answers:?}, {} lies; {}; {}; {}",
         book.lies,
         book.records.summary(),
-        book.executions.summary()
+        book.executions.summary(),
+        book.topologies.summary()
     )
 }
