@@ -53,7 +53,7 @@ enum Command {
 struct Start {
     /// NAMESPACE/NAME for the latest version, or NAMESPACE/NAME/VERSION
     workflow: String,
-    /// File with the input in JSON, or - for stdin [default: null]
+    /// The input: a file of JSON, - for stdin, or {…} or […] itself [default: null]
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
     /// Your own id: a start with it again is the same execution

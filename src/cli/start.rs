@@ -50,14 +50,16 @@ pub(super) fn execution_path(id: &str, verb: &str) -> String {
     format!("/v1/executions/{}{verb}", encoded.replace('+', "%20"))
 }
 
-/// Reads the input of an execution from a file, or from stdin.
-pub(super) fn read_input(file: &str) -> anyhow::Result<Value> {
+/// Reads the input of an execution: a file, stdin, or the argument itself.
+pub(super) fn read_input(input: &str) -> anyhow::Result<Value> {
     let mut text = String::new();
-    if file == "-" {
+    if input == "-" {
         let read = std::io::stdin().read_to_string(&mut text);
         read.context("cannot read stdin")?;
+    } else if input.starts_with(['{', '[']) {
+        text.push_str(input);
     } else {
-        text = fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+        text = fs::read_to_string(input).with_context(|| format!("cannot read {input}"))?;
     }
     serde_json::from_str(&text).context("the input is not JSON")
 }

@@ -101,7 +101,8 @@ async fn a_command_waits_and_says_how_an_execution_ended() {
         let args = [&["execution", "start"], args].concat();
         taskd(&daemon, folder.path(), &args)
     };
-    let (code, stdout, stderr) = start(&["a/double", "--input", "in.json", "--wait", "30s"]);
+    let (code, stdout, stderr) =
+        start(&["a/double", "--input", r#"{"total": 4}"#, "--wait", "30s"]);
     assert_eq!((code, stderr.as_str()), (0, ""));
     let ended: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(ended["output"], json!({"amount": 8}), "{ended}");

@@ -45,7 +45,7 @@ cannot be read or started.")]
 pub(super) struct Run {
     /// Definition in YAML or JSON
     file: PathBuf,
-    /// File with the input in JSON, or - for stdin [default: null]
+    /// The input: a file of JSON, - for stdin, or {…} or […] itself [default: null]
     #[arg(long, value_name = "FILE")]
     input: Option<String>,
     /// A setting of the taskd, by its key in the configuration file: workflow_call_allow=127.0.0.1
