@@ -497,6 +497,11 @@ fn it_compares_steps_of_workflows_with_tasks() {
         ["CPU of a step", "CPU of a plain task"],
         ["a round of a loop, after 3", ""],
         ["a round of a loop, after 9", "a round of a loop, after 3"],
+        ["CPU of a round of a loop, after 3", ""],
+        [
+            "CPU of a round of a loop, after 9",
+            "CPU of a round of a loop, after 3",
+        ],
         ["memory of an execution that waits, 50 do", ""],
     ];
     let shown = figures.iter().map(|figure| {
