@@ -47,6 +47,10 @@ const ENTRIES_AT_ONCE: u32 = 1_000;
 /// other execution.
 const ENTRIES_OF_ROUND: u64 = 20_000;
 const BYTES_OF_APPENDS: usize = 16 << 20;
+/// After how many bytes of states and inputs in memory a round reads no other execution, and what one
+/// byte of JSON may take: `[0,0,…]`.
+const BYTES_OF_LOADED: usize = 64 << 20;
+const MOST_OF_A_BYTE: usize = 16;
 /// For how long an execution is left alone that cannot be read, or whose append the database refuses.
 const HELD_FOR: Duration = Duration::from_secs(10);
 
@@ -205,9 +209,17 @@ impl Rounds {
         }
         let mut loading = stream::iter(loading).buffer_unordered(LOADED_AT_ONCE);
         let mut jobs = Vec::new();
+        let mut bytes = 0;
         while let Some(loaded) = loading.next().await {
             match loaded? {
-                Ok(job) => jobs.push(job),
+                Ok((job, of_input)) => {
+                    bytes += job.live.state.bytes() + of_input * MOST_OF_A_BYTE;
+                    jobs.push(job);
+                    if bytes > BYTES_OF_LOADED {
+                        has_more = true;
+                        break;
+                    }
+                }
                 // A later version may have written it, and this one must not end it.
                 Err((id, why)) => {
                     tracing::warn!("execution {id} waits: {why}");
@@ -248,7 +260,10 @@ impl Rounds {
         };
         let mut is_full = !left.is_empty();
         for job in left {
-            self.hot.put(job.id, job.live);
+            // One that has not begun is read again, with its input.
+            if job.live.state.events() > 0 {
+                self.hot.put(job.id, job.live);
+            }
         }
         let Some(last) = stepped.last() else {
             return Ok(is_full);
@@ -399,23 +414,25 @@ fn is_outage(error: &store::Error) -> bool {
     error.is_transient() && !matches!(error, store::Error::GaveUp { .. })
 }
 
-/// Reads the log of an execution, and its input if it has not begun. The inner error says why it
-/// cannot be stepped.
+/// Reads the log of an execution, and its input if it has not begun, with the bytes of that. The inner
+/// error says why it cannot be stepped.
 async fn load(
     store: &dyn Store,
     listed: ListedExecution,
     program: Result<Arc<Program>, String>,
     incoming: Incoming,
-) -> Result<Result<Job, (ExecutionId, String)>, Failure> {
+) -> Result<Result<(Job, usize), (ExecutionId, String)>, Failure> {
     let (id, seq) = (listed.id, listed.seq);
     let program = match program {
         Ok(program) => program,
         Err(why) => return Ok(Err((id, why))),
     };
     let mut input = Value::Null;
+    let mut of_input = 0;
     if seq == 0 {
         let stored = store.execution(id).await?;
         let text = stored.map(|stored| stored.input).unwrap_or_default();
+        of_input = text.len();
         match serde_json::from_slice(&text) {
             Ok(read) => input = read,
             Err(error) => {
@@ -429,7 +446,7 @@ async fn load(
         Err(why) => return Ok(Err((id, why))),
     };
     let live = Live::new(id, state, program, listed.traceparent);
-    Ok(Ok(job(id, seq, live, incoming, input)))
+    Ok(Ok((job(id, seq, live, incoming, input), of_input)))
 }
 
 /// Folds the log of an execution up to an entry. The inner error says why it cannot be read.
