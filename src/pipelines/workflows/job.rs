@@ -508,7 +508,8 @@ impl Run<'_> {
             steps: self.issued.into_values().collect(),
             cancelled: self.cancelled,
             consumed: self.consumed,
-            goes_on: self.more,
+            // Something is ready, perhaps because the time was over before the machine was asked.
+            goes_on: self.more || status == ExecutionStatus::Running,
             status,
             summary: Some(summary(output, state.error(), waits)),
             at_unix_ms: self.context.clock.now_unix_ms(),
