@@ -139,7 +139,11 @@ impl Source {
     fn read(&self) -> Result<String, String> {
         let text = match self {
             Self::Env(name) => {
-                env::var(name).map_err(|error| format!("the variable {name}: {error}"))?
+                // The error of one that is no text would show it.
+                env::var(name).map_err(|error| match error {
+                    env::VarError::NotPresent => format!("the variable {name} is not set"),
+                    env::VarError::NotUnicode(_) => format!("the variable {name} is no text"),
+                })?
             }
             Self::File(path) => fs::read_to_string(path)
                 .map_err(|error| format!("cannot read {}: {error}", path.display()))?,

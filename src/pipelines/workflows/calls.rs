@@ -206,6 +206,7 @@ impl Caller {
                 request.end(answer, self.most)
             }
             Ok(Err(Failure::TooLarge)) => {
+                host.turned(permit.succeeded(), "");
                 let why = format!(
                     "the answer has more than {} bytes (max_result_bytes)",
                     self.most

@@ -98,7 +98,7 @@ pub fn step(
         }
     }
     for (timer, armed) in &run.state.timers {
-        if !timers_before.contains(timer) {
+        if timers_before.binary_search(timer).is_err() {
             commands.push(Command::ArmTimer {
                 timer: *timer,
                 due: armed.due,
