@@ -1,7 +1,7 @@
 //! Topics that somebody deletes, and makes anew: their offsets begin again, and what taskd knows of
 //! the old ones must not hold up anything.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use prost::Message as _;
 use rdkafka::{
@@ -466,8 +466,7 @@ async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bound
     logs.append(&log, &records).await.expect("published");
     subscribe(&daemon, "s", json!({"topic": "foreign", "start": "0"})).await;
     until_it_has(&daemon, "s", &[("read", 3), ("waiting", 3), ("skipped", 0)]).await;
-    // Nobody tells taskd what others publish, and a round of all partitions takes longer.
-    let began = Instant::now();
+    // Nobody tells taskd what others publish.
     let each = (0..PARTITIONS).map(|partition| LogRecord {
         partition,
         value: "2".into(),
@@ -477,8 +476,6 @@ async fn a_topic_of_somebody_else_is_attached_and_one_of_taskd_changes_its_bound
     logs.append(&log, &each).await.expect("published");
     let read = 3 + u64::from(PARTITIONS);
     until_it_has(&daemon, "s", &[("read", read), ("waiting", read)]).await;
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(10), "{took:?}");
     let url = format!("{}/v1/topics/foreign", daemon.http());
     let deleted = http_client().delete(url).send().await.unwrap();
     assert_eq!(deleted.status(), 204);
