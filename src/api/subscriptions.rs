@@ -27,7 +27,7 @@ use crate::{
         SubscriptionName, SubscriptionView, TaskFilter, TaskStatus, Topic, TopicName, TopicPattern,
         millis, nearest, shorten,
     },
-    store::{KeptSubscription, Sought, Store},
+    store::{KeptSubscription, Sought, Store, StoredTopology},
     wire::topics::read_place,
 };
 
@@ -57,7 +57,7 @@ pub async fn declare_subscription(
         }
         topics.extend(own_topics(logs, [wanted.topics.as_str()]).await?);
         let act = Act::at_time(now_unix_ms, "settings", "put subscription", name.as_str());
-        match put(store, logs, &wanted, known.is_none(), &topics, &act).await {
+        match put(store, logs, &wanted, None, known.is_none(), &topics, &act).await {
             // Another process starts with the same settings.
             Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
             done => return done,
@@ -151,6 +151,7 @@ async fn put(
     store: &dyn Store,
     logs: &dyn Logs,
     subscription: &Subscription,
+    feed_of: Option<&StoredTopology>,
     is_new: bool,
     topics: &[Topic],
     act: &Act,
@@ -169,7 +170,7 @@ async fn put(
         positions = Some(begins);
     }
     match store
-        .keep_subscription(subscription, positions.as_deref(), act)
+        .keep_subscription(subscription, positions.as_deref(), feed_of, act)
         .await?
     {
         KeptSubscription::Yes => Ok(()),
@@ -377,6 +378,17 @@ impl Api {
         name: &str,
         request: &PutSubscription,
     ) -> Result<SubscriptionView, Error> {
+        self.put_subscription_of(caller, name, request, None).await
+    }
+
+    /// Makes or changes the subscription of a feed of this topology, or of none.
+    pub(super) async fn put_subscription_of(
+        &self,
+        caller: &Caller,
+        name: &str,
+        request: &PutSubscription,
+        feed_of: Option<&StoredTopology>,
+    ) -> Result<SubscriptionView, Error> {
         let query = self.query()?;
         let put = async {
             let name =
@@ -397,7 +409,8 @@ impl Api {
                 feeds_not_itself(&wanted, &query.settings.queues)?;
                 topics.extend(own_topics(&*logs, [wanted.topics.as_str()]).await?);
                 let act = Act::at_time(now, who(caller), "put subscription", name.as_str());
-                match put(store, &*logs, &wanted, known.is_none(), &topics, &act).await {
+                let is_new = known.is_none();
+                match put(store, &*logs, &wanted, feed_of, is_new, &topics, &act).await {
                     Ok(()) => return query.view_of(wanted).await,
                     Err(Error::JustChanged(_)) if tries < CHANGES => tries += 1,
                     Err(error) => return Err(error),

@@ -112,7 +112,7 @@ impl Api {
                 let kept = query.store().keep_topology(&wanted, &leaving, &act).await?;
                 if is_kept(kept, "leave")? {
                     query.follow_topologies().await;
-                    self.put_topic_feeds(caller, &topology).await?;
+                    self.put_topic_feeds(caller, &topology, &wanted).await?;
                     wanted.version += 1;
                     let mut view = view(&query.settings, wanted);
                     query.fill_in(std::slice::from_mut(&mut view)).await?;

@@ -113,6 +113,7 @@ impl Api {
         &self,
         caller: &Caller,
         topology: &Topology,
+        stored: &StoredTopology,
     ) -> Result<(), Error> {
         let wanted: Vec<_> = of_topics(topology).collect();
         if !wanted.is_empty() {
@@ -120,7 +121,8 @@ impl Api {
             tokio::time::sleep(KNOWN_FOR).await;
         }
         for (feed, put) in &wanted {
-            self.put_subscription(caller, feed.name.as_str(), put)
+            // Somebody may have applied another file, or deleted the topology, meanwhile.
+            self.put_subscription_of(caller, feed.name.as_str(), put, Some(stored))
                 .await?;
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 
-use super::Result;
+use super::{Result, StoredTopology};
 use crate::model::{
     Act, Position, PositionKey, PositionMove, ReadUpTo, Subscription, SubscriptionName,
 };
@@ -47,11 +47,13 @@ pub trait Subscriptions: Send + Sync {
     async fn subscriptions(&self) -> Result<Vec<Subscription>>;
 
     /// Adds a subscription with its first positions, or, with `None` in place of positions, changes
-    /// the queue, condition and sequence of the one that has this version. Records the act.
+    /// the queue, condition and sequence of the one that has this version. Records the act. That of a
+    /// feed is [`Changed`](KeptSubscription::Changed) unless this is the file of its topology.
     async fn keep_subscription(
         &self,
         subscription: &Subscription,
         positions: Option<&[Position]>,
+        feed_of: Option<&StoredTopology>,
         act: &Act,
     ) -> Result<KeptSubscription>;
 

@@ -14,7 +14,7 @@ use crate::{
         TopicPattern,
     },
     store::{
-        KeptSubscription, Result, Sought, Subscriptions,
+        KeptSubscription, Result, Sought, StoredTopology, Subscriptions,
         sql::{
             SqlStore,
             access::tokens,
@@ -170,16 +170,19 @@ impl<DB: Backend> Subscriptions for SqlStore<DB> {
         &self,
         subscription: &Subscription,
         positions: Option<&[Position]>,
+        feed_of: Option<&StoredTopology>,
         act: &Act,
     ) -> Result<KeptSubscription> {
         let positions = positions.map(<[Position]>::to_vec);
-        let kept = (subscription.clone(), positions, act.clone());
+        let feed_of = feed_of.cloned();
+        let kept = (subscription.clone(), positions, feed_of, act.clone());
         self.sql
             .run(
                 "keep_subscription",
                 kept,
-                |session, (of, positions, act)| {
-                    Box::pin(keep(session, of, positions.as_deref(), act))
+                |session, (subscription, positions, feed_of, act)| {
+                    let (positions, feed_of) = (positions.as_deref(), feed_of.as_ref());
+                    Box::pin(keep(session, subscription, positions, feed_of, act))
                 },
             )
             .await
@@ -244,12 +247,21 @@ async fn keep<S: Session>(
     session: &mut S,
     subscription: &Subscription,
     positions: Option<&[Position]>,
+    feed_of: Option<&StoredTopology>,
     act: &Act,
 ) -> Result<KeptSubscription> {
+    // The row of the topology first, as those do that change it.
+    let is_of_another = match feed_of {
+        Some(topology) => !is_in_force(session, topology).await?,
+        None => false,
+    };
     meta::raise(session, VERSION).await?;
     // The call is being repeated, because the response to its COMMIT was lost.
     if tokens::is_recorded(session, act).await? {
         return Ok(KeptSubscription::Yes);
+    }
+    if is_of_another {
+        return Ok(KeptSubscription::Changed);
     }
     let name = subscription.name.as_str();
     let matching = subscription.matching.to_json().to_string();
@@ -302,6 +314,15 @@ async fn keep<S: Session>(
     }
     tokens::keep(session, act).await?;
     Ok(KeptSubscription::Yes)
+}
+
+/// Whether the file of a topology is this one, until the transaction ends.
+async fn is_in_force<S: Session>(session: &mut S, topology: &StoredTopology) -> Result<bool> {
+    let select = Statement::new("SELECT content FROM topologies WHERE name = ?")
+        .bind(topology.name.as_str())
+        .sql(S::FOR_UPDATE);
+    let texts: Vec<(String,)> = session.fetch(select).await?;
+    Ok(texts.first().is_some_and(|(text,)| *text == topology.text))
 }
 
 async fn delete<S: Session>(session: &mut S, name: &SubscriptionName, act: &Act) -> Result<bool> {

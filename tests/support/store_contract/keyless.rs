@@ -209,7 +209,7 @@ async fn a_task_stays_until_its_record_was_passed(db: &impl Database, store: &dy
         counts: ReadCounts::default(),
     }];
     let put = Act::new("ops", "put subscription", "s");
-    let kept = store.keep_subscription(&subscription, Some(&begins), &put);
+    let kept = store.keep_subscription(&subscription, Some(&begins), None, &put);
     assert_eq!(kept.await.unwrap(), KeptSubscription::Yes);
     let ended_ms = taskd::model::now_unix_ms() - 7_200_000;
     for offset in 5..8 {

@@ -71,7 +71,7 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
     for _ in 0..2 {
         // The second time as if the COMMIT of the first was not answered.
         let kept = store
-            .keep_subscription(&one, Some(&begins), &put)
+            .keep_subscription(&one, Some(&begins), None, &put)
             .await
             .unwrap();
         assert_eq!(kept, KeptSubscription::Yes);
@@ -86,7 +86,7 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
     // What exists keeps its topic, its start and its positions.
     let moved = subscription("s", "u");
     let kept = store
-        .keep_subscription(&moved, Some(&[]), &act("put subscription"))
+        .keep_subscription(&moved, Some(&[]), None, &act("put subscription"))
         .await
         .unwrap();
     assert_eq!(kept, KeptSubscription::OfTopic("t*".to_owned()));
@@ -107,7 +107,7 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
     };
     for (late, positions) in [(&changed, Some(&elsewhere[..])), (&other, None)] {
         let kept = store
-            .keep_subscription(late, positions, &act("put subscription"))
+            .keep_subscription(late, positions, None, &act("put subscription"))
             .await;
         assert_eq!(kept.unwrap(), KeptSubscription::Changed);
     }
@@ -116,7 +116,7 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
         std::slice::from_ref(&one)
     );
     let kept = store
-        .keep_subscription(&changed, None, &act("put subscription"))
+        .keep_subscription(&changed, None, None, &act("put subscription"))
         .await
         .unwrap();
     assert_eq!(kept, KeptSubscription::Yes);
@@ -150,7 +150,10 @@ pub(crate) async fn subscriptions_are_kept_with_their_positions<D: Database>(db:
     assert_eq!(store.positions(None).await.unwrap(), []);
     // A change that comes after the deletion must not make it anew, without positions.
     let late = act("put subscription");
-    let kept = store.keep_subscription(&one, None, &late).await.unwrap();
+    let kept = store
+        .keep_subscription(&one, None, None, &late)
+        .await
+        .unwrap();
     assert_eq!(kept, KeptSubscription::Gone);
     assert_eq!(store.subscriptions().await.unwrap(), []);
     let acts = store.acts(None, 10).await.unwrap();
@@ -165,7 +168,7 @@ pub(crate) async fn a_position_moves_only_from_where_it_was_read<D: Database>(db
         Position::at_beginning(key("s", "t", 1)),
     ];
     store
-        .keep_subscription(&one, Some(&begins), &act("put subscription"))
+        .keep_subscription(&one, Some(&begins), None, &act("put subscription"))
         .await
         .unwrap();
     let version = store.feeds_version().await.unwrap();
@@ -258,6 +261,7 @@ pub(crate) async fn positions_leave_with_their_topic<D: Database>(db: &D) {
         .keep_subscription(
             &subscription("s", "t"),
             Some(&begins),
+            None,
             &act("put subscription"),
         )
         .await
@@ -288,7 +292,7 @@ pub(crate) async fn thousands_of_positions_are_added_and_sent_back<D: Database>(
     let begins = all(|part| up_to(u64::from(part), 1, 0));
     let first = &begins[..1_000];
     let put = act("put subscription");
-    let kept = store.keep_subscription(&one, Some(first), &put).await;
+    let kept = store.keep_subscription(&one, Some(first), None, &put).await;
     assert_eq!(kept.unwrap(), KeptSubscription::Yes);
     assert_eq!(store.positions(None).await.unwrap(), first);
     let before = store.feeds_version().await.unwrap();

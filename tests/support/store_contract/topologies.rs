@@ -20,7 +20,7 @@ fn topology(name: &str, version: u64, text: &str) -> StoredTopology {
     }
 }
 
-async fn subscribe(store: &dyn Store) {
+async fn subscribe(store: &dyn Store, feed_of: Option<&StoredTopology>) -> KeptSubscription {
     let begin = Position::at_beginning(PositionKey {
         subscription: SubscriptionName::new(NEWS).unwrap(),
         topic: TopicName::new("news").unwrap(),
@@ -28,8 +28,8 @@ async fn subscribe(store: &dyn Store) {
     });
     let act = Act::new("ops", "put subscription", NEWS);
     let (news, begins) = (subscription(NEWS, "news"), [begin]);
-    let kept = store.keep_subscription(&news, Some(&begins), &act).await;
-    assert_eq!(kept.unwrap(), KeptSubscription::Yes);
+    let kept = store.keep_subscription(&news, Some(&begins), feed_of, &act);
+    kept.await.unwrap()
 }
 
 pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(db: &D) {
@@ -63,7 +63,9 @@ pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(
         queues: queues.to_vec(),
         subscriptions: vec![SubscriptionName::new(NEWS).unwrap()],
     };
-    subscribe(&*store).await;
+    let in_force = topology("crawl", 7, "a");
+    let kept = subscribe(&*store, Some(&in_force)).await;
+    assert_eq!(kept, KeptSubscription::Yes);
     let (all, finished) = (leaving(&removed), leaving(&removed[..1]));
     let leave = act("apply topology");
     let kept = store.keep_topology(&third, &all, &leave);
@@ -87,7 +89,11 @@ pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(
     );
     assert_eq!(store.subscriptions().await.unwrap(), []);
     assert_eq!(store.positions(None).await.unwrap(), []);
-    subscribe(&*store).await;
+    // An apply of before that waited to make it.
+    let kept = subscribe(&*store, Some(&in_force)).await;
+    assert_eq!(kept, KeptSubscription::Changed);
+    assert_eq!(store.subscriptions().await.unwrap(), []);
+    assert_eq!(subscribe(&*store, None).await, KeptSubscription::Yes);
     let outrun = store.delete_topology(&name, 1, &none, &delete);
     assert_eq!(outrun.await.unwrap(), KeptTopology::Changed);
     for _ in 0..2 {
