@@ -228,7 +228,7 @@ impl Api {
             let target = id.to_string();
             let now = query.now_unix_ms();
             let act = Act::at_time(now, who(caller), "cancel execution", &target);
-            match query.store().cancel_execution(id, now, &act).await? {
+            match query.store().cancel_execution(id, &act).await? {
                 None => Err(Error::NoSuchExecution(target)),
                 Some(status) if status.is_final() && status != ExecutionStatus::Cancelled => Err(
                     Error::Conflict(format!("execution {target} has ended before: {status}")),

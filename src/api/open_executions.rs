@@ -15,25 +15,40 @@ const COUNTED_FOR: Duration = Duration::from_secs(5);
 
 /// How many executions are open, as this process knows it. Clones share it.
 #[derive(Clone, Default)]
-pub struct OpenExecutions(Arc<Mutex<Option<(Instant, u64)>>>);
+pub struct OpenExecutions(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// When they were counted last, and how many there are.
+    known: Mutex<Option<(Instant, u64)>>,
+    /// Who counts holds it: with a million of them a count takes a while.
+    counting: tokio::sync::Mutex<()>,
+}
 
 impl OpenExecutions {
     /// About how many there are.
     pub(super) async fn count(&self, store: &dyn Store) -> Result<u64, Error> {
-        let known = *self.0.lock();
-        if let Some((counted_at, open)) = known
-            && counted_at.elapsed() < COUNTED_FOR
-        {
+        if let Some(open) = self.fresh() {
+            return Ok(open);
+        }
+        let _counting = self.0.counting.lock().await;
+        if let Some(open) = self.fresh() {
             return Ok(open);
         }
         let open = store.execution_counts().await?.open;
-        *self.0.lock() = Some((Instant::now(), open));
+        *self.0.known.lock() = Some((Instant::now(), open));
         Ok(open)
+    }
+
+    fn fresh(&self) -> Option<u64> {
+        let known = *self.0.known.lock();
+        let (counted_at, open) = known?;
+        (counted_at.elapsed() < COUNTED_FOR).then_some(open)
     }
 
     /// One was started.
     pub(super) fn add(&self) {
-        if let Some((_, open)) = &mut *self.0.lock() {
+        if let Some((_, open)) = &mut *self.0.known.lock() {
             *open += 1;
         }
     }

@@ -92,9 +92,12 @@ async fn document(outbound: &Outbound, endpoint: &Endpoint) -> Result<Value, Str
         (ACCEPT, HeaderValue::from_static("application/json")),
         (USER_AGENT, HeaderValue::from_static(outbound::USER_AGENT)),
     ]);
-    if let Some(authentication) = &endpoint.authentication {
-        let authorization = outbound.authorization(&constant(authentication)?)?;
-        headers.insert(AUTHORIZATION, authorization.header);
+    let authorization = match &endpoint.authentication {
+        Some(authentication) => Some(outbound.authorization(&constant(authentication)?)?),
+        None => None,
+    };
+    if let Some(authorization) = &authorization {
+        headers.insert(AUTHORIZATION, authorization.header.clone());
     }
     let request = Outgoing {
         method: Method::GET,
@@ -113,7 +116,12 @@ async fn document(outbound: &Outbound, endpoint: &Endpoint) -> Result<Value, Str
     if !answer.status.is_success() {
         return Err(format!("its server answered {}", answer.status));
     }
-    serde_json::from_slice(&answer.body).map_err(|error| format!("it is no JSON: {error}"))
+    let mut document =
+        serde_json::from_slice(&answer.body).map_err(|error| format!("it is no JSON: {error}"))?;
+    if let Some(authorization) = &authorization {
+        authorization.hide_in(&mut document);
+    }
+    Ok(document)
 }
 
 /// What authenticates while no execution is there to evaluate expressions.

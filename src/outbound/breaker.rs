@@ -23,8 +23,10 @@ enum State {
     Open {
         until: Instant,
     },
-    /// A single call tries the endpoint.
-    Probing,
+    /// A single call tries the endpoint. After this time another one may: the first may be slow.
+    Probing {
+        until: Instant,
+    },
 }
 
 /// The outcomes of the last calls, for a closed breaker.
@@ -76,16 +78,18 @@ impl Breaker {
         }
     }
 
-    /// Returns `None` while the breaker is open. After the pause, one call at a time may probe.
+    /// Returns `None` while the breaker is open. After each pause, one call may probe.
     pub fn permit(&self, now: Instant) -> Option<Permit<'_>> {
         let mut state = self.state.lock();
         let is_probe = match *state {
             State::Closed(_) => false,
-            State::Open { until } if now >= until => {
-                *state = State::Probing;
+            State::Open { until } | State::Probing { until } if now >= until => {
+                *state = State::Probing {
+                    until: now + self.pause,
+                };
                 true
             }
-            State::Open { .. } | State::Probing => return None,
+            State::Open { .. } | State::Probing { .. } => return None,
         };
         Some(Permit {
             breaker: self,
@@ -102,30 +106,26 @@ impl Breaker {
 
 impl Permit<'_> {
     pub fn succeeded(mut self) -> Option<Turned> {
+        let was_probe = std::mem::take(&mut self.is_probe);
         let mut state = self.breaker.state.lock();
         match &mut *state {
-            State::Probing if self.is_probe => {
-                self.is_probe = false;
-                *state = State::Closed(Calls::default());
-                Some(Turned::Closed)
-            }
             State::Closed(calls) => {
                 calls.note(false, self.breaker.most);
                 None
             }
+            State::Open { .. } | State::Probing { .. } if was_probe => {
+                *state = State::Closed(Calls::default());
+                Some(Turned::Closed)
+            }
             // The call began before the breaker opened.
-            State::Open { .. } | State::Probing => None,
+            State::Open { .. } | State::Probing { .. } => None,
         }
     }
 
     pub fn failed(mut self, now: Instant) -> Option<Turned> {
+        let was_probe = std::mem::take(&mut self.is_probe);
         let mut state = self.breaker.state.lock();
         match &mut *state {
-            State::Probing if self.is_probe => {
-                self.is_probe = false;
-                *state = self.breaker.open(now);
-                None
-            }
             State::Closed(calls) => {
                 calls.note(true, self.breaker.most);
                 if !calls.are_too_bad(self.breaker.most) {
@@ -134,15 +134,20 @@ impl Permit<'_> {
                 *state = self.breaker.open(now);
                 Some(Turned::Opened)
             }
-            State::Open { .. } | State::Probing => None,
+            State::Probing { .. } if was_probe => {
+                *state = self.breaker.open(now);
+                None
+            }
+            State::Open { .. } | State::Probing { .. } => None,
         }
     }
 }
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.is_probe {
-            *self.breaker.state.lock() = self.breaker.open(Instant::now());
+        let mut state = self.breaker.state.lock();
+        if self.is_probe && matches!(*state, State::Probing { .. }) {
+            *state = self.breaker.open(Instant::now());
         }
     }
 }
@@ -208,6 +213,19 @@ mod tests {
             Some(Turned::Closed)
         );
         assert_eq!([call(true), call(true)], [None; 2]);
+    }
+
+    #[test]
+    fn a_slow_probe_keeps_nobody_out() {
+        let breaker = Breaker::new(1, PAUSE);
+        let start = Instant::now();
+        assert_eq!(fail(&breaker, start), Some(Turned::Opened));
+        let slow = breaker.permit(start + PAUSE).unwrap();
+        assert!(breaker.permit(start + PAUSE).is_none());
+        let other = breaker.permit(start + 2 * PAUSE).unwrap();
+        assert_eq!(other.succeeded(), Some(Turned::Closed));
+        drop(slow);
+        assert!(breaker.permit(start).is_some(), "a lost probe of before");
     }
 
     #[test]

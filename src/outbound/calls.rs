@@ -178,6 +178,32 @@ impl Outbound {
 }
 
 impl Authorization {
+    /// Removes secrets from a value that was read from an answer, where escapes hid them.
+    pub fn hide_in(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                for secret in &self.secrets {
+                    if text.contains(secret) {
+                        *text = text.replace(secret, HIDDEN);
+                    }
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.hide_in(item)),
+            Value::Object(fields) => {
+                let named = |name: &String| self.secrets.iter().any(|secret| name.contains(secret));
+                if fields.keys().any(named) {
+                    let all = std::mem::take(fields);
+                    fields.extend(all.into_iter().map(|(name, value)| {
+                        let hide = |name: String, secret: &String| name.replace(secret, HIDDEN);
+                        (self.secrets.iter().fold(name, hide), value)
+                    }));
+                }
+                fields.values_mut().for_each(|field| self.hide_in(field));
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+
     /// Removes secrets from an answer that repeats them.
     pub fn hide(&self, answer: &mut Answer) {
         for secret in &self.secrets {
@@ -276,5 +302,8 @@ mod tests {
         token.hide(&mut answer);
         assert_eq!(answer.body, "*** abcde ***");
         assert_eq!(answer.headers[LOCATION], "/***");
+        let mut escaped = serde_json::from_str(r#"{"\u0061bcdef": ["\u0061bcdef", 1]}"#).unwrap();
+        token.hide_in(&mut escaped);
+        assert_eq!(escaped, serde_json::json!({"***": ["***", 1]}));
     }
 }

@@ -122,13 +122,13 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
         is_public_v4(Ipv4Addr::new(a, b, c, d))
     };
     match segments {
-        // Addresses that contain one of IPv4: compatible, NAT64 and 6to4.
-        [0, 0, 0, 0, 0, 0, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
+        // Addresses that contain one of IPv4: compatible, translated, NAT64 and 6to4.
+        [0, 0, 0, 0, 0 | 0xffff, 0, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => {
             embedded(high, low)
         }
         [0x2002, high, low, ..] => embedded(high, low),
-        // Local NAT64, discarded, documentation.
-        [0x64, 0xff9b, 1, ..] | [0x100, 0, 0, 0, ..] | [0x2001, 0xdb8, ..] => false,
+        // Local NAT64, discarded, Teredo, documentation.
+        [0x64, 0xff9b, 1, ..] | [0x100, 0, 0, 0, ..] | [0x2001, 0 | 0xdb8, ..] => false,
         // Unique local, link-local and site-local, multicast.
         [first, ..] => {
             first & 0xfe00 != 0xfc00 && first & 0xff80 != 0xfe80 && first & 0xff00 != 0xff00
@@ -159,6 +159,8 @@ mod tests {
             "::ffff:10.0.0.1",
             "::7f00:1",
             "64:ff9b::7f00:1",
+            "::ffff:0:7f00:1",
+            "2001:0:4136:e378:8000:63bf:3fff:fdd2",
             "2002:7f00:1::",
             "fc00::1",
             "fdab::1",

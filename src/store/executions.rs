@@ -200,6 +200,7 @@ pub enum OpenExecution {
     /// Only a step or a timer can bring it on.
     Quiet {
         id: ExecutionId,
+        status: ExecutionStatus,
         has_timer: bool,
         /// The number of entries of its log.
         seq: u64,
@@ -263,9 +264,14 @@ pub trait Executions: Send + Sync {
     /// no dead letters, and stay until the ends of their tasks are consumed.
     async fn append(&self, appends: &[Append]) -> Result<Stored<Appended>>;
 
-    /// The rows of all inboxes after this one, earliest first. Removes those of executions that have
-    /// ended or are gone.
-    async fn inbox(&self, after: Option<&InboxRow>, limit: u32) -> Result<InboxPage>;
+    /// The rows of all inboxes after this one, earliest first, except those of the executions in
+    /// `without`. Removes those of executions that have ended or are gone.
+    async fn inbox(
+        &self,
+        after: Option<&InboxRow>,
+        without: &[ExecutionId],
+        limit: u32,
+    ) -> Result<InboxPage>;
 
     /// The timers that are due, after this one, earliest first.
     async fn due_timers(
@@ -290,14 +296,10 @@ pub trait Executions: Send + Sync {
     /// [`PAGE_BYTES`](super::PAGE_BYTES) unless one is larger. None if there are no more.
     async fn entries(&self, id: ExecutionId, after: u64, limit: u32) -> Result<Vec<StoredEntry>>;
 
-    /// Adds [`Happening::Cancel`] to the inbox of an open execution, and records the act. Returns the
-    /// status of the execution, or `None` if there is none.
-    async fn cancel_execution(
-        &self,
-        id: ExecutionId,
-        at_unix_ms: i64,
-        act: &Act,
-    ) -> Result<Option<ExecutionStatus>>;
+    /// Adds [`Happening::Cancel`] to the inbox of an open execution, before all that is in inboxes, and
+    /// records the act. Returns the status of the execution, or `None` if there is none.
+    async fn cancel_execution(&self, id: ExecutionId, act: &Act)
+    -> Result<Option<ExecutionStatus>>;
 
     /// Removes an execution that has ended, with all it owns, and records the act. A long log is
     /// removed in several transactions, from its beginning.

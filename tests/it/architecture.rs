@@ -339,8 +339,13 @@ impl Source {
         {
             return Vec::new();
         }
-        let named = self
+        // The tests of a module are at its end. They may open one.
+        let tests = self
             .tokens
+            .windows(2)
+            .position(|two| two == ["mod", "tests"]);
+        let code = &self.tokens[..tests.unwrap_or(self.tokens.len())];
+        let named = code
             .iter()
             .filter(|token| BACKENDS.iter().any(|backend| token.starts_with(backend)));
         named

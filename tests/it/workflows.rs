@@ -84,3 +84,39 @@ async fn an_execution_whose_step_was_lost_is_found_and_mended() {
     assert_eq!(fsck(&[]), (0, vec![]));
     assert_eq!(show(&daemon, "waits").await["status"], "waiting");
 }
+
+const COUNT: &str = r#"
+document: { dsl: '1.0.3', namespace: a, name: count, version: '1.0.0' }
+do:
+  - count:
+      set: { first: '${ .text[:2] }', length: '${ .text | length }' }
+"#;
+
+/// A round has room for some of them only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn executions_that_wait_for_their_first_round_keep_their_inputs() {
+    const LENGTH: usize = 3_500_000;
+    let mut daemon = Daemon::start("", &["--pipelines", "discovery"]).await;
+    assert_eq!(deploy(&daemon, COUNT).await.0, 201);
+    for n in 0..8 {
+        let text = format!("{n}!{}", "x".repeat(LENGTH - 2));
+        let start = json!({"id": format!("e{n}"), "input": {"text": text}});
+        let (status, answer) = daemon
+            .post("/v1/workflows/a/count/latest:start", &start)
+            .await;
+        assert_eq!(status, 202, "{answer}");
+    }
+    assert!(daemon.stop().await.success());
+    let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
+    for n in 0..8 {
+        let id = format!("e{n}");
+        let mut ended = Value::Null;
+        until("it ends", async || {
+            ended = show(&daemon, &id).await;
+            ended["ended_at"].is_string()
+        })
+        .await;
+        let output = json!({"first": format!("{n}!"), "length": LENGTH});
+        assert_eq!(ended["output"], output, "{ended}");
+    }
+}

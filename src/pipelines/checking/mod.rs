@@ -20,7 +20,9 @@ pub use self::{
     published::{Failed, Published},
 };
 use crate::{
-    model::{ExecutionId, ExecutionSummary, Find, FindKind, QueueName, ShardId, TaskId},
+    model::{
+        ExecutionId, ExecutionStatus, ExecutionSummary, Find, FindKind, QueueName, ShardId, TaskId,
+    },
     store::{OpenExecution, Stretch, Unpublished, Walked, WrongTree},
 };
 
@@ -240,7 +242,8 @@ impl Checker {
         }
     }
 
-    /// Those of these executions that wait for nothing, or for a step that has ended.
+    /// Those of these executions that wait for nothing, or for a step that has ended, and those that
+    /// could go on at once.
     async fn waiting_for_nothing<'a>(
         &self,
         page: &'a [OpenExecution],
@@ -248,7 +251,10 @@ impl Checker {
         let mut waiting = Vec::new();
         for one in page {
             if let OpenExecution::Quiet {
-                summary, has_timer, ..
+                summary,
+                has_timer,
+                status,
+                ..
             } = one
             {
                 let summary = match summary.is_empty() {
@@ -259,7 +265,9 @@ impl Checker {
                 let Ok(summary) = summary else { continue };
                 let waits = summary.waits.into_iter();
                 let tasks = waits.filter_map(|wait| wait.task?.parse::<TaskId>().ok());
-                waiting.push((one, *has_timer, tasks.collect::<Vec<_>>()));
+                // Those that do not wait always have a row in their inboxes.
+                let waits = *status == ExecutionStatus::Waiting;
+                waiting.push((one, waits, *has_timer, tasks.collect::<Vec<_>>()));
             }
         }
         let asked: Vec<TaskId> = waiting
@@ -268,8 +276,10 @@ impl Checker {
             .collect();
         let unfinished = self.store.unfinished_among(&asked).await?;
         let unfinished: HashSet<TaskId> = unfinished.into_iter().collect();
-        waiting.retain(|(_, has_timer, tasks)| {
-            (tasks.is_empty() && !has_timer) || tasks.iter().any(|task| !unfinished.contains(task))
+        waiting.retain(|(_, waits, has_timer, tasks)| {
+            !waits
+                || (tasks.is_empty() && !has_timer)
+                || tasks.iter().any(|task| !unfinished.contains(task))
         });
         Ok(waiting.into_iter().map(|(one, ..)| one).collect())
     }

@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::{
-    hosts::Hosts,
+    hosts::{ALL_AT_ONCE, Hosts},
     request::{End, Request},
 };
 use crate::{
@@ -45,8 +45,6 @@ use crate::{
 
 /// Each task is for one worker, so that of all processes may have one name.
 const WORKER: &str = "taskd";
-/// How many requests are sent at the same time.
-const AT_ONCE: usize = 64;
 /// How long to wait for tasks, and before asking again after an error.
 const WAIT: Duration = Duration::from_secs(30);
 const AGAIN: Duration = Duration::from_secs(1);
@@ -99,7 +97,7 @@ impl Caller {
         let mut calls = FuturesUnordered::new();
         let mut getting: Option<BoxFuture<'_, Result<Leases, tasks::Error>>> = None;
         while !cx.is_stopped() {
-            let free = AT_ONCE - calls.len();
+            let free = ALL_AT_ONCE - calls.len();
             if getting.is_none() && free > 0 {
                 getting = Some(self.get(&queue, free).boxed());
             }

@@ -18,8 +18,10 @@ const ROWS: u32 = 1_000;
 /// execution of many steps holds up no other.
 const PAGES: usize = 20;
 const ROWS_OF_ONE: usize = 64;
-/// How many executions one round steps.
+/// How many executions one round steps, and how many of them because of their timers: neither kind
+/// holds up the other.
 const EXECUTIONS: usize = 256;
+const FOR_TIMERS: usize = EXECUTIONS / 2;
 /// How many steps are asked about at the same time, and after how many bytes of their results a
 /// round reads no more.
 const ENDS_AT_ONCE: usize = 16;
@@ -54,25 +56,20 @@ impl Arrivals {
         ahead_unix_ms: i64,
     ) -> Result<Self, Failure> {
         let mut arrivals = Self::default();
-        let mut after = None;
-        for _ in 0..PAGES {
-            let page = store.inbox(after.as_ref(), ROWS).await?;
-            for row in page.rows {
-                let Some(incoming) = arrivals.of(row.execution, held) else {
-                    continue;
-                };
-                if incoming.happenings.len() < ROWS_OF_ONE {
-                    incoming.happenings.push(row.happening);
-                } else {
-                    arrivals.is_full = true;
-                }
-            }
-            after = page.last;
-            if after.is_none() || arrivals.by_execution.len() >= EXECUTIONS {
-                break;
-            }
-        }
-        arrivals.is_full |= after.is_some();
+        arrivals
+            .read_timers(store, held, now_unix_ms, ahead_unix_ms)
+            .await?;
+        arrivals.read_inboxes(store, held).await?;
+        Ok(arrivals)
+    }
+
+    async fn read_timers(
+        &mut self,
+        store: &dyn Store,
+        held: &HashSet<ExecutionId>,
+        now_unix_ms: i64,
+        ahead_unix_ms: i64,
+    ) -> Result<(), Failure> {
         let mut after = None;
         loop {
             let timers = store
@@ -84,26 +81,60 @@ impl Arrivals {
                 .filter(|_| timers.len() >= ROWS as usize);
             for timer in timers {
                 if timer.due_unix_ms > now_unix_ms {
-                    arrivals.next_due_unix_ms.get_or_insert(timer.due_unix_ms);
-                } else if let Some(incoming) = arrivals.of(timer.execution, held) {
+                    self.next_due_unix_ms.get_or_insert(timer.due_unix_ms);
+                } else if !held.contains(&timer.execution)
+                    && let Some(incoming) = self.of(timer.execution, FOR_TIMERS)
+                {
                     incoming.timers.push(timer);
                 }
             }
             // Those that are due come first. All executions of a page may be held.
-            let is_last = after.is_none() || arrivals.next_due_unix_ms.is_some();
-            if is_last || !arrivals.by_execution.is_empty() {
-                arrivals.is_full |= !is_last;
+            let is_last = after.is_none() || self.next_due_unix_ms.is_some();
+            if is_last || !self.by_execution.is_empty() {
+                self.is_full |= !is_last;
+                return Ok(());
+            }
+        }
+    }
+
+    async fn read_inboxes(
+        &mut self,
+        store: &dyn Store,
+        held: &HashSet<ExecutionId>,
+    ) -> Result<(), Failure> {
+        let mut after = None;
+        // Those of which this round takes no more. There may be many rows of one.
+        let mut without: Vec<ExecutionId> = held.iter().copied().take(EXECUTIONS).collect();
+        for _ in 0..PAGES {
+            let page = store.inbox(after.as_ref(), &without, ROWS).await?;
+            for row in page
+                .rows
+                .iter()
+                .filter(|row| !held.contains(&row.execution))
+            {
+                let Some(incoming) = self.of(row.execution, EXECUTIONS) else {
+                    continue;
+                };
+                if incoming.happenings.len() < ROWS_OF_ONE {
+                    incoming.happenings.push(row.happening);
+                    if incoming.happenings.len() == ROWS_OF_ONE {
+                        without.push(row.execution);
+                        self.is_full = true;
+                    }
+                }
+            }
+            after = page.last;
+            if after.is_none() || self.by_execution.len() >= EXECUTIONS {
                 break;
             }
         }
-        Ok(arrivals)
+        self.is_full |= after.is_some();
+        Ok(())
     }
 
-    fn of(&mut self, id: ExecutionId, held: &HashSet<ExecutionId>) -> Option<&mut Incoming> {
-        if held.contains(&id) {
-            return None;
-        }
-        if self.by_execution.len() >= EXECUTIONS && !self.by_execution.contains_key(&id) {
+    /// What came to an execution, unless it is one more than so many.
+    fn of(&mut self, id: ExecutionId, most: usize) -> Option<&mut Incoming> {
+        if self.by_execution.len() >= most && !self.by_execution.contains_key(&id) {
             self.is_full = true;
             return None;
         }
@@ -181,7 +212,8 @@ async fn step_end(
             let replicas = replicas as usize;
             if replicas.saturating_mul(settings.limits.max_result_bytes) > most {
                 let sizes = store.result_sizes(id).await?;
-                let bytes: usize = sizes.iter().map(|(_, bytes)| bytes).sum();
+                let of_first = sizes.iter().take(replicas);
+                let bytes: usize = of_first.map(|(_, bytes)| bytes).sum();
                 if bytes > most {
                     let reason = format!(
                         "its results have {bytes} bytes together; at most {most} (workflow_max_state)"
@@ -197,5 +229,122 @@ async fn step_end(
             let results = results.collect();
             Ok((id, StepEnd::Completed { results }, bytes))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        model::{Act, ExecutionStatus, WorkflowVersion},
+        store::{Append, NewExecution, StoredDefinition, sqlite::SqliteStore},
+    };
+
+    const NOW: i64 = 1_700_000_000_000;
+
+    fn workflow() -> WorkflowVersion {
+        WorkflowVersion {
+            namespace: "a".into(),
+            name: "b".into(),
+            version: "1.0.0".into(),
+        }
+    }
+
+    async fn started(store: &dyn Store) -> ExecutionId {
+        let id = ExecutionId::new();
+        let execution = NewExecution {
+            id,
+            given: None,
+            workflow: workflow(),
+            hash: String::new(),
+            input: "null".into(),
+            traceparent: String::new(),
+            created_unix_ms: NOW,
+        };
+        store.start_execution(&execution).await.unwrap();
+        id
+    }
+
+    /// An execution that has begun, and waits for a timer.
+    async fn waiting(store: &dyn Store, due_unix_ms: i64) -> ExecutionId {
+        let execution = started(store).await;
+        let append = Append {
+            execution,
+            seq: 0,
+            entries: vec!["1".into()],
+            armed: vec![(0, due_unix_ms)],
+            disarmed: vec![],
+            steps: vec![],
+            cancelled: vec![],
+            consumed: vec![Happening::Start],
+            goes_on: false,
+            status: ExecutionStatus::Waiting,
+            summary: None,
+            at_unix_ms: NOW,
+        };
+        store.append(&[append]).await.unwrap();
+        execution
+    }
+
+    /// Ends of many steps that wait in an inbox longer than anything else.
+    fn many_ends(database: &std::path::Path, execution: ExecutionId, most: u32) {
+        let database = rusqlite::Connection::open(database).unwrap();
+        let insert = "WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < ?) \
+             INSERT INTO execution_inbox (execution, task, happening, at_ms) \
+             SELECT ?, CAST(printf('%016d', n) AS BLOB), ?, 1 FROM many";
+        let completed = StoredStatus::Completed as i64;
+        let values = (most, execution.as_bytes().to_vec(), completed);
+        database.execute(insert, values).unwrap();
+    }
+
+    #[tokio::test]
+    async fn timers_starts_and_long_inboxes_hold_up_none_of_each_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("taskd.db");
+        let store: &dyn Store = &SqliteStore::open(&path, None).await.unwrap();
+        let definition = StoredDefinition {
+            workflow: workflow(),
+            hash: String::new(),
+            text: String::new(),
+            documents: "{}".into(),
+            deployed_by: String::new(),
+            deployed_unix_ms: NOW,
+        };
+        let act = Act::new("ops", "deploy workflow", "a/b");
+        store.keep_definition(&definition, &act).await.unwrap();
+        let long = waiting(store, NOW + 100_000).await;
+        many_ends(&path, long, ROWS * 25);
+        let cancelled = waiting(store, NOW + 100_000).await;
+        many_ends(&path, cancelled, ROWS);
+        store.cancel_execution(cancelled, &act).await.unwrap();
+        let held = waiting(store, NOW).await;
+        many_ends(&path, held, ROWS * 25);
+        for _ in 0..EXECUTIONS {
+            started(store).await;
+        }
+        for _ in 0..FOR_TIMERS {
+            waiting(store, NOW).await;
+        }
+        let next = waiting(store, NOW + 500).await;
+        let of_others = HashSet::from([held]);
+        let read = Arrivals::read(store, &of_others, NOW, NOW + 1_000).await;
+        let arrivals = read.unwrap();
+        assert!(arrivals.is_full);
+        assert_eq!(arrivals.next_due_unix_ms, Some(NOW + 500));
+        let of = |id| arrivals.by_execution.get(&id);
+        assert!(of(held).is_none() && of(next).is_none());
+        assert_eq!(of(long).unwrap().happenings.len(), ROWS_OF_ONE);
+        let cancelled = &of(cancelled).unwrap().happenings;
+        assert_eq!(cancelled[0], Happening::Cancel);
+        let all = arrivals.by_execution.values();
+        let timers = all.clone().filter(|one| !one.timers.is_empty());
+        let starts = all
+            .clone()
+            .filter(|one| one.happenings == [Happening::Start]);
+        let counts = (all.len(), timers.count(), starts.count());
+        assert_eq!(
+            counts,
+            (EXECUTIONS, FOR_TIMERS, EXECUTIONS - FOR_TIMERS - 2)
+        );
     }
 }

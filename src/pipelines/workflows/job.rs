@@ -29,7 +29,7 @@ use crate::{
 
 /// How many steps whose tasks are invalid one append may have. An execution with more faults,
 /// because each of them ends at once, and a `try` may begin again at once for ever.
-const MOST_REFUSED: u32 = 16;
+const MOST_REFUSED: u32 = 256;
 /// How many waits readers are shown.
 const SHOWN_WAITS: usize = 100;
 

@@ -172,9 +172,12 @@ impl<'a> Lease<'a> {
 
 /// Counts what is open. Returns whether anything is.
 async fn count(context: &Context) -> Result<bool, Failure> {
+    // One that is started meanwhile is not forgotten.
+    context.executions.set_open(false);
     let counts = context.store.execution_counts().await?;
-    let are_open = counts.open > 0;
-    context.executions.set_open(are_open);
+    if counts.open > 0 {
+        context.executions.set_open(true);
+    }
     metrics::workflow_open(counts.open, counts.timers);
-    Ok(are_open)
+    Ok(context.executions.are_open())
 }

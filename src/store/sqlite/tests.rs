@@ -747,9 +747,12 @@ async fn executions(store: &SqliteStore) {
     store.append(&[next]).await.unwrap();
     let day = Duration::from_secs(86_400);
     assert_eq!(store.remove_finished(day, 10).await.unwrap(), 2);
-    let inbox = store.inbox(None, 10).await.unwrap().rows;
+    let inbox = store.inbox(None, &[], 10).await.unwrap().rows;
     assert_eq!(inbox.len(), 1);
-    assert_eq!(store.inbox(Some(&inbox[0]), 10).await.unwrap().rows, []);
+    assert_eq!(
+        store.inbox(Some(&inbox[0]), &[], 10).await.unwrap().rows,
+        []
+    );
     let timers = store.due_timers(9, None, 10).await.unwrap();
     assert_eq!(timers.len(), 1);
     store.due_timers(9, Some(&timers[0]), 10).await.unwrap();
@@ -763,7 +766,7 @@ async fn executions(store: &SqliteStore) {
     assert_eq!(store.open_executions(None, 10).await.unwrap().len(), 1);
     store.wake_executions(&[id]).await.unwrap();
     let act = Act::new("ops", "cancel execution", &id.to_string());
-    store.cancel_execution(id, 2, &act).await.unwrap();
+    store.cancel_execution(id, &act).await.unwrap();
     let workflow = execution().workflow;
     let names = Some((workflow.namespace.clone(), workflow.name.clone()));
     for workflow in [None, names] {

@@ -169,6 +169,37 @@ pub enum Event {
     },
 }
 
+impl Event {
+    /// The values in it.
+    pub(super) fn values(&self) -> impl Iterator<Item = &Value> {
+        let (one, other, items) = match self {
+            Self::Started { input, from, .. } => (Some(input), from.as_ref(), None),
+            Self::TaskStarted {
+                input, arguments, ..
+            } => (input.as_ref(), arguments.as_ref(), None),
+            Self::TaskCompleted {
+                output, context, ..
+            } => (output.as_ref(), context.as_ref(), None),
+            Self::RoundStarted { items, .. } => (None, None, items.as_ref()),
+            Self::Emitted { event, .. } => (Some(event), None, None),
+            Self::Completed { output } => (output.as_ref(), None, None),
+            _ => (None, None, None),
+        };
+        one.into_iter()
+            .chain(other)
+            .chain(items.into_iter().flatten())
+    }
+
+    /// The error in it.
+    pub(super) fn problem(&self) -> Option<&Problem> {
+        match self {
+            Self::TaskFaulted { error, .. } => error.as_ref(),
+            Self::Faulted { error } => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

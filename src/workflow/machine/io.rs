@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::{
     event::{Entry, StepKey},
-    state::Status,
+    state::{Status, levels},
 };
 use crate::{
-    model::QueueName,
+    model::{QueueName, json},
     workflow::{definition::StepOptions, expression::Bounds},
 };
 
@@ -44,13 +44,15 @@ pub enum StepEnd {
 }
 
 impl StepEnd {
-    /// The result of a worker: JSON, or a text as a string. An empty one is null.
+    /// The result of a worker: JSON, or a text as a string. An empty one is null, and JSON that is too
+    /// deep to be read again is a text.
     pub fn result(bytes: &[u8]) -> Value {
         if bytes.is_empty() {
             return Value::Null;
         }
-        serde_json::from_slice(bytes)
-            .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(bytes).into_owned()))
+        let read = serde_json::from_slice(bytes).ok();
+        read.filter(|value| levels(value) <= json::MAX_DEPTH)
+            .unwrap_or_else(|| Value::String(String::from_utf8_lossy(bytes).into_owned()))
     }
 }
 

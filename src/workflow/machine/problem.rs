@@ -150,6 +150,13 @@ impl Problem {
         })
     }
 
+    /// About its bytes in JSON.
+    pub(super) fn bytes(&self) -> usize {
+        let texts = [&self.title, &self.detail, &self.instance];
+        let texts = texts.into_iter().flatten().map(String::len);
+        self.type_.len() + texts.sum::<usize>() + 64
+    }
+
     /// The error as a value of the language.
     pub fn to_value(&self) -> Value {
         let mut value = serde_json::Map::new();

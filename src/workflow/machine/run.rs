@@ -14,10 +14,10 @@ use super::{
     io::{Command, Input, Limits, Outcome, Step, StepEnd},
     problem::{Problem, ProblemKind},
     scope::{Scope, View},
-    state::{BadHistory, Held, Phase, ROOT, State, Status, value_bytes},
+    state::{BadHistory, Held, Phase, ROOT, State, Status, levels, value_bytes},
 };
 use crate::{
-    model::{Encoding, PayloadSchema, QueueName, to_rfc_3339},
+    model::{Encoding, PayloadSchema, QueueName, json, to_rfc_3339},
     workflow::{
         definition::{Agree, StepOptions},
         program::{
@@ -228,6 +228,11 @@ impl<'a> Run<'a> {
         if self.state.history_bytes > self.limits.history {
             let limit = self.limits.history;
             return Err(bound(format!("its history has more than {limit} bytes")));
+        }
+        // Its log must be readable after a restart.
+        if event.values().any(|value| levels(value) > json::MAX_DEPTH) {
+            let most = json::MAX_DEPTH;
+            return Err(bound(format!("a value has more than {most} levels")));
         }
         Ok(self.append(event)?)
     }

@@ -1,7 +1,7 @@
 //! What an execution has come to: the fold of its log.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ops::Bound,
     sync::Arc,
 };
@@ -40,6 +40,8 @@ pub struct State {
     pub(super) steps: BTreeMap<Arc<str>, OpenStep>,
     /// The timers that are armed.
     pub(super) timers: BTreeMap<u64, Timer>,
+    /// The same by path.
+    timers_at: BTreeSet<(Arc<str>, u64)>,
     /// The number of timers so far.
     pub(super) armed: u64,
     /// The tasks that began since a step ended or a timer fired.
@@ -145,25 +147,19 @@ pub(super) fn value_bytes(value: &Value) -> usize {
     }
 }
 
+/// How deep arrays and objects are in each other.
+pub(super) fn levels(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(levels).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(levels).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
 /// About the bytes of an event in the log.
 fn event_bytes(event: &Event) -> usize {
-    let some = |value: &Option<Value>| value.as_ref().map_or(0, value_bytes);
-    let values = match event {
-        Event::Started { input, from, .. } => value_bytes(input) + some(from),
-        Event::TaskStarted {
-            input, arguments, ..
-        } => some(input) + some(arguments),
-        Event::TaskCompleted {
-            output, context, ..
-        } => some(output) + some(context),
-        Event::RoundStarted { items, .. } => items
-            .as_ref()
-            .map_or(0, |items| items.iter().map(value_bytes).sum()),
-        Event::Emitted { event, .. } => value_bytes(event),
-        Event::Completed { output } => some(output),
-        _ => 0,
-    };
-    values + 128
+    let values: usize = event.values().map(value_bytes).sum();
+    values + event.problem().map_or(0, Problem::bytes) + 128
 }
 
 /// A task that runs, a branch that runs, or the workflow.
@@ -212,6 +208,17 @@ impl Frame {
             context: None,
             holds_context: false,
         }
+    }
+
+    /// The errors that it holds.
+    fn problems(&self) -> impl Iterator<Item = &Problem> {
+        let failed = match &self.phase {
+            Phase::Failed(problem) => Some(problem),
+            _ => None,
+        };
+        let branches = self.ended.values();
+        let branches = branches.filter_map(|branch| branch.output.as_ref().err());
+        failed.into_iter().chain(&self.caught).chain(branches)
     }
 
     fn held(&self) -> impl Iterator<Item = &Held> {
@@ -336,7 +343,7 @@ impl State {
         steps.chain(timers).collect()
     }
 
-    /// About the bytes of its values and paths. A value that several tasks share counts once.
+    /// About the bytes of its values, errors and paths. A value that several tasks share counts once.
     pub fn bytes(&self) -> usize {
         let mut seen = HashSet::new();
         let values = self.frames.values().flat_map(Frame::held);
@@ -345,7 +352,11 @@ impl State {
             .filter(|held| seen.insert(Arc::as_ptr(&held.value)))
             .map(|held| held.bytes);
         let paths = self.rounds.keys().map(|path| path.len());
-        values.chain(paths).sum()
+        let problems = self.frames.values().flat_map(Frame::problems);
+        values
+            .chain(paths)
+            .chain(problems.map(Problem::bytes))
+            .sum()
     }
 
     /// The frame around a path: the longest path before it that runs.
@@ -376,13 +387,8 @@ impl State {
 
     /// The paths of what runs directly inside a path.
     pub(super) fn children(&self, path: &str) -> Vec<Arc<str>> {
-        let mut children: Vec<Arc<str>> = Vec::new();
-        for inner in self.inside(path) {
-            if !children.iter().any(|child| is_inside(&inner, child)) {
-                children.push(inner);
-            }
-        }
-        children
+        let is_child = |inner: &Arc<str>| self.parent(inner).is_some_and(|(at, _)| &*at == path);
+        self.inside(path).into_iter().filter(is_child).collect()
     }
 
     /// The paths of all that runs inside a path.
@@ -634,12 +640,13 @@ impl State {
             self.at(&timer.path)?.phase = Phase::Blocked;
         }
         self.armed = number + 1;
+        self.timers_at.insert((timer.path.clone(), number));
         self.timers.insert(number, timer);
         Ok(())
     }
 
     fn fire(&mut self, timer: u64) -> Result<(), String> {
-        let fired = self.timers.remove(&timer);
+        let fired = self.remove_timer(timer);
         let fired = fired.ok_or_else(|| format!("timer {timer} is not armed"))?;
         self.tasks_since_wait = 0;
         let frame = self.at(&fired.path)?;
@@ -677,14 +684,35 @@ impl State {
         for step in steps {
             self.steps.remove(&step);
         }
-        self.timers
-            .retain(|_, timer| &*timer.path != path && !is_inside(&timer.path, path));
+        for timer in self.timers_of(path) {
+            self.remove_timer(timer);
+        }
         Ok(frame)
     }
 
     fn disarm(&mut self, path: &str, purpose: TimerPurpose) {
-        self.timers
-            .retain(|_, timer| &*timer.path != path || timer.purpose != purpose);
+        for timer in self.timers_of(path) {
+            let armed = self.timers.get(&timer);
+            if armed.is_some_and(|armed| &*armed.path == path && armed.purpose == purpose) {
+                self.remove_timer(timer);
+            }
+        }
+    }
+
+    /// The timers of a path and of all that runs inside it.
+    fn timers_of(&self, path: &str) -> Vec<u64> {
+        let from = |path: String| (Bound::Included((path.into(), 0)), Bound::Unbounded);
+        let own = self.timers_at.range(from(path.to_owned()));
+        let own = own.take_while(|(at, _)| &**at == path);
+        let inner = self.timers_at.range(from(format!("{path}/")));
+        let inner = inner.take_while(|(at, _)| is_inside(at, path));
+        own.chain(inner).map(|(_, timer)| *timer).collect()
+    }
+
+    fn remove_timer(&mut self, number: u64) -> Option<Timer> {
+        let timer = self.timers.remove(&number)?;
+        self.timers_at.remove(&(timer.path.clone(), number));
+        Some(timer)
     }
 
     /// Sets the context that the tasks around a path see.
@@ -731,6 +759,7 @@ impl State {
         self.frames.clear();
         self.steps.clear();
         self.timers.clear();
+        self.timers_at.clear();
     }
 }
 

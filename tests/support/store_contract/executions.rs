@@ -135,7 +135,7 @@ async fn appended(store: &dyn Store, of: &Append) -> Vec<Inserted> {
 
 /// What is in the inbox of each execution.
 async fn inbox(store: &dyn Store) -> Vec<(ExecutionId, Happening)> {
-    let page = store.inbox(None, 1000).await.unwrap();
+    let page = store.inbox(None, &[], 1000).await.unwrap();
     assert_eq!(page.last, None);
     let rows = page.rows.into_iter();
     rows.map(|row| (row.execution, row.happening)).collect()
@@ -493,7 +493,7 @@ pub(crate) async fn every_end_of_a_step_comes_to_its_execution_once<D: Database>
     expected.push(ended(&dead, Completed));
     check_inbox(&*store, id, &expected).await;
 
-    let page = store.inbox(None, 100).await.unwrap();
+    let page = store.inbox(None, &[], 100).await.unwrap();
     let of_done = |row: &&InboxRow| row.happening == ended(&done, Completed);
     let at = page.rows.iter().find(of_done).map(|row| row.at_unix_ms);
     assert_eq!(at, Some(NOW + 10), "the time of the report");
@@ -672,7 +672,7 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
     let mut found = Vec::new();
     let mut after = None;
     loop {
-        let page = store.inbox(after.as_ref(), 2).await.unwrap();
+        let page = store.inbox(after.as_ref(), &[], 2).await.unwrap();
         found.extend(page.rows.iter().map(|row| (row.at_unix_ms, row.execution)));
         after = page.last;
         if after.is_none() {
@@ -680,6 +680,10 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
         }
     }
     assert_eq!(found, expected);
+    let others = store.inbox(None, &[expected[0].1, expected[2].1], 2).await;
+    let others = others.unwrap().rows.into_iter();
+    let others: Vec<_> = others.map(|row| row.execution).collect();
+    assert_eq!(others, [expected[1].1, expected[3].1]);
 
     let ids: Vec<ExecutionId> = expected.iter().map(|(_, id)| *id).collect();
     let [a, b, c, ..] = ids[..] else {
@@ -693,7 +697,7 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
     appended(&*store, &more).await;
     let act = act("cancel execution");
     for _ in 0..2 {
-        let status = store.cancel_execution(a, NOW + 5, &act).await.unwrap();
+        let status = store.cancel_execution(a, &act).await.unwrap();
         assert_eq!(status, Some(ExecutionStatus::Waiting));
     }
     appended(&*store, &last(b, 0)).await;
@@ -702,17 +706,21 @@ pub(crate) async fn an_inbox_is_read_in_pages_until_it_is_consumed<D: Database>(
         .wake_executions(&[b, c, ExecutionId::new()])
         .await
         .unwrap();
-    let status = store.cancel_execution(b, NOW + 5, &act).await.unwrap();
+    let status = store.cancel_execution(b, &act).await.unwrap();
     assert_eq!(status, Some(ExecutionStatus::Completed));
     let unknown = ExecutionId::new();
-    let status = store.cancel_execution(unknown, NOW + 5, &act).await;
+    let status = store.cancel_execution(unknown, &act).await;
     assert_eq!(status.unwrap(), None);
     let of = |id: ExecutionId, found: &[(ExecutionId, Happening)]| {
         let found = found.iter().filter(|(execution, _)| *execution == id);
         found.map(|(_, happening)| *happening).collect::<Vec<_>>()
     };
     let found = inbox(&*store).await;
-    assert_eq!(of(a, &found), [Happening::GoOn, Happening::Cancel]);
+    assert_eq!(
+        of(a, &found),
+        [Happening::Cancel, Happening::GoOn],
+        "a cancel comes first"
+    );
     assert_eq!(of(b, &found), []);
     assert_eq!(of(c, &found), [Happening::LookAgain]);
 
@@ -823,6 +831,7 @@ pub(crate) async fn executions_are_listed_newest_first<D: Database>(db: &D) {
     let open = store.open_executions(None, 2).await.unwrap();
     let quiet = OpenExecution::Quiet {
         id: ids[3],
+        status: ExecutionStatus::Waiting,
         has_timer: false,
         seq: 1,
         summary: Bytes::new(),

@@ -2,18 +2,22 @@
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, SemaphorePermit};
 use url::Url;
 
 use crate::outbound::{Breaker, Turned};
 
-/// How many requests a host gets at the same time.
-const AT_ONCE: u32 = 16;
+/// How many requests a host gets at the same time, and all hosts together. A host also gets no more
+/// than half of the places that are left, so that slow ones leave some to others.
+const AT_ONCE: usize = 16;
+pub(super) const ALL_AT_ONCE: usize = 128;
 /// After so many failures in a row a host is not called for a moment.
 const FAILURES: u32 = 5;
 const PAUSE: Duration = Duration::from_secs(5);
@@ -27,17 +31,22 @@ const FIRST_GUESS: Duration = Duration::from_millis(100);
 
 /// The hosts that were called lately. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct Hosts(Arc<Mutex<HashMap<String, Arc<Host>>>>);
+pub(super) struct Hosts {
+    by_name: Arc<Mutex<HashMap<String, Arc<Host>>>>,
+    /// How many requests are under way.
+    under_way: Arc<AtomicUsize>,
+}
 
 pub(super) struct Host {
     name: String,
     pub(super) breaker: Breaker,
-    places: Semaphore,
     pace: Mutex<Pace>,
+    of_all: Arc<AtomicUsize>,
 }
 
 /// How long requests take, and from when on there is room for one more.
 struct Pace {
+    under_way: usize,
     usual: Duration,
     /// When a request began or ended.
     moved: Instant,
@@ -48,13 +57,12 @@ struct Pace {
 pub(super) struct Place<'a> {
     host: &'a Host,
     since: Instant,
-    _permit: SemaphorePermit<'a>,
 }
 
 impl Hosts {
     pub(super) fn of(&self, url: &Url) -> Arc<Host> {
         let name = url.origin().ascii_serialization();
-        let mut hosts = self.0.lock();
+        let mut hosts = self.by_name.lock();
         if hosts.len() >= MOST && !hosts.contains_key(&name) {
             hosts.retain(|_, host| Arc::strong_count(host) > 1);
         }
@@ -62,8 +70,9 @@ impl Hosts {
             Arc::new(Host {
                 name: name.clone(),
                 breaker: Breaker::new(FAILURES, PAUSE),
-                places: Semaphore::new(AT_ONCE as usize),
+                of_all: Arc::clone(&self.under_way),
                 pace: Mutex::new(Pace {
+                    under_way: 0,
                     usual: FIRST_GUESS,
                     moved: Instant::now(),
                     next: Instant::now(),
@@ -77,13 +86,17 @@ impl Hosts {
 impl Host {
     /// Room for a request, if there is some.
     pub(super) fn place(&self) -> Option<Place<'_>> {
-        let permit = self.places.try_acquire().ok()?;
-        let since = Instant::now();
-        self.pace.lock().moved = since;
+        let mut pace = self.pace.lock();
+        let left = ALL_AT_ONCE.saturating_sub(self.of_all.load(Ordering::Relaxed));
+        if pace.under_way >= AT_ONCE.min(left / 2).max(1) {
+            return None;
+        }
+        self.of_all.fetch_add(1, Ordering::Relaxed);
+        pace.under_way += 1;
+        pace.moved = Instant::now();
         Some(Place {
             host: self,
-            since,
-            _permit: permit,
+            since: pace.moved,
         })
     }
 
@@ -94,7 +107,8 @@ impl Host {
         let mut pace = self.pace.lock();
         // Those under way take at least this long.
         let takes = pace.usual.max(now - pace.moved);
-        pace.next = (pace.next.max(now) + takes / AT_ONCE).min(now + LONGEST);
+        let each = takes / u32::try_from(pace.under_way.max(1)).unwrap_or(1);
+        pace.next = (pace.next.max(now) + each).min(now + LONGEST);
         (pace.next - now).max(SHORTEST)
     }
 
@@ -118,6 +132,8 @@ impl Drop for Place<'_> {
         let mut pace = self.host.pace.lock();
         pace.usual = (pace.usual * 7 + self.since.elapsed()) / 8;
         pace.moved = Instant::now();
+        pace.under_way -= 1;
+        self.host.of_all.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -130,8 +146,8 @@ mod tests {
         let hosts = Hosts::default();
         let url = |text: &str| Url::parse(text).unwrap();
         let slow = hosts.of(&url("http://slow/a"));
-        let places: Vec<_> = (0..AT_ONCE).filter_map(|_| slow.place()).collect();
-        assert_eq!(places.len(), AT_ONCE as usize);
+        let places: Vec<_> = (0..=AT_ONCE).filter_map(|_| slow.place()).collect();
+        assert_eq!(places.len(), AT_ONCE);
         let again = hosts.of(&url("http://slow:80/b"));
         assert!(again.place().is_none());
         assert!(hosts.of(&url("http://other/")).place().is_some());
@@ -139,5 +155,21 @@ mod tests {
         assert!(waits[99] > waits[0] && waits[99] <= LONGEST, "{waits:?}");
         drop(places);
         assert!(again.place().is_some());
+    }
+
+    #[test]
+    fn slow_hosts_leave_places_to_others() {
+        let hosts = Hosts::default();
+        let slow: Vec<_> = (0..9)
+            .map(|n| hosts.of(&Url::parse(&format!("http://slow{n}/")).unwrap()))
+            .collect();
+        let all = slow
+            .iter()
+            .flat_map(|host| (0..100).map_while(|_| host.place()));
+        let all: Vec<_> = all.collect();
+        assert!(all.len() < ALL_AT_ONCE, "{}", all.len());
+        assert!(slow.iter().all(|host| host.pace.lock().under_way > 0));
+        let other = hosts.of(&Url::parse("http://other/").unwrap());
+        assert!(other.place().is_some());
     }
 }

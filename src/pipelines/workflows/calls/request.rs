@@ -4,7 +4,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use bytes::Bytes;
 use hyper::{
-    HeaderMap, Method,
+    HeaderMap, Method, Uri,
     header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue, USER_AGENT},
 };
 use serde::Deserialize;
@@ -138,7 +138,11 @@ impl Request {
         if !status.is_success() && !is_redirect {
             return End::Failed(self.failed(status.as_u16(), &status.to_string()));
         }
-        let result = answer::result(&self.written, &answer).to_string();
+        let mut result = answer::result(&self.written, &answer);
+        if let Some(authorization) = &self.authorization {
+            authorization.hide_in(&mut result);
+        }
+        let result = result.to_string();
         match result.len() <= most {
             true => End::Answered(result.into()),
             false => {
@@ -162,7 +166,11 @@ fn url(uri: &str) -> Result<Url, String> {
         return Err("the URI has a user or a password; use authentication".to_owned());
     }
     url.set_fragment(None);
-    Ok(url)
+    // A mistake of the workflow is no failure of the host.
+    match url.as_str().parse::<Uri>() {
+        Ok(_) => Ok(url),
+        Err(error) => Err(format!("{shown:?} cannot be sent: {error}")),
+    }
 }
 
 fn headers(request: &HttpRequest) -> Result<HeaderMap, String> {
@@ -219,6 +227,12 @@ mod tests {
     #[test]
     fn addresses_are_of_the_web_and_without_passwords() {
         assert_eq!(url("http://a/b?c=d#e").unwrap().as_str(), "http://a/b?c=d");
+        let long = format!("http://a/{}", "b".repeat(70_000));
+        let error = url(&long).unwrap_err();
+        assert!(
+            error.contains("cannot be sent") && error.len() < 300,
+            "{error}"
+        );
         for wrong in ["a", "ftp://a/", "http://u:secret@a/", "https://?key=secret"] {
             let error = url(wrong).unwrap_err();
             assert!(!error.contains("secret"), "{error}");

@@ -184,6 +184,7 @@ type InboxColumns = (Vec<u8>, Vec<u8>, i64, i64, Option<i64>);
 pub(crate) async fn page<DB: Backend>(
     sql: &Runner<DB>,
     after: Option<&InboxRow>,
+    without: &[ExecutionId],
     limit: u32,
 ) -> Result<InboxPage> {
     let start = InboxRow {
@@ -200,15 +201,20 @@ pub(crate) async fn page<DB: Backend>(
     .sql(&DB::Connection::by_index("execution_inbox_at"))
     .sql(
         " LEFT JOIN executions ON executions.id = inbox.execution WHERE inbox.at_ms >= ? \
-         AND (inbox.at_ms > ? OR (inbox.execution, inbox.task, inbox.happening) > (?, ?, ?)) \
-         ORDER BY inbox.at_ms, inbox.execution, inbox.task, inbox.happening LIMIT ?",
+         AND (inbox.at_ms > ? OR (inbox.execution, inbox.task, inbox.happening) > (?, ?, ?)) ",
     )
     .bind(after.at_unix_ms)
     .bind(after.at_unix_ms)
     .bind(&after.execution)
     .bind(&task)
-    .bind(happening)
-    .bind(limit);
+    .bind(happening);
+    let page = match without {
+        [] => page,
+        _ => page.sql("AND inbox.execution NOT IN ").list(without),
+    };
+    let page = page
+        .sql(" ORDER BY inbox.at_ms, inbox.execution, inbox.task, inbox.happening LIMIT ?")
+        .bind(limit);
     let found: Vec<InboxColumns> = sql.read("inbox", page).await?;
     let is_full = found.len() >= limit as usize;
     let mut page = InboxPage::default();

@@ -100,8 +100,13 @@ impl<DB: Backend> Executions for SqlStore<DB> {
         Ok(stored)
     }
 
-    async fn inbox(&self, after: Option<&InboxRow>, limit: u32) -> Result<InboxPage> {
-        inbox::page(&self.sql, after, limit).await
+    async fn inbox(
+        &self,
+        after: Option<&InboxRow>,
+        without: &[ExecutionId],
+        limit: u32,
+    ) -> Result<InboxPage> {
+        inbox::page(&self.sql, after, without, limit).await
     }
 
     async fn due_timers(
@@ -139,13 +144,12 @@ impl<DB: Backend> Executions for SqlStore<DB> {
     async fn cancel_execution(
         &self,
         id: ExecutionId,
-        at_unix_ms: i64,
         act: &Act,
     ) -> Result<Option<ExecutionStatus>> {
-        let cancelled = (id, at_unix_ms, act.clone());
+        let cancelled = (id, act.clone());
         self.sql
-            .run("cancel_execution", cancelled, |session, (id, at, act)| {
-                Box::pin(start::cancel(session, *id, *at, act))
+            .run("cancel_execution", cancelled, |session, (id, act)| {
+                Box::pin(start::cancel(session, *id, act))
             })
             .await
     }

@@ -243,17 +243,18 @@ pub(crate) async fn open<DB: Backend>(
         }
     }
     for ids in lists(&quiet) {
-        let rows = Statement::new("SELECT id, seq, summary FROM executions ")
+        let rows = Statement::new("SELECT id, status, seq, summary FROM executions ")
             .sql(DB::Connection::BY_PRIMARY_KEY)
             .sql(" WHERE id IN ")
             .list(ids);
-        for (id, seq, summary) in sql
-            .read::<(Vec<u8>, i64, Vec<u8>)>("open_executions", rows)
+        for (id, status, seq, summary) in sql
+            .read::<(Vec<u8>, i64, i64, Vec<u8>)>("open_executions", rows)
             .await?
         {
             let id = execution_id(&id)?;
             executions.push(OpenExecution::Quiet {
                 id,
+                status: execution_status(status)?,
                 has_timer: with_timers.contains(&id),
                 seq: number(seq)?,
                 summary: summary.into(),

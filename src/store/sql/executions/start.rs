@@ -117,7 +117,6 @@ pub(crate) async fn start<S: Session>(
 pub(crate) async fn cancel<S: Session>(
     session: &mut S,
     id: ExecutionId,
-    at_unix_ms: i64,
     act: &Act,
 ) -> Result<Option<ExecutionStatus>> {
     let status = Statement::new("SELECT status FROM executions WHERE id = ?")
@@ -132,7 +131,8 @@ pub(crate) async fn cancel<S: Session>(
         let row = InboxRow {
             execution: id,
             happening: Happening::Cancel,
-            at_unix_ms,
+            // Before the ends of steps, of which there may be many.
+            at_unix_ms: 0,
         };
         inbox::add(session, &[row]).await?;
         tokens::keep(session, act).await?;

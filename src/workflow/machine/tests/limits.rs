@@ -152,3 +152,58 @@ do:
     let says = fault(text, json!({}), |fake| fake.limits.history = 100_000);
     assert_eq!(says, "its history has more than 100000 bytes");
 }
+
+#[test]
+fn texts_of_errors_count() {
+    let text = "
+do:
+  - a:
+      try:
+        - b: { raise: { error: { type: 'https://a', status: 400, detail: '${ \"x\" * 10000 }' } } }
+      catch: { do: [{ c: { wait: PT1S, then: exit } }] }
+      then: a
+";
+    let says = fault(text, json!({}), |fake| fake.limits.history = 100_000);
+    assert_eq!(says, "its history has more than 100000 bytes");
+    let says = fault(text, json!({}), |fake| fake.limits.state = 5_000);
+    assert_eq!(says, "its state has more than 5000 bytes");
+}
+
+#[test]
+fn errors_of_branches_count() {
+    let branch = |n: usize| {
+        let error = "{ type: 'https://a', status: 400, detail: '${ \"x\" * 1000 }' }";
+        format!("{{ b{n}: {{ raise: {{ error: {error} }} }} }}")
+    };
+    let branches: Vec<_> = (0..30).map(branch).collect();
+    let text = format!(
+        "do: [{{ a: {{ fork: {{ compete: true, branches: [{}] }} }} }}]",
+        branches.join(", ")
+    );
+    let says = fault(&text, json!({}), |fake| fake.limits.state = 20_000);
+    assert_eq!(says, "its state has more than 20000 bytes");
+}
+
+#[test]
+fn deep_values_are_never_in_a_log() {
+    let deep = |levels| format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+    // A text that is too deep to be read again stays a text.
+    for (levels, is_text) in [(120, false), (121, true), (127, true)] {
+        let result = StepEnd::result(deep(levels).as_bytes());
+        assert_eq!(result.is_string(), is_text, "{levels}");
+    }
+    let text = "
+do:
+  - a: { call: work, with: {}, metadata: { taskd: { agree: all } } }
+";
+    let fake = fake(text, move |_| {
+        Answer::result(StepEnd::result(deep(120).as_bytes()))
+    });
+    let ended = fake.run(json!({}));
+    assert_eq!(
+        ended.fault().detail.as_deref(),
+        Some("a value has more than 120 levels")
+    );
+    let log = serde_json::to_string(&ended.log).unwrap();
+    assert!(serde_json::from_str::<Vec<Entry>>(&log).is_ok());
+}

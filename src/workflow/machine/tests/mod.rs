@@ -13,7 +13,7 @@ mod tries;
 use serde_json::{Value, json};
 
 use self::fake::{Answer, Ended, Fake, program};
-use super::{Problem, Status, Step};
+use super::{Entry, Problem, Status, Step, StepEnd};
 use crate::workflow::{self, expression::Bounds};
 
 /// The text of a definition with these tasks.
