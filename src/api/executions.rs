@@ -25,7 +25,7 @@ use crate::{
     model::{
         Act, Caller, ECHO, ExecutionId, ExecutionList, ExecutionPages, ExecutionStatus,
         ExecutionSummary, ExecutionView, MAX_GIVEN_ID_BYTES, QueueName, TaskId, TraceContext,
-        WorkflowVersion, shorten,
+        WorkflowVersion, json, shorten,
     },
     store::{ListedExecution, NewExecution, StartedExecution, StoredEntry, StoredExecution},
 };
@@ -255,6 +255,10 @@ impl Reader {
         given: Option<String>,
     ) -> Result<(StoredExecution, bool), Error> {
         let (definition, queues) = self.reached_definition(caller, workflow).await?;
+        if json::levels(&input) > json::MAX_DEPTH {
+            let most = json::MAX_DEPTH;
+            return Err(Error::Invalid(format!("input has more than {most} levels")));
+        }
         let input = Bytes::from(input.to_string());
         let most = self.settings.workflows.max_state;
         if input.len() > most {

@@ -21,29 +21,23 @@ pub struct OpenExecutions(Arc<Inner>);
 struct Inner {
     /// When they were counted last, and how many there are.
     known: Mutex<Option<(Instant, u64)>>,
-    /// Who counts holds it: with a million of them a count takes a while.
+    /// Who counts holds it, and others take the number of before: a count of a million takes a while.
     counting: tokio::sync::Mutex<()>,
 }
 
 impl OpenExecutions {
     /// About how many there are.
     pub(super) async fn count(&self, store: &dyn Store) -> Result<u64, Error> {
-        if let Some(open) = self.fresh() {
-            return Ok(open);
-        }
-        let _counting = self.0.counting.lock().await;
-        if let Some(open) = self.fresh() {
+        let known = *self.0.known.lock();
+        let counting = self.0.counting.try_lock().ok();
+        if let Some((counted_at, open)) = known
+            && (counted_at.elapsed() < COUNTED_FOR || counting.is_none())
+        {
             return Ok(open);
         }
         let open = store.execution_counts().await?.open;
         *self.0.known.lock() = Some((Instant::now(), open));
         Ok(open)
-    }
-
-    fn fresh(&self) -> Option<u64> {
-        let known = *self.0.known.lock();
-        let (counted_at, open) = known?;
-        (counted_at.elapsed() < COUNTED_FOR).then_some(open)
     }
 
     /// One was started.

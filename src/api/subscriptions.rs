@@ -182,6 +182,10 @@ async fn put(
             "subscription {}",
             subscription.name
         ))),
+        KeptSubscription::OtherFile => Err(Error::Conflict(format!(
+            "the topology was changed or deleted meanwhile, so {} is not made",
+            subscription.name
+        ))),
         KeptSubscription::OfTopic(topic) => Err(of_another(&subscription.name, &topic)),
         KeptSubscription::NoRoom => Err(Error::Invalid(format!(
             "there are {MOST_SUBSCRIPTIONS} subscriptions; delete one before"

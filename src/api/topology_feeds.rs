@@ -94,17 +94,21 @@ impl Api {
             .flat_map(of_topics)
             .map(|(feed, _)| &feed.name)
             .collect();
-        let mut leaving: Vec<_> = of_topics(&before).map(|(feed, _)| &feed.name).collect();
-        leaving.retain(|name| !stay.contains(name));
+        let before = of_topics(&before).map(|(feed, _)| &feed.name);
+        let leaving: Vec<_> = before
+            .filter(|name| !stay.contains(name))
+            .cloned()
+            .collect();
         if leaving.is_empty() {
-            return Ok(Vec::new());
+            return Ok(leaving);
         }
-        let mut subscriptions = self.query()?.store().subscriptions().await?;
-        subscriptions.retain(|known| leaving.contains(&&known.name));
-        for known in &subscriptions {
-            may_change(caller, known)?;
+        for known in self.query()?.store().subscriptions().await? {
+            if leaving.contains(&known.name) {
+                may_change(caller, &known)?;
+            }
         }
-        Ok(subscriptions.into_iter().map(|known| known.name).collect())
+        // Also those that the apply of before has not made yet.
+        Ok(leaving)
     }
 
     /// Makes the subscriptions of the feeds of a topology that is in force. Applying it again repeats

@@ -3,10 +3,20 @@
 use std::str::Bytes;
 
 use serde::de::IgnoredAny;
+use serde_json::Value;
 
 /// The maximum nesting depth of arrays and objects. taskd's answers nest a payload a few levels
 /// deeper, and some parsers reject 128.
 pub const MAX_DEPTH: usize = 120;
+
+/// How deep the arrays and objects of a value are in each other.
+pub fn levels(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(levels).max().unwrap_or(0),
+        Value::Object(fields) => 1 + fields.values().map(levels).max().unwrap_or(0),
+        _ => 0,
+    }
+}
 
 /// Why a text was rejected as JSON.
 #[derive(Debug, PartialEq, Eq)]

@@ -296,8 +296,8 @@ pub trait Executions: Send + Sync {
     /// [`PAGE_BYTES`](super::PAGE_BYTES) unless one is larger. None if there are no more.
     async fn entries(&self, id: ExecutionId, after: u64, limit: u32) -> Result<Vec<StoredEntry>>;
 
-    /// Adds [`Happening::Cancel`] to the inbox of an open execution, before all that is in inboxes, and
-    /// records the act. Returns the status of the execution, or `None` if there is none.
+    /// Adds [`Happening::Cancel`] to the inbox of an open execution, before all that is there, and records
+    /// the act. Returns the status of the execution, or `None` if there is none.
     async fn cancel_execution(&self, id: ExecutionId, act: &Act)
     -> Result<Option<ExecutionStatus>>;
 

@@ -20,6 +20,8 @@ pub enum KeptSubscription {
     Gone,
     /// Somebody else has made or changed it meanwhile.
     Changed,
+    /// It is of a feed, and somebody has changed or deleted the topology meanwhile.
+    OtherFile,
 }
 
 /// The outcome of sending a subscription to another place.
@@ -48,7 +50,7 @@ pub trait Subscriptions: Send + Sync {
 
     /// Adds a subscription with its first positions, or, with `None` in place of positions, changes
     /// the queue, condition and sequence of the one that has this version. Records the act. That of a
-    /// feed is [`Changed`](KeptSubscription::Changed) unless this is the file of its topology.
+    /// feed is only kept while this is the file of its topology.
     async fn keep_subscription(
         &self,
         subscription: &Subscription,

@@ -106,6 +106,16 @@ async fn executions_that_wait_for_their_first_round_keep_their_inputs() {
             .await;
         assert_eq!(status, 202, "{answer}");
     }
+    let deep = format!("{}{}", "[".repeat(121), "]".repeat(121));
+    let deep: Value = serde_json::from_str(&deep).unwrap();
+    let start = json!({"input": deep});
+    let (status, answer) = daemon
+        .post("/v1/workflows/a/count/latest:start", &start)
+        .await;
+    assert_eq!(
+        (status, &answer["detail"]),
+        (400, &json!("input has more than 120 levels"))
+    );
     assert!(daemon.stop().await.success());
     let daemon = Daemon::start_in_the_folder_of(daemon, &["--pipelines", "all"]).await;
     for n in 0..8 {

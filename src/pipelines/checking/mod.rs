@@ -265,9 +265,9 @@ impl Checker {
                 let Ok(summary) = summary else { continue };
                 let waits = summary.waits.into_iter();
                 let tasks = waits.filter_map(|wait| wait.task?.parse::<TaskId>().ok());
-                // Those that do not wait always have a row in their inboxes.
-                let waits = *status == ExecutionStatus::Waiting;
-                waiting.push((one, waits, *has_timer, tasks.collect::<Vec<_>>()));
+                // What could go on at once always has a row in its inbox.
+                let stands_still = *status != ExecutionStatus::Waiting;
+                waiting.push((one, stands_still, *has_timer, tasks.collect::<Vec<_>>()));
             }
         }
         let asked: Vec<TaskId> = waiting
@@ -276,8 +276,8 @@ impl Checker {
             .collect();
         let unfinished = self.store.unfinished_among(&asked).await?;
         let unfinished: HashSet<TaskId> = unfinished.into_iter().collect();
-        waiting.retain(|(_, waits, has_timer, tasks)| {
-            !waits
+        waiting.retain(|(_, stands_still, has_timer, tasks)| {
+            *stands_still
                 || (tasks.is_empty() && !has_timer)
                 || tasks.iter().any(|task| !unfinished.contains(task))
         });

@@ -184,7 +184,7 @@ impl Caller {
             Err(end) => return end,
         };
         let host = self.hosts.of(&request.outgoing.url);
-        let Some(_place) = host.place() else {
+        let Some(mut place) = host.place() else {
             return End::PutOff(host.later());
         };
         let Some(permit) = host.breaker.permit(Instant::now().into_std()) else {
@@ -192,6 +192,7 @@ impl Caller {
                 "its last requests found no connection or no answer, so none is sent for a moment";
             return End::NotConnected(request.failed(503, why));
         };
+        place.sent();
         let sending = self.outbound.send(request.outgoing.clone(), self.most);
         let sent = timeout(ANSWER_WITHIN, Box::pin(sending)).await;
         let failed = |permit: Permit<'_>, why: &str| {

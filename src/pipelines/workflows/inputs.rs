@@ -14,10 +14,12 @@ use crate::{
 
 /// How many rows of inboxes, and how many timers, are read at once.
 const ROWS: u32 = 1_000;
-/// How many pages of inboxes are read in a round, and how many rows of one execution are taken: an
-/// execution of many steps holds up no other.
+/// How many pages of inboxes and of timers are read in a round, and how many rows and timers of one
+/// execution are taken: an execution of many steps holds up no other. With both it gets fewer rows, so
+/// that its timers have their turn, too.
 const PAGES: usize = 20;
 const ROWS_OF_ONE: usize = 64;
+const ROWS_BESIDE_TIMERS: usize = 32;
 /// How many executions one round steps, and how many of them because of their timers: neither kind
 /// holds up the other.
 const EXECUTIONS: usize = 256;
@@ -71,7 +73,7 @@ impl Arrivals {
         ahead_unix_ms: i64,
     ) -> Result<(), Failure> {
         let mut after = None;
-        loop {
+        for _ in 0..PAGES {
             let timers = store
                 .due_timers(ahead_unix_ms, after.as_ref(), ROWS)
                 .await?;
@@ -85,16 +87,22 @@ impl Arrivals {
                 } else if !held.contains(&timer.execution)
                     && let Some(incoming) = self.of(timer.execution, FOR_TIMERS)
                 {
-                    incoming.timers.push(timer);
+                    match incoming.timers.len() < ROWS_OF_ONE {
+                        true => incoming.timers.push(timer),
+                        false => self.is_full = true,
+                    }
                 }
             }
-            // Those that are due come first. All executions of a page may be held.
-            let is_last = after.is_none() || self.next_due_unix_ms.is_some();
-            if is_last || !self.by_execution.is_empty() {
-                self.is_full |= !is_last;
+            // Those that are due come first.
+            if after.is_none() || self.next_due_unix_ms.is_some() {
                 return Ok(());
             }
+            if self.by_execution.len() >= FOR_TIMERS {
+                break;
+            }
         }
+        self.is_full = true;
+        Ok(())
     }
 
     async fn read_inboxes(
@@ -104,7 +112,7 @@ impl Arrivals {
     ) -> Result<(), Failure> {
         let mut after = None;
         // Those of which this round takes no more. There may be many rows of one.
-        let mut without: Vec<ExecutionId> = held.iter().copied().take(EXECUTIONS).collect();
+        let mut without: Vec<ExecutionId> = held.iter().copied().take(EXECUTIONS / 2).collect();
         for _ in 0..PAGES {
             let page = store.inbox(after.as_ref(), &without, ROWS).await?;
             for row in page
@@ -115,11 +123,17 @@ impl Arrivals {
                 let Some(incoming) = self.of(row.execution, EXECUTIONS) else {
                     continue;
                 };
-                if incoming.happenings.len() < ROWS_OF_ONE {
+                let most = match incoming.timers.is_empty() {
+                    true => ROWS_OF_ONE,
+                    false => ROWS_BESIDE_TIMERS,
+                };
+                if incoming.happenings.len() < most {
                     incoming.happenings.push(row.happening);
-                    if incoming.happenings.len() == ROWS_OF_ONE {
-                        without.push(row.execution);
+                    if incoming.happenings.len() == most {
                         self.is_full = true;
+                        if without.len() < EXECUTIONS {
+                            without.push(row.execution);
+                        }
                     }
                 }
             }
@@ -265,14 +279,14 @@ mod tests {
         id
     }
 
-    /// An execution that has begun, and waits for a timer.
-    async fn waiting(store: &dyn Store, due_unix_ms: i64) -> ExecutionId {
+    /// An execution that has begun, and waits for timers.
+    async fn waiting(store: &dyn Store, due_unix_ms: i64, timers: u64) -> ExecutionId {
         let execution = started(store).await;
         let append = Append {
             execution,
             seq: 0,
             entries: vec!["1".into()],
-            armed: vec![(0, due_unix_ms)],
+            armed: (0..timers).map(|number| (number, due_unix_ms)).collect(),
             disarmed: vec![],
             steps: vec![],
             cancelled: vec![],
@@ -312,20 +326,21 @@ mod tests {
         };
         let act = Act::new("ops", "deploy workflow", "a/b");
         store.keep_definition(&definition, &act).await.unwrap();
-        let long = waiting(store, NOW + 100_000).await;
+        let long = waiting(store, NOW + 100_000, 1).await;
         many_ends(&path, long, ROWS * 25);
-        let cancelled = waiting(store, NOW + 100_000).await;
+        let cancelled = waiting(store, NOW + 100_000, 1).await;
         many_ends(&path, cancelled, ROWS);
         store.cancel_execution(cancelled, &act).await.unwrap();
-        let held = waiting(store, NOW).await;
+        let held = waiting(store, NOW, 1).await;
         many_ends(&path, held, ROWS * 25);
+        let many = waiting(store, NOW, 2 * u64::from(ROWS)).await;
         for _ in 0..EXECUTIONS {
             started(store).await;
         }
         for _ in 0..FOR_TIMERS {
-            waiting(store, NOW).await;
+            waiting(store, NOW, 1).await;
         }
-        let next = waiting(store, NOW + 500).await;
+        let next = waiting(store, NOW + 500, 1).await;
         let of_others = HashSet::from([held]);
         let read = Arrivals::read(store, &of_others, NOW, NOW + 1_000).await;
         let arrivals = read.unwrap();
@@ -334,6 +349,7 @@ mod tests {
         let of = |id| arrivals.by_execution.get(&id);
         assert!(of(held).is_none() && of(next).is_none());
         assert_eq!(of(long).unwrap().happenings.len(), ROWS_OF_ONE);
+        assert_eq!(of(many).unwrap().timers.len(), ROWS_OF_ONE);
         let cancelled = &of(cancelled).unwrap().happenings;
         assert_eq!(cancelled[0], Happening::Cancel);
         let all = arrivals.by_execution.values();

@@ -27,9 +27,12 @@ use crate::{
     },
 };
 
-/// How many steps whose tasks are invalid one append may have. An execution with more faults,
-/// because each of them ends at once, and a `try` may begin again at once for ever.
+/// How many steps whose tasks are invalid one append may have, how large it becomes by them, in
+/// batches of the machine, and how long that takes. An execution with more faults: these steps end in
+/// the same append, and a `try` may begin again at once for ever.
 const MOST_REFUSED: u32 = 256;
+const BATCHES_OF_REFUSED: usize = 8;
+const REFUSED_FOR: Duration = Duration::from_secs(5);
 /// How many waits readers are shown.
 const SHOWN_WAITS: usize = 100;
 
@@ -385,7 +388,11 @@ impl Run<'_> {
         self.take(input)?;
         while let Some((key, reason)) = self.refused.pop() {
             self.refusals += 1;
-            if self.refusals > MOST_REFUSED {
+            let is_too_much = self.refusals > MOST_REFUSED
+                || self.entries.len() > BATCHES_OF_REFUSED * self.limits.batch_events
+                || self.bytes > BATCHES_OF_REFUSED * self.limits.batch_bytes
+                || Instant::now() > self.until + REFUSED_FOR;
+            if is_too_much {
                 self.fault(&format!(
                     "too many steps have invalid tasks, the last: {reason}"
                 ))?;

@@ -84,8 +84,11 @@ impl Stepper {
                     let began = Instant::now();
                     let are_open = lease.keep(count(&context)).await?;
                     // With a million of them it takes a while.
-                    let pause = if are_open { COUNT } else { LOOK };
-                    count_at = clock.now() + pause.max(began.elapsed() * COUNT_SHARE);
+                    let pause = match are_open {
+                        true => COUNT.max(began.elapsed() * COUNT_SHARE),
+                        false => LOOK,
+                    };
+                    count_at = clock.now() + pause;
                 }
                 // Without open executions there is nothing to read.
                 if context.executions.are_open() {
@@ -172,7 +175,7 @@ impl<'a> Lease<'a> {
 
 /// Counts what is open. Returns whether anything is.
 async fn count(context: &Context) -> Result<bool, Failure> {
-    // One that is started meanwhile is not forgotten.
+    // Whoever starts one meanwhile says so again.
     context.executions.set_open(false);
     let counts = context.store.execution_counts().await?;
     if counts.open > 0 {

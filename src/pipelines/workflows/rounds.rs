@@ -63,8 +63,8 @@ pub(super) struct Rounds {
     programs: Programs,
     /// Executions that cannot be stepped now, and until when they are left alone.
     held: HashMap<ExecutionId, Instant>,
-    /// The execution that was stepped last. The next round begins after it.
-    last: Option<ExecutionId>,
+    /// Those for which the last round had no time. The next one begins with them.
+    left: HashSet<ExecutionId>,
 }
 
 /// Whether the database has taken an append.
@@ -98,7 +98,7 @@ impl Rounds {
             hot: Hot::default(),
             programs: Programs::default(),
             held: HashMap::new(),
-            last: None,
+            left: HashSet::new(),
         }
     }
 
@@ -119,12 +119,14 @@ impl Rounds {
         let arrivals = Arrivals::read(&*store, &held, now_unix_ms, ahead).await?;
         let mut is_full = arrivals.is_full;
         let next_due = arrivals.next_due_unix_ms;
-        if !arrivals.by_execution.is_empty() {
+        let has_any = !arrivals.by_execution.is_empty();
+        if has_any {
             let (jobs, has_more) = self.jobs(arrivals).await?;
             is_full |= has_more;
             is_full |= self.step(jobs).await?;
         }
-        if is_full {
+        // What fills it may all be left alone now.
+        if is_full && has_any {
             return Ok(Some(Duration::ZERO));
         }
         let left = next_due.map(|due| due - self.context.clock.now_unix_ms());
@@ -169,9 +171,7 @@ impl Rounds {
         for job in &mut jobs {
             job.looks_on = ends.is_full;
         }
-        jobs.sort_by_key(|job| job.id);
-        let first = jobs.partition_point(|job| Some(job.id) <= self.last);
-        jobs.rotate_left(first);
+        jobs.sort_by_key(|job| (!self.left.contains(&job.id), job.id));
         Ok((jobs, has_more))
     }
 
@@ -207,7 +207,8 @@ impl Rounds {
                 .await?;
             loading.push(load(&*store, listed, program, incoming));
         }
-        let mut loading = stream::iter(loading).buffer_unordered(LOADED_AT_ONCE);
+        // In order, so that a large one is not begun anew in each round.
+        let mut loading = stream::iter(loading).buffered(LOADED_AT_ONCE);
         let mut jobs = Vec::new();
         let mut bytes = 0;
         while let Some(loaded) = loading.next().await {
@@ -259,16 +260,16 @@ impl Rounds {
             Err(error) => return Err(Failure::Stack(error.to_string())),
         };
         let mut is_full = !left.is_empty();
+        self.left = left.iter().map(|job| job.id).collect();
         for job in left {
             // One that has not begun is read again, with its input.
             if job.live.state.events() > 0 {
                 self.hot.put(job.id, job.live);
             }
         }
-        let Some(last) = stepped.last() else {
+        if stepped.is_empty() {
             return Ok(is_full);
-        };
-        self.last = Some(last.append.execution);
+        }
         is_full |= stepped.iter().any(|one| one.append.goes_on);
         self.store(stepped).await?;
         Ok(is_full)

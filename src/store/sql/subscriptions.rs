@@ -261,7 +261,7 @@ async fn keep<S: Session>(
         return Ok(KeptSubscription::Yes);
     }
     if is_of_another {
-        return Ok(KeptSubscription::Changed);
+        return Ok(KeptSubscription::OtherFile);
     }
     let name = subscription.name.as_str();
     let matching = subscription.matching.to_json().to_string();

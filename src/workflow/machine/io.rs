@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     event::{Entry, StepKey},
-    state::{Status, levels},
+    state::Status,
 };
 use crate::{
     model::{QueueName, json},
@@ -51,7 +51,7 @@ impl StepEnd {
             return Value::Null;
         }
         let read = serde_json::from_slice(bytes).ok();
-        read.filter(|value| levels(value) <= json::MAX_DEPTH)
+        read.filter(|value| json::levels(value) <= json::MAX_DEPTH)
             .unwrap_or_else(|| Value::String(String::from_utf8_lossy(bytes).into_owned()))
     }
 }

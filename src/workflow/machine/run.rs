@@ -14,7 +14,7 @@ use super::{
     io::{Command, Input, Limits, Outcome, Step, StepEnd},
     problem::{Problem, ProblemKind},
     scope::{Scope, View},
-    state::{BadHistory, Held, Phase, ROOT, State, Status, levels, value_bytes},
+    state::{BadHistory, Held, Phase, ROOT, State, Status, value_bytes},
 };
 use crate::{
     model::{Encoding, PayloadSchema, QueueName, json, to_rfc_3339},
@@ -115,6 +115,8 @@ pub fn step(
         refused: run.refused.into_inner(),
     })
 }
+
+const TOO_DEEP: &str = "a value has more than 120 levels";
 
 struct Run<'a> {
     program: &'a Program,
@@ -230,9 +232,8 @@ impl<'a> Run<'a> {
             return Err(bound(format!("its history has more than {limit} bytes")));
         }
         // Its log must be readable after a restart.
-        if event.values().any(|value| levels(value) > json::MAX_DEPTH) {
-            let most = json::MAX_DEPTH;
-            return Err(bound(format!("a value has more than {most} levels")));
+        if event.values().any(is_too_deep) {
+            return Err(bound(TOO_DEEP.to_owned()));
         }
         Ok(self.append(event)?)
     }
@@ -293,6 +294,10 @@ impl<'a> Run<'a> {
             let from = self.program.input.from.as_ref();
             from.map(|from| self.view().evaluate(from, "input.from", &input, &scope))
                 .transpose()
+        });
+        let from = from.and_then(|from| match from.as_ref().is_some_and(is_too_deep) {
+            true => Err(Problem::new(ProblemKind::Runtime, ROOT, TOO_DEEP)),
+            false => Ok(from),
         });
         let timeout = from.as_ref().ok().map(|from| {
             let timeout = self.program.timeout.as_ref();
@@ -1089,6 +1094,11 @@ impl<'a> Run<'a> {
         check(&export.schema, "the context", &context, scope.path)?;
         Ok(Some(context))
     }
+}
+
+/// Whether readers of the log would refuse a value.
+fn is_too_deep(value: &Value) -> bool {
+    json::levels(value) > json::MAX_DEPTH
 }
 
 /// The error of an execution that goes beyond a limit.

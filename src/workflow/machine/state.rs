@@ -147,15 +147,6 @@ pub(super) fn value_bytes(value: &Value) -> usize {
     }
 }
 
-/// How deep arrays and objects are in each other.
-pub(super) fn levels(value: &Value) -> usize {
-    match value {
-        Value::Array(items) => 1 + items.iter().map(levels).max().unwrap_or(0),
-        Value::Object(fields) => 1 + fields.values().map(levels).max().unwrap_or(0),
-        _ => 0,
-    }
-}
-
 /// About the bytes of an event in the log.
 fn event_bytes(event: &Event) -> usize {
     let values: usize = event.values().map(value_bytes).sum();

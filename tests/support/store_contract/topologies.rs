@@ -91,7 +91,7 @@ pub(crate) async fn topologies_are_kept_by_version_with_their_acts<D: Database>(
     assert_eq!(store.positions(None).await.unwrap(), []);
     // An apply of before that waited to make it.
     let kept = subscribe(&*store, Some(&in_force)).await;
-    assert_eq!(kept, KeptSubscription::Changed);
+    assert_eq!(kept, KeptSubscription::OtherFile);
     assert_eq!(store.subscriptions().await.unwrap(), []);
     assert_eq!(subscribe(&*store, None).await, KeptSubscription::Yes);
     let outrun = store.delete_topology(&name, 1, &none, &delete);

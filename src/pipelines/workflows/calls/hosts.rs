@@ -57,6 +57,7 @@ struct Pace {
 pub(super) struct Place<'a> {
     host: &'a Host,
     since: Instant,
+    is_sent: bool,
 }
 
 impl Hosts {
@@ -97,6 +98,7 @@ impl Host {
         Some(Place {
             host: self,
             since: pace.moved,
+            is_sent: false,
         })
     }
 
@@ -127,10 +129,19 @@ impl Host {
     }
 }
 
+impl Place<'_> {
+    /// The request of this place goes out, so the time that it takes counts.
+    pub(super) fn sent(&mut self) {
+        self.is_sent = true;
+    }
+}
+
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut pace = self.host.pace.lock();
-        pace.usual = (pace.usual * 7 + self.since.elapsed()) / 8;
+        if self.is_sent {
+            pace.usual = (pace.usual * 7 + self.since.elapsed()) / 8;
+        }
         pace.moved = Instant::now();
         pace.under_way -= 1;
         self.host.of_all.fetch_sub(1, Ordering::Relaxed);

@@ -128,11 +128,14 @@ pub(crate) async fn cancel<S: Session>(
     };
     let status = execution_status(status)?;
     if !status.is_final() {
+        // Before the ends of steps, of which there may be many.
+        let first = Statement::new("SELECT MIN(at_ms) FROM execution_inbox WHERE execution = ?");
+        let first: Vec<(Option<i64>,)> = session.fetch(first.bind(&id)).await?;
+        let first = first.first().and_then(|(at_ms,)| *at_ms);
         let row = InboxRow {
             execution: id,
             happening: Happening::Cancel,
-            // Before the ends of steps, of which there may be many.
-            at_unix_ms: 0,
+            at_unix_ms: first.unwrap_or_else(|| act.at_unix_ms()),
         };
         inbox::add(session, &[row]).await?;
         tokens::keep(session, act).await?;

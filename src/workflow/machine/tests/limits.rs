@@ -207,3 +207,22 @@ do:
     let log = serde_json::to_string(&ended.log).unwrap();
     assert!(serde_json::from_str::<Vec<Entry>>(&log).is_ok());
 }
+
+#[test]
+fn deep_input_of_a_workflow_is_an_error_of_its_start() {
+    let mut from = "'${ . }'".to_owned();
+    for _ in 0..30 {
+        from = format!("{{ a: {from} }}");
+    }
+    let text = format!("input: {{ from: {from} }}\ndo: [{{ a: {{ set: {{ n: 1 }} }} }}]");
+    let mut input = json!(1);
+    for _ in 0..100 {
+        input = json!([input]);
+    }
+    let ended = fake(&text, slow).run(input);
+    assert_eq!(ended.kinds(), ["started", "faulted"]);
+    assert_eq!(
+        ended.fault().detail.as_deref(),
+        Some("a value has more than 120 levels")
+    );
+}
