@@ -19,31 +19,55 @@ pub struct OpenExecutions(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// When they were counted last, and how many there are.
-    known: Mutex<Option<(Instant, u64)>>,
+    known: Mutex<Known>,
     /// Who counts holds it, and others take the number of before: a count of a million takes a while.
     counting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// When they were counted last.
+    counted_at: Option<Instant>,
+    open: u64,
+    /// How many were started since a count began.
+    added: u64,
 }
 
 impl OpenExecutions {
     /// About how many there are.
     pub(super) async fn count(&self, store: &dyn Store) -> Result<u64, Error> {
-        let known = *self.0.known.lock();
-        let counting = self.0.counting.try_lock().ok();
-        if let Some((counted_at, open)) = known
-            && (counted_at.elapsed() < COUNTED_FOR || counting.is_none())
-        {
+        if let Some(open) = self.known(COUNTED_FOR) {
             return Ok(open);
         }
+        let _counting = match (self.0.counting.try_lock(), self.known(Duration::MAX)) {
+            (Ok(counting), _) => counting,
+            (Err(_), Some(open)) => return Ok(open),
+            (Err(_), None) => self.0.counting.lock().await,
+        };
+        if let Some(open) = self.known(COUNTED_FOR) {
+            return Ok(open);
+        }
+        self.0.known.lock().added = 0;
         let open = store.execution_counts().await?.open;
-        *self.0.known.lock() = Some((Instant::now(), open));
-        Ok(open)
+        let mut known = self.0.known.lock();
+        known.counted_at = Some(Instant::now());
+        known.open = open + known.added;
+        Ok(known.open)
+    }
+
+    /// How many there are, if they were counted within this time.
+    fn known(&self, within: Duration) -> Option<u64> {
+        let known = self.0.known.lock();
+        known
+            .counted_at
+            .is_some_and(|at| at.elapsed() < within)
+            .then_some(known.open)
     }
 
     /// One was started.
     pub(super) fn add(&self) {
-        if let Some((_, open)) = &mut *self.0.known.lock() {
-            *open += 1;
-        }
+        let mut known = self.0.known.lock();
+        known.open += 1;
+        known.added += 1;
     }
 }

@@ -92,23 +92,30 @@ impl Api {
         let stay: HashSet<_> = next
             .into_iter()
             .flat_map(of_topics)
-            .map(|(feed, _)| &feed.name)
+            .map(|(feed, put)| (&feed.name, put.topic))
             .collect();
-        let before = of_topics(&before).map(|(feed, _)| &feed.name);
-        let leaving: Vec<_> = before
-            .filter(|name| !stay.contains(name))
-            .cloned()
+        let leaving: Vec<_> = of_topics(&before)
+            .filter(|(feed, put)| !stay.contains(&(&feed.name, put.topic.clone())))
             .collect();
         if leaving.is_empty() {
-            return Ok(leaving);
+            return Ok(Vec::new());
         }
-        for known in self.query()?.store().subscriptions().await? {
-            if leaving.contains(&known.name) {
-                may_change(caller, &known)?;
+        let query = self.query()?;
+        let known = query.store().subscriptions().await?;
+        let topics = query.store().topics().await?;
+        for (feed, put) in &leaving {
+            match known.iter().find(|known| known.name == feed.name) {
+                Some(known) => may_change(caller, known)?,
+                // The apply of before may be about to make it, unless its topic is gone.
+                None => {
+                    if let Ok(new) = wanted(&feed.name, put, None, &topics, query.now_unix_ms()) {
+                        may_change(caller, &new)?;
+                    }
+                }
             }
         }
-        // Also those that the apply of before has not made yet.
-        Ok(leaving)
+        let names = leaving.into_iter().map(|(feed, _)| feed.name.clone());
+        Ok(names.collect())
     }
 
     /// Makes the subscriptions of the feeds of a topology that is in force. Applying it again repeats

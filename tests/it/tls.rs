@@ -13,6 +13,7 @@ use rustls::{
     ClientConfig, RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
 };
+use serde_json::json;
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -20,7 +21,10 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use crate::support::{daemon::Daemon, until};
+use crate::{
+    columns::workflows::deploy,
+    support::{daemon::Daemon, until},
+};
 
 /// An authority, and a folder for the files that it makes.
 struct Authority {
@@ -471,5 +475,38 @@ fn useless_files_are_one_line_and_nothing_starts() {
             "{stderr:?} should say {want:?}"
         );
         assert!(!Path::new(&data).exists(), "nothing started");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_workflow_calls_only_servers_that_a_trusted_authority_vouches_for() {
+    let authority = Authority::new();
+    authority.certify("server", 2040);
+    let server = Daemon::begin(&authority.settings("server"), &[]);
+    authority.ready(&server, None).await;
+    let text = format!(
+        "
+document: {{ dsl: '1.0.3', namespace: a, name: call, version: '1.0.0' }}
+do:
+  - call:
+      call: http
+      with: {{ method: get, endpoint: 'https://localhost:{}/readyz', output: response }}
+      metadata: {{ taskd: {{ max_attempts: 1 }} }}
+",
+        server.http_port()
+    );
+    let trusts = vec![("SSL_CERT_FILE".to_owned(), authority.path("ca.pem"))];
+    for (env, status) in [(trusts, "completed"), (vec![], "faulted")] {
+        let config = "workflow_call_allow = \"localhost\"";
+        let mut daemon = Daemon::begin_in(config, &[], env);
+        daemon.ready().await;
+        assert_eq!(deploy(&daemon, &text).await.0, 201);
+        let start = "/v1/workflows/a/call/latest:start";
+        let (_, ended) = daemon.post(start, &json!({"wait": "30s"})).await;
+        assert_eq!(ended["status"], status, "{ended}");
+        match status {
+            "completed" => assert_eq!(ended["output"]["statusCode"], 200, "{ended}"),
+            _ => assert!(ended.to_string().contains("certificate"), "{ended}"),
+        }
     }
 }

@@ -130,3 +130,69 @@ async fn executions_that_wait_for_their_first_round_keep_their_inputs() {
         assert_eq!(ended["output"], output, "{ended}");
     }
 }
+
+/// It takes thousands of tasks without a wait, and faults.
+const BUSY: &str = r#"
+document: { dsl: '1.0.3', namespace: a, name: busy, version: '1.0.0' }
+do:
+  - add: { set: { n: '${ (.n // 0) + 1 }' } }
+  - again: { set: { n: '${ .n }' }, then: add }
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_execution_has_its_turn_while_others_compute() {
+    let daemon = Daemon::start("", &[]).await;
+    for text in [BUSY, COUNT] {
+        assert_eq!(deploy(&daemon, text).await.0, 201);
+    }
+    for n in 0..30 {
+        let start = json!({"id": format!("busy-{n}")});
+        let (status, _) = daemon
+            .post("/v1/workflows/a/busy/latest:start", &start)
+            .await;
+        assert_eq!(status, 202);
+    }
+    let start = json!({"input": {"text": "abc"}, "wait": "60s"});
+    let (_, ended) = daemon
+        .post("/v1/workflows/a/count/latest:start", &start)
+        .await;
+    assert_eq!(
+        ended["output"],
+        json!({"first": "ab", "length": 3}),
+        "{ended}"
+    );
+    for n in 0..30 {
+        let busy = show(&daemon, &format!("busy-{n}")).await;
+        assert_eq!(busy["status"], "running", "{busy}");
+    }
+}
+
+/// Each step of `many` has a payload that its queue refuses.
+const REFUSED: &str = r#"
+document: { dsl: '1.0.3', namespace: a, name: refused, version: '1.0.0' }
+do:
+  - many:
+      for: { each: n, in: '[range(100)]' }
+      do:
+        - one:
+            try: [{ call: { call: strict } }]
+            catch: { as: e, do: [{ note: { set: '${ $e.detail }' } }] }
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_whose_tasks_are_invalid_are_errors_of_the_language() {
+    let config = "[queues.strict]\npayload_schema = '{\"required\": [\"never\"]}'\n";
+    let daemon = Daemon::start(config, &[]).await;
+    assert_eq!(deploy(&daemon, REFUSED).await.0, 201);
+    let (_, ended) = daemon
+        .post(
+            "/v1/workflows/a/refused/latest:start",
+            &json!({"wait": "60s"}),
+        )
+        .await;
+    assert_eq!(ended["status"], "completed", "{ended}");
+    assert!(
+        ended["output"].as_str().unwrap().contains("never"),
+        "{ended}"
+    );
+}

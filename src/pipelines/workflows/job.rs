@@ -1,7 +1,7 @@
 //! Steps one execution: what came to it becomes an append.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
@@ -11,13 +11,13 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::{
-    inputs::Incoming,
+    inputs::{Incoming, ROWS_BESIDE_TIMERS},
     row::{row, task_id},
 };
 use crate::{
     model::{ExecutionId, ExecutionStatus, ExecutionSummary, SummaryWait, TaskId},
     pipelines::context::Context,
-    store::{Append, Happening, NewRow},
+    store::{Append, Happening, NewRow, Timer},
     workflow::{
         machine::{
             Command, Entry, Event, Input, Limits, Problem, ProblemKind, State, Status, StepEnd,
@@ -27,12 +27,8 @@ use crate::{
     },
 };
 
-/// How many steps whose tasks are invalid one append may have, how large it becomes by them, in
-/// batches of the machine, and how long that takes. An execution with more faults: these steps end in
-/// the same append, and a `try` may begin again at once for ever.
-const MOST_REFUSED: u32 = 256;
-const BATCHES_OF_REFUSED: usize = 8;
-const REFUSED_FOR: Duration = Duration::from_secs(5);
+/// How many timers go before the ends of steps where these are many.
+const TIMERS_FIRST: usize = 8;
 /// How many waits readers are shown.
 const SHOWN_WAITS: usize = 100;
 
@@ -238,7 +234,6 @@ impl Job {
             cancelled: Vec::new(),
             consumed: Vec::new(),
             refused: Vec::new(),
-            refusals: 0,
             more: false,
             until,
             looks_on: self.looks_on,
@@ -266,7 +261,6 @@ struct Run<'a> {
     consumed: Vec<Happening>,
     /// Steps whose tasks are invalid, and why. They have no tasks, so nobody else ends them.
     refused: Vec<(StepKey, String)>,
-    refusals: u32,
     more: bool,
     /// When it ends at the latest, with what it has.
     until: Instant,
@@ -295,6 +289,10 @@ impl Run<'_> {
         if self.live.state.status() == Status::Pending {
             let execution = self.id.to_string();
             self.feed(Input::Start { execution, input })?;
+        }
+        let mut timers = VecDeque::from(timers);
+        if happenings.len() >= ROWS_BESIDE_TIMERS {
+            self.fire(&mut timers, TIMERS_FIRST)?;
         }
         let mut looks = false;
         for happening in happenings {
@@ -329,10 +327,23 @@ impl Run<'_> {
         if looks && !self.looks_on {
             self.consumed.push(Happening::LookAgain);
         }
-        for timer in timers {
+        self.fire(&mut timers, usize::MAX)?;
+        // A process that died between two appends has left something to do.
+        if self.has_room() && self.live.state.status() == Status::Running {
+            self.feed(Input::Resume)?;
+        }
+        Ok(())
+    }
+
+    /// Fires timers, at most so many.
+    fn fire(&mut self, timers: &mut VecDeque<Timer>, most: usize) -> Result<(), String> {
+        for _ in 0..most {
             if !self.has_room() {
                 return Ok(());
             }
+            let Some(timer) = timers.pop_front() else {
+                return Ok(());
+            };
             // It fires once, also if the execution waits for it no more.
             let late = self.context.clock.now_unix_ms() - timer.due_unix_ms;
             let late = Duration::from_millis(late.max(0).unsigned_abs());
@@ -340,10 +351,6 @@ impl Run<'_> {
             let timer = timer.number;
             self.disarmed.insert(timer);
             self.feed(Input::TimerFired { timer })?;
-        }
-        // A process that died between two appends has left something to do.
-        if self.has_room() && self.live.state.status() == Status::Running {
-            self.feed(Input::Resume)?;
         }
         Ok(())
     }
@@ -385,29 +392,23 @@ impl Run<'_> {
 
     /// Gives the machine an input, and the ends of steps that this issues with invalid tasks.
     fn feed(&mut self, input: Input) -> Result<(), String> {
-        self.take(input)?;
+        self.take(input, self.limits)?;
+        // The next append goes on after them: a `try` may begin again at once, for ever.
+        let ends_only = Limits {
+            batch_events: 1,
+            ..*self.limits
+        };
         while let Some((key, reason)) = self.refused.pop() {
-            self.refusals += 1;
-            let is_too_much = self.refusals > MOST_REFUSED
-                || self.entries.len() > BATCHES_OF_REFUSED * self.limits.batch_events
-                || self.bytes > BATCHES_OF_REFUSED * self.limits.batch_bytes
-                || Instant::now() > self.until + REFUSED_FOR;
-            if is_too_much {
-                self.fault(&format!(
-                    "too many steps have invalid tasks, the last: {reason}"
-                ))?;
-                return Ok(());
-            }
             let end = StepEnd::Dead { reason };
-            self.take(Input::StepEnded { key, end })?;
+            self.take(Input::StepEnded { key, end }, &ends_only)?;
         }
         Ok(())
     }
 
-    fn take(&mut self, input: Input) -> Result<(), String> {
+    fn take(&mut self, input: Input, limits: &Limits) -> Result<(), String> {
         let now = self.context.clock.now_unix_ms();
         let program = Arc::clone(&self.live.program);
-        let outcome = step(&program, self.limits, &mut self.live.state, input, now)
+        let outcome = step(&program, limits, &mut self.live.state, input, now)
             .map_err(|error| error.to_string())?;
         for entry in &outcome.entries {
             self.keep(entry);
@@ -462,31 +463,6 @@ impl Run<'_> {
             // The status of the append says so.
             Command::Finish(_) => {}
         }
-    }
-
-    /// Ends the execution with an error that is none of the language.
-    fn fault(&mut self, reason: &str) -> Result<(), String> {
-        let timers = self.live.timers();
-        let entry = Entry {
-            at: self.context.clock.now_unix_ms(),
-            event: Event::Faulted {
-                error: Problem::new(ProblemKind::Runtime, "", reason),
-            },
-        };
-        let applied = self.live.state.apply(&entry);
-        applied.map_err(|error| error.to_string())?;
-        self.keep(&entry);
-        let issued = std::mem::take(&mut self.issued);
-        let open = std::mem::take(&mut self.live.steps);
-        let stored = open
-            .into_iter()
-            .filter(|(key, _)| !issued.contains_key(key));
-        self.cancelled.extend(stored.map(|(_, task)| task));
-        self.armed.clear();
-        self.disarmed.extend(timers);
-        self.refused.clear();
-        self.more = false;
-        Ok(())
     }
 
     fn end(self, seq: u64) -> (Append, Option<Live>) {

@@ -86,7 +86,7 @@ impl Stepper {
                     // With a million of them it takes a while.
                     let pause = match are_open {
                         true => COUNT.max(began.elapsed() * COUNT_SHARE),
-                        false => LOOK,
+                        false => LOOK.max(began.elapsed()),
                     };
                     count_at = clock.now() + pause;
                 }

@@ -63,8 +63,8 @@ pub(super) struct Rounds {
     programs: Programs,
     /// Executions that cannot be stepped now, and until when they are left alone.
     held: HashMap<ExecutionId, Instant>,
-    /// Those for which the last round had no time. The next one begins with them.
-    left: HashSet<ExecutionId>,
+    /// Those for which the last round had no time or no room, and their turns in the next one.
+    left: HashMap<ExecutionId, usize>,
 }
 
 /// Whether the database has taken an append.
@@ -98,7 +98,7 @@ impl Rounds {
             hot: Hot::default(),
             programs: Programs::default(),
             held: HashMap::new(),
-            left: HashSet::new(),
+            left: HashMap::new(),
         }
     }
 
@@ -121,9 +121,9 @@ impl Rounds {
         let next_due = arrivals.next_due_unix_ms;
         let has_any = !arrivals.by_execution.is_empty();
         if has_any {
-            let (jobs, has_more) = self.jobs(arrivals).await?;
+            let (jobs, cut, has_more) = self.jobs(arrivals).await?;
             is_full |= has_more;
-            is_full |= self.step(jobs).await?;
+            is_full |= self.step(jobs, cut).await?;
         }
         // What fills it may all be left alone now.
         if is_full && has_any {
@@ -133,8 +133,17 @@ impl Rounds {
         Ok(left.map(|left| Duration::from_millis(left.max(1).unsigned_abs())))
     }
 
-    /// Makes jobs of what came, in turn. Returns whether some of it waits for the next round.
-    async fn jobs(&mut self, arrivals: Arrivals) -> Result<(Vec<Job>, bool), Failure> {
+    /// The place of an execution in a round: first those that were left, in their order.
+    fn turn(&self, id: ExecutionId) -> (usize, ExecutionId) {
+        (self.left.get(&id).copied().unwrap_or(usize::MAX), id)
+    }
+
+    /// Makes jobs of what came, in turn. Returns the executions for which there is no room, too, and
+    /// whether something waits for the next round.
+    async fn jobs(
+        &mut self,
+        arrivals: Arrivals,
+    ) -> Result<(Vec<Job>, Vec<ExecutionId>, bool), Failure> {
         let store = Arc::clone(&self.context.store);
         let mut cold = Vec::new();
         let mut jobs = Vec::new();
@@ -147,7 +156,8 @@ impl Rounds {
                 None => cold.push((id, incoming)),
             }
         }
-        let (loaded, mut has_more) = self.load(cold).await?;
+        cold.sort_by_key(|(id, _)| self.turn(*id));
+        let (loaded, cut) = self.load(cold).await?;
         jobs.extend(loaded);
         let mut asked: Vec<(usize, TaskId)> = Vec::new();
         let mut looked_at: Vec<(usize, TaskId)> = Vec::new();
@@ -162,7 +172,6 @@ impl Rounds {
         asked.extend(looked_at);
         let ids: Vec<TaskId> = asked.iter().map(|(_, task)| *task).collect();
         let mut ends = Ends::read(&*store, &ids, &self.context.settings).await?;
-        has_more |= ends.is_full;
         for (place, task) in asked {
             if let Some(end) = ends.by_task.remove(&task) {
                 jobs[place].ends.insert(task, end);
@@ -171,17 +180,18 @@ impl Rounds {
         for job in &mut jobs {
             job.looks_on = ends.is_full;
         }
-        jobs.sort_by_key(|job| (!self.left.contains(&job.id), job.id));
-        Ok((jobs, has_more))
+        jobs.sort_by_key(|job| self.turn(job.id));
+        let has_more = ends.is_full || !cut.is_empty();
+        Ok((jobs, cut, has_more))
     }
 
-    /// Reads executions from SQL. Returns whether some are left for the next round.
+    /// Reads executions from SQL. Returns those for which there is no room, too.
     async fn load(
         &mut self,
         cold: Vec<(ExecutionId, Incoming)>,
-    ) -> Result<(Vec<Job>, bool), Failure> {
+    ) -> Result<(Vec<Job>, Vec<ExecutionId>), Failure> {
         if cold.is_empty() {
-            return Ok((Vec::new(), false));
+            return Ok((Vec::new(), Vec::new()));
         }
         let store = Arc::clone(&self.context.store);
         let ids: Vec<ExecutionId> = cold.iter().map(|(id, _)| *id).collect();
@@ -189,7 +199,7 @@ impl Rounds {
         let mut listed: HashMap<ExecutionId, ListedExecution> =
             listed.into_iter().map(|one| (one.id, one)).collect();
         let mut loading = Vec::new();
-        let mut has_more = false;
+        let (mut order, mut cut) = (Vec::new(), Vec::new());
         let mut entries = 0;
         for (id, incoming) in cold {
             // It is gone, or has ended since.
@@ -197,8 +207,8 @@ impl Rounds {
                 continue;
             };
             if entries >= ENTRIES_OF_ROUND {
-                has_more = true;
-                break;
+                cut.push(id);
+                continue;
             }
             entries += listed.seq;
             let programs = &mut self.programs;
@@ -206,20 +216,20 @@ impl Rounds {
                 .get(&*store, &listed.workflow, &listed.hash)
                 .await?;
             loading.push(load(&*store, listed, program, incoming));
+            order.push(id);
         }
         // In order, so that a large one is not begun anew in each round.
         let mut loading = stream::iter(loading).buffered(LOADED_AT_ONCE);
         let mut jobs = Vec::new();
-        let mut bytes = 0;
-        while let Some(loaded) = loading.next().await {
-            match loaded? {
+        let (mut bytes, mut loaded) = (0, 0);
+        while bytes <= BYTES_OF_LOADED
+            && let Some(one) = loading.next().await
+        {
+            loaded += 1;
+            match one? {
                 Ok((job, of_input)) => {
                     bytes += job.live.state.bytes() + of_input * MOST_OF_A_BYTE;
                     jobs.push(job);
-                    if bytes > BYTES_OF_LOADED {
-                        has_more = true;
-                        break;
-                    }
                 }
                 // A later version may have written it, and this one must not end it.
                 Err((id, why)) => {
@@ -229,12 +239,13 @@ impl Rounds {
                 }
             }
         }
-        Ok((jobs, has_more))
+        cut.splice(0..0, order.drain(loaded..));
+        Ok((jobs, cut))
     }
 
-    /// Steps executions, and stores and publishes what comes of it. Returns whether there is more to
-    /// do at once.
-    async fn step(&mut self, jobs: Vec<Job>) -> Result<bool, Failure> {
+    /// Steps executions, and stores and publishes what comes of it. Those for which there was no room
+    /// have their turn in the next round first. Returns whether there is more to do at once.
+    async fn step(&mut self, jobs: Vec<Job>, cut: Vec<ExecutionId>) -> Result<bool, Failure> {
         let context = self.context.clone();
         let limits = self.limits;
         let stepping = tokio::task::spawn_blocking(move || {
@@ -260,7 +271,8 @@ impl Rounds {
             Err(error) => return Err(Failure::Stack(error.to_string())),
         };
         let mut is_full = !left.is_empty();
-        self.left = left.iter().map(|job| job.id).collect();
+        let turns = cut.into_iter().chain(left.iter().map(|job| job.id));
+        self.left = turns.enumerate().map(|(turn, id)| (id, turn)).collect();
         for job in left {
             // One that has not begun is read again, with its input.
             if job.live.state.events() > 0 {

@@ -281,6 +281,12 @@ impl<'a> Run<'a> {
     }
 
     fn start(&mut self, execution: String, input: Value) -> Went {
+        let too_deep = || Problem::new(ProblemKind::Runtime, ROOT, TOO_DEEP);
+        // Starts of today refuse such an input.
+        let (input, fits) = match is_too_deep(&input) {
+            true => (Value::Null, Err(too_deep())),
+            false => (input, Ok(())),
+        };
         // Expressions see the execution that is about to start.
         self.state.execution.clone_from(&execution);
         self.state.started_at = self.now;
@@ -290,13 +296,14 @@ impl<'a> Run<'a> {
             context: Some(Arc::default()),
             ..Scope::at(ROOT)
         };
-        let from = check(&self.program.input.schema, "the input", &input, ROOT).and_then(|()| {
+        let fits = fits.and_then(|()| check(&self.program.input.schema, "the input", &input, ROOT));
+        let from = fits.and_then(|()| {
             let from = self.program.input.from.as_ref();
             from.map(|from| self.view().evaluate(from, "input.from", &input, &scope))
                 .transpose()
         });
         let from = from.and_then(|from| match from.as_ref().is_some_and(is_too_deep) {
-            true => Err(Problem::new(ProblemKind::Runtime, ROOT, TOO_DEEP)),
+            true => Err(too_deep()),
             false => Ok(from),
         });
         let timeout = from.as_ref().ok().map(|from| {

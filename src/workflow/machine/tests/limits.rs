@@ -219,10 +219,16 @@ fn deep_input_of_a_workflow_is_an_error_of_its_start() {
     for _ in 0..100 {
         input = json!([input]);
     }
-    let ended = fake(&text, slow).run(input);
-    assert_eq!(ended.kinds(), ["started", "faulted"]);
-    assert_eq!(
-        ended.fault().detail.as_deref(),
-        Some("a value has more than 120 levels")
-    );
+    let mut deep = input.clone();
+    for _ in 0..21 {
+        deep = json!([deep]);
+    }
+    for (text, input) in [(text.as_str(), input), ("do: []", deep)] {
+        let ended = fake(text, slow).run(input);
+        assert_eq!(ended.kinds(), ["started", "faulted"]);
+        assert_eq!(
+            ended.fault().detail.as_deref(),
+            Some("a value has more than 120 levels")
+        );
+    }
 }
