@@ -132,7 +132,7 @@ impl Api {
             tokio::time::sleep(KNOWN_FOR).await;
         }
         for (feed, put) in &wanted {
-            // Somebody may have applied another file, or deleted the topology, meanwhile.
+            // Meanwhile the topology may have been changed or deleted.
             self.put_subscription_of(caller, feed.name.as_str(), put, Some(stored))
                 .await?;
         }

@@ -20,7 +20,7 @@ pub enum KeptSubscription {
     Gone,
     /// Somebody else has made or changed it meanwhile.
     Changed,
-    /// It is of a feed, and somebody has changed or deleted the topology meanwhile.
+    /// It belongs to a feed whose topology was changed or deleted meanwhile.
     OtherFile,
 }
 

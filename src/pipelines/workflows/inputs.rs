@@ -149,7 +149,7 @@ impl Arrivals {
         Ok(())
     }
 
-    /// What came to an execution, unless it is one more than so many.
+    /// What came to an execution. `None` if `most` others have something already.
     fn of(&mut self, id: ExecutionId, most: usize) -> Option<&mut Incoming> {
         if self.by_execution.len() >= most && !self.by_execution.contains_key(&id) {
             self.is_full = true;

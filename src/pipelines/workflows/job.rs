@@ -335,7 +335,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Fires timers, at most so many.
+    /// Fires up to `most` timers.
     fn fire(&mut self, timers: &mut VecDeque<Timer>, most: usize) -> Result<(), String> {
         for _ in 0..most {
             if !self.has_room() {

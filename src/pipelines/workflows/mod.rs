@@ -175,7 +175,7 @@ impl<'a> Lease<'a> {
 
 /// Counts what is open. Returns whether anything is.
 async fn count(context: &Context) -> Result<bool, Failure> {
-    // Whoever starts one meanwhile says so again.
+    // A start during the count sets it again.
     context.executions.set_open(false);
     let counts = context.store.execution_counts().await?;
     if counts.open > 0 {

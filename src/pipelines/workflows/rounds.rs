@@ -218,7 +218,7 @@ impl Rounds {
             loading.push(load(&*store, listed, program, incoming));
             order.push(id);
         }
-        // In order, so that a large one is not begun anew in each round.
+        // In order: otherwise small logs could cut off a large one in every round.
         let mut loading = stream::iter(loading).buffered(LOADED_AT_ONCE);
         let mut jobs = Vec::new();
         let (mut bytes, mut loaded) = (0, 0);
